@@ -1,0 +1,46 @@
+# `make help` lists the targets. Nothing but Python 3.11 or newer and make is needed:
+# the first target that you run builds .venv, and later ones use it again while it is up to date.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint types simulate soak format wheel clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+test: $(READY)  ## all everyday tests, the simulator among them
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy --strict on the package and the tests
+	$(BIN)/mypy
+
+simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
+	$(BIN)/python -m onefold.testing.simulate --deep $(ARGS)
+
+soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
+	$(BIN)/python -m onefold.testing.simulate $(if $(SHORT),,--deep) $(ARGS)
+
+format: $(READY)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)  ## build the wheel and test it in an environment of its own
+	$(BIN)/python tests/wheel.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(READY): pyproject.toml constraints.txt Makefile
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "onefold needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	@touch $@

@@ -1,0 +1,75 @@
+"""At-least-once delivery, effects that happen once."""
+
+from onefold._model import (
+    KEY_MAX,
+    OPERATION_MAX,
+    SCOPE_MAX,
+    Outcome,
+    Policy,
+    Record,
+    State,
+    done,
+    failed,
+    not_done,
+    rerun,
+    unknown,
+)
+from onefold.current import Current, current
+from onefold.durations import FOREVER
+from onefold.errors import (
+    ClaimLost,
+    InProgress,
+    InsideItself,
+    KeyReused,
+    MissingKey,
+    NotInTransaction,
+    OnefoldError,
+    OnHold,
+    OutcomeUnknown,
+    RememberedFailure,
+    ResultNotKept,
+    ResultUnreadable,
+    StoreUnavailable,
+    UsageError,
+)
+from onefold.events import Event, subscribe
+from onefold.guard import Guard
+from onefold.guard_async import AsyncGuard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FOREVER",
+    "KEY_MAX",
+    "OPERATION_MAX",
+    "SCOPE_MAX",
+    "AsyncGuard",
+    "ClaimLost",
+    "Current",
+    "Event",
+    "Guard",
+    "InProgress",
+    "InsideItself",
+    "KeyReused",
+    "MissingKey",
+    "NotInTransaction",
+    "OnHold",
+    "OnefoldError",
+    "Outcome",
+    "OutcomeUnknown",
+    "Policy",
+    "Record",
+    "RememberedFailure",
+    "ResultNotKept",
+    "ResultUnreadable",
+    "State",
+    "StoreUnavailable",
+    "UsageError",
+    "current",
+    "done",
+    "failed",
+    "not_done",
+    "rerun",
+    "subscribe",
+    "unknown",
+]

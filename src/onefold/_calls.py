@@ -1,0 +1,138 @@
+"""How the arguments of a decorated function become a key, a scope and a fingerprint. No store, no flow."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from onefold import keys
+from onefold._checks import did_you_mean
+from onefold.errors import UsageError
+
+ALL: Final = "*"
+
+KeyOf = str | Sequence[str] | Callable[..., Any]
+ScopeOf = str | Callable[..., str | None] | None
+FingerprintOf = str | Sequence[str] | Callable[..., Any] | None
+
+# Never part of a payload: the object that a method belongs to, and an injected transaction.
+NOT_PAYLOAD: Final = frozenset({"self", "cls", "tx"})
+
+
+class Call:
+    """One decorated function, and how its arguments are read."""
+
+    def __init__(
+        self, function: Callable[..., Any], operation: str, key: KeyOf, scope: ScopeOf, fingerprint: FingerprintOf
+    ) -> None:
+        self.function = function
+        self.operation = keys.checked_operation(operation)
+        self.signature = inspect.signature(function)
+        parameters = self.signature.parameters.values()
+        self._names = tuple(self.signature.parameters)
+        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._simple = all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+        self._key_names = () if callable(key) else self._checked(key, "key")
+        self._key = key if callable(key) else None
+        self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
+        self._payload_names, self._payload = self._payload_of(fingerprint)
+        self._recipe = keys.recipe(*(self._payload_names if self._payload is None else (_name_of(self._payload),)))
+        self._no_payload = fingerprint is None
+
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> object:
+        if self._key is not None:
+            return self._key(*args, **kwargs)
+        if len(self._key_names) == 1:
+            return bound[self._key_names[0]]
+        return keys.joined(tuple(bound[name] for name in self._key_names))
+
+    def scope(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The caller's scope. A function that finds none must not let two tenants share a record."""
+        if not callable(self._scope):
+            return self._scope
+        found = self._scope(*args, **kwargs)
+        if not found:
+            raise UsageError(
+                f"{self.operation}: scope= gave {found!r} for this call: it has to name a tenant or caller"
+            )
+        return found
+
+    def fingerprint(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> bytes | None:
+        if self._no_payload:
+            return None
+        if self._payload is not None:
+            return keys.fingerprint(self._recipe, self._payload(*args, **kwargs))
+        try:
+            return keys.fingerprint(self._recipe, [bound[name] for name in self._payload_names])
+        except UsageError as error:
+            name = keys.undigestible({name: bound[name] for name in self._payload_names})
+            raise UsageError(
+                f"{self.operation}: the argument {name!r} of {self.function.__qualname__}() cannot be fingerprinted "
+                f"({error.__cause__}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "
+                "or opt out with fingerprint=None"
+            ) from error
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name, defaults included; a wrong call raises what the function itself would."""
+        if self._simple and len(args) <= len(self._names):
+            bound = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
+            if len(bound) == len(self._names) and not any(name in kwargs for name in self._names[: len(args)]):
+                return bound
+        whole = self.signature.bind(*args, **kwargs)
+        whole.apply_defaults()
+        return whole.arguments
+
+    def _payload_of(self, fingerprint: FingerprintOf) -> tuple[tuple[str, ...], Callable[..., Any] | None]:
+        if callable(fingerprint):
+            return (), fingerprint
+        if fingerprint is None:
+            return (), None
+        if fingerprint == ALL:
+            hidden = NOT_PAYLOAD.union(self._key_names)
+            return tuple(name for name in self._names if name not in hidden), None
+        return self._checked(fingerprint, "fingerprint"), None
+
+    def _checked(self, names: str | Sequence[str], argument: str) -> tuple[str, ...]:
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        if not wanted:
+            raise UsageError(f"{argument}= names no argument of {self.function.__qualname__}()")
+        for name in wanted:
+            if name not in self._names:
+                raise UsageError(
+                    f"{argument}={name!r} is no argument of {self.function.__qualname__}{self.signature}"
+                    f"{did_you_mean(name, self._names)}"
+                )
+        return wanted
+
+
+def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -> None:
+    """Refuse what cannot be guarded, when decorating."""
+    name = getattr(function, "__qualname__", repr(function))
+    if isinstance(function, (staticmethod, classmethod)):
+        kind = type(function).__name__
+        raise UsageError(f"put @{kind} above the guard's decorator, so that it is applied last: {name}")
+    if not callable(function):
+        raise UsageError(f"{function!r} is no function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"{name}() is a generator, and a stream has no result to remember: return a value instead")
+    if inspect.iscoroutinefunction(function) and not awaited:
+        raise UsageError(f"{name}() is async, and {guard} is not: use an AsyncGuard")
+    if not inspect.iscoroutinefunction(function) and awaited:
+        raise UsageError(f"{name}() is not async, and {guard} awaits its handlers: use a Guard, or write async def")
+
+
+def returns_of(function: Callable[..., Any]) -> Any:
+    """The type that a function is annotated to return; `Any` without an annotation.
+
+    Raises `NameError` for an annotation whose names do not exist (yet).
+    """
+    hint = getattr(function, "__annotations__", {}).get("return", Any)
+    if isinstance(hint, str):
+        hint = typing.get_type_hints(function, include_extras=True)["return"]
+    return type(None) if hint is None else hint
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"

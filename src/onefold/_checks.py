@@ -1,0 +1,54 @@
+"""Arguments are checked where they are given; each error names the argument and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from onefold.durations import Duration, seconds
+from onefold.errors import UsageError
+
+T = TypeVar("T")
+
+
+def positive(duration: Duration, name: str) -> float:
+    found = seconds(duration, name)
+    if found == 0:
+        raise UsageError(f"{name}={duration!r} is zero: it has to be more")
+    return found
+
+
+def finite(found: float, name: str) -> float:
+    if math.isinf(found):
+        raise UsageError(f'{name}="forever" would wait for a dead worker forever: give it an end')
+    return found
+
+
+def at_least(least: int, number: Any, name: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise UsageError(f"{name}={number!r} has to be a whole number, {least} or more")
+    return number
+
+
+def one_of(chosen: T, allowed: Sequence[str], name: str) -> T:
+    if chosen not in allowed:
+        raise UsageError(f"{name}={chosen!r} is none of {', '.join(map(repr, allowed))}{did_you_mean(chosen, allowed)}")
+    return chosen
+
+
+def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
+    if isinstance(kinds, (str, type)):
+        raise UsageError(f"{name}= takes several exceptions: write {name}=({getattr(kinds, '__name__', kinds)},)")
+    found = tuple(kinds)
+    for kind in found:
+        if not isinstance(kind, str) and not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise UsageError(f"{name}= holds {kind!r}, which is neither an exception class nor the dotted name of one")
+    return found
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The tail of an error message: empty, or a question with the nearest known word."""
+    nearest = difflib.get_close_matches(str(word), list(known), n=1)
+    return f": did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,0 +1,301 @@
+"""Everything that can happen to a delivery is a row here. Pure: no I/O, no clock, no random.
+
+`FOUND` says what follows from the record that a delivery finds, `AFTER` what follows from how its handler
+ended, `PROBED` what follows from a probe's answer. The first row that holds decides; the finder's policy
+counts. The diagram in `docs/concepts.md` is drawn from these tables.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from onefold._model import (
+    RECIPE_BYTES,
+    Answer,
+    Asked,
+    Done,
+    Entry,
+    ErrorKinds,
+    Memory,
+    NotDone,
+    Policy,
+    Record,
+    State,
+    Unknown,
+)
+from onefold.errors import ClaimLost, OutcomeUnknown
+
+
+class Then(enum.Enum):
+    """What to do with a delivery."""
+
+    RUN = "run"
+    RUN_AGAIN = "run again, as a bypass"
+    TAKE_OVER = "take over, next attempt"
+    REPLAY = "replay the result"
+    REPLAY_ERROR = "replay the error"
+    REFUSE_REUSED = "refuse: KeyReused"
+    REFUSE_HELD = "refuse: OnHold"
+    REFUSE_RUNNING = "wait within policy.wait, then refuse: InProgress"
+    FINISH = "finish"
+    FAIL = "remember the error"
+    HOLD = "hold"
+    SKIP = "count it as done, without a result"
+    ASK = "ask the probe"
+    RELEASE = "release"
+    LEAVE = "leave it claimed until its lease ends"
+
+
+class Row(NamedTuple):
+    """In this state, when this holds: do that, and the record becomes so."""
+
+    state: State
+    when: str
+    holds: Callable[[Record, Asked, Policy], bool]
+    then: Then
+    becomes: State
+
+
+def always(_found: Record, _asked: Asked, _policy: Policy) -> bool:
+    return True
+
+
+def bypassed(_found: Record, asked: Asked, _policy: Policy) -> bool:
+    return asked.bypass
+
+
+def lease_live(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    return found.lease_left > 0
+
+
+def never_started(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    return found.attempt == 0 and found.notes is None
+
+
+def may_hold(_found: Record, _asked: Asked, policy: Policy) -> bool:
+    return policy.after_crash == "hold"
+
+
+def may_skip(_found: Record, _asked: Asked, policy: Policy) -> bool:
+    return policy.after_crash == "skip"
+
+
+def has_probe(_found: Record, _asked: Asked, policy: Policy) -> bool:
+    return callable(policy.after_crash)
+
+
+def used_up(found: Record, _asked: Asked, policy: Policy) -> bool:
+    return found.attempt >= policy.attempts_max
+
+
+def too_old(found: Record, _asked: Asked, policy: Policy) -> bool:
+    return found.age >= policy.rerun_within
+
+
+FOUND = (
+    Row(State.DONE, "bypass", bypassed, Then.RUN_AGAIN, State.RUNNING),
+    Row(State.DONE, "otherwise", always, Then.REPLAY, State.DONE),
+    Row(State.FAILED, "bypass", bypassed, Then.RUN_AGAIN, State.RUNNING),
+    Row(State.FAILED, "otherwise", always, Then.REPLAY_ERROR, State.FAILED),
+    Row(State.HELD, "until it is resolved", always, Then.REFUSE_HELD, State.HELD),
+    Row(State.OPEN, "past rerun_within", too_old, Then.HOLD, State.HELD),
+    Row(State.OPEN, "otherwise", always, Then.TAKE_OVER, State.RUNNING),
+    Row(State.RUNNING, "lease live", lease_live, Then.REFUSE_RUNNING, State.RUNNING),
+    Row(State.RUNNING, "lease over, never started", never_started, Then.TAKE_OVER, State.RUNNING),
+    Row(State.RUNNING, "lease over, hold", may_hold, Then.HOLD, State.HELD),
+    Row(State.RUNNING, "lease over, skip", may_skip, Then.SKIP, State.DONE),
+    Row(State.RUNNING, "lease over, a probe", has_probe, Then.ASK, State.RUNNING),
+    Row(State.RUNNING, "lease over, attempts used up", used_up, Then.HOLD, State.HELD),
+    Row(State.RUNNING, "lease over, past rerun_within", too_old, Then.HOLD, State.HELD),
+    Row(State.RUNNING, "lease over, rerun", always, Then.TAKE_OVER, State.RUNNING),
+)
+
+_BY_STATE = {state: tuple(row for row in FOUND if row.state is state) for state in State}
+
+
+def decide(found: Record, asked: Asked, policy: Policy) -> Then:
+    """What to do with a delivery that finds this record in its way."""
+    if found.stay_left <= 0:
+        return Then.RUN
+    if reused(found.fingerprint, asked.fingerprint):
+        return Then.REFUSE_REUSED
+    return next(row.then for row in _BY_STATE[found.state] if row.holds(found, asked, policy))
+
+
+def reused(found: bytes | None, asked: bytes | None) -> bool:
+    """Both fingerprints exist, are of one recipe, and differ."""
+    if found is None or asked is None or found == asked:
+        return False
+    return found[:RECIPE_BYTES] == asked[:RECIPE_BYTES]
+
+
+class After(NamedTuple):
+    """The handler ended so, under this `after_crash`: do that, and the record becomes so."""
+
+    ended: str
+    under: str
+    holds: Callable[[BaseException | None, Policy], bool]
+    then: Then
+    becomes: State | None
+
+
+def under(*ways: str) -> Callable[[Policy], bool]:
+    return lambda policy: (policy.after_crash if isinstance(policy.after_crash, str) else "probe") in ways
+
+
+def returned(error: BaseException | None, _policy: Policy) -> bool:
+    return error is None
+
+
+def claim_lost(error: BaseException | None, _policy: Policy) -> bool:
+    return isinstance(error, ClaimLost)
+
+
+def interrupted(error: BaseException | None, _policy: Policy) -> bool:
+    return not isinstance(error, Exception)
+
+
+def remembered(error: BaseException | None, policy: Policy) -> bool:
+    return is_one_of(error, policy.remember)
+
+
+def nobody_knows(error: BaseException | None, policy: Policy) -> bool:
+    return is_one_of(error, (*policy.unknown, OutcomeUnknown))
+
+
+def _when(kind: Callable[[BaseException | None, Policy], bool], *ways: str) -> Callable[..., bool]:
+    rules = under(*ways)
+    return lambda error, policy: kind(error, policy) and rules(policy)
+
+
+AFTER = (
+    After("returned", "any", returned, Then.FINISH, State.DONE),
+    After("found its claim lost", "any", claim_lost, Then.LEAVE, State.RUNNING),
+    After("was cancelled", "rerun", _when(interrupted, "rerun"), Then.RELEASE, State.OPEN),
+    After("was cancelled", "hold, skip, a probe", interrupted, Then.LEAVE, State.RUNNING),
+    After("raised what `remember` names", "any", remembered, Then.FAIL, State.FAILED),
+    After("raised what `unknown` names", "hold", _when(nobody_knows, "hold"), Then.HOLD, State.HELD),
+    After("raised what `unknown` names", "skip", _when(nobody_knows, "skip"), Then.SKIP, State.DONE),
+    After("raised what `unknown` names", "a probe", _when(nobody_knows, "probe"), Then.ASK, State.RUNNING),
+    After("raised anything else", "any", lambda _error, _policy: True, Then.RELEASE, None),
+)
+
+
+def after(error: BaseException | None, policy: Policy) -> Then:
+    """What to do with a claim whose handler ended so; `None` means that it returned."""
+    return next(row.then for row in AFTER if row.holds(error, policy))
+
+
+def is_one_of(error: BaseException | None, kinds: ErrorKinds) -> bool:
+    """Whether the error, or one inside its group, is of these kinds: classes, or dotted names of classes."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_one_of(inner, kinds) for inner in error.exceptions)
+    classes = tuple(kind for kind in kinds if isinstance(kind, type))
+    if isinstance(error, classes):
+        return True
+    names = {f"{parent.__module__}.{parent.__qualname__}" for parent in type(error).__mro__}
+    return any(kind in names for kind in kinds if isinstance(kind, str))
+
+
+PROBED: dict[type[Answer], tuple[Then, State]] = {
+    Done: (Then.FINISH, State.DONE),
+    NotDone: (Then.RUN, State.RUNNING),
+    Unknown: (Then.HOLD, State.HELD),
+}
+
+
+def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
+    """What to do after the probe's answer; `attempt` is the start that would follow from "not done"."""
+    then = PROBED[type(answer)][0]
+    return Then.HOLD if then is Then.RUN and attempt > policy.attempts_max else then
+
+
+def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The record that a claim writes to carry out the decision."""
+    new = Entry(
+        address=asked.address,
+        token=token,
+        lease=policy.lease,
+        stay=stay_running(policy),
+        fingerprint=asked.fingerprint,
+    )
+    if found is None or then is Then.RUN:
+        return new
+    if then is Then.RUN_AGAIN:
+        return change(new, bypasses=found.bypasses + 1)
+    kept = change(
+        new,
+        attempt=found.attempt,
+        age=found.age,
+        bypasses=found.bypasses,
+        notes=found.notes,
+        fingerprint=asked.fingerprint if found.fingerprint is None else found.fingerprint,
+    )
+    if then is Then.HOLD:
+        # The owner's token stays: a slow owner that succeeds after all still turns held into done.
+        return change(
+            kept, state=State.HELD, token=found.token, lease=0.0, stay=math.inf, remark=why_held(found, policy)
+        )
+    if then is Then.SKIP:
+        remark = f"skipped: attempt {found.attempt} was abandoned"
+        return change(kept, state=State.DONE, lease=0.0, stay=policy.keep, notes=None, omitted=True, remark=remark)
+    return change(kept, attempt=found.attempt + 1)
+
+
+def why_held(found: Record, policy: Policy) -> str:
+    """For people: what led to the hold."""
+    if found.age >= policy.rerun_within:
+        return f"attempt {found.attempt} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
+    if policy.after_crash == "rerun":
+        return f"all {found.attempt} attempts were abandoned, and attempts_max={policy.attempts_max}"
+    return f"attempt {found.attempt} was abandoned: its lease ended without an answer"
+
+
+def stay_running(policy: Policy) -> float:
+    """How long a running record stays. One that may end up held must not disappear before."""
+    if policy.after_crash in ("rerun", "skip") and math.isinf(policy.rerun_within):
+        return policy.lease + policy.keep
+    return math.inf
+
+
+def memory(entry: Entry, error: BaseException, notes: bytes | None, policy: Policy) -> Memory | None:
+    """What a release leaves behind: nothing after a clean failure, else the attempts and the finished steps."""
+    unsettled = interrupted(error, policy) or nobody_knows(error, policy) or entry.attempt > 1
+    provider_forgets = unsettled and math.isfinite(policy.rerun_within)
+    if not (entry.attempt > 1 or interrupted(error, policy) or notes or entry.bypasses or provider_forgets):
+        return None
+    return Memory(
+        stay=math.inf if provider_forgets else policy.keep,
+        attempt=entry.attempt,
+        notes=notes,
+        remark=f"released: {type(error).__name__}",
+    )
+
+
+def memory_unstarted(entry: Entry, policy: Policy) -> Memory | None:
+    """What is left of a claim whose handler was not started: the state before it, as far as there was one."""
+    if entry.attempt <= 1 and not entry.notes and not entry.bypasses:
+        return None
+    stay = policy.keep if math.isinf(policy.rerun_within) else math.inf
+    return Memory(stay=stay, attempt=entry.attempt - 1, notes=entry.notes, remark="interrupted before it started")
+
+
+def change(entry: Entry, **fields: object) -> Entry:
+    return msgspec.structs.replace(entry, **fields)
+
+
+def transitions() -> Iterator[tuple[str, str, str]]:
+    """Every change of state as (from, to, why), for the diagram of the documentation."""
+    yield "[*]", State.RUNNING, "claimed"
+    for row in FOUND:
+        if row.then.value.startswith(("refuse", "replay", "wait")):
+            continue
+        yield row.state, row.becomes, row.when if row.when != "otherwise" else row.then.value
+    for after_row in AFTER:
+        way = "" if after_row.under == "any" else f" ({after_row.under})"
+        yield State.RUNNING, after_row.becomes or "[*]", after_row.ended + way

@@ -1,0 +1,269 @@
+"""The life of one delivery, written once for both colours: no I/O, no clock, no random.
+
+A flow yields the steps of `_steps` and asks `_decide` what follows from what it finds. Handler errors are data here,
+and are raised again at the end as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from onefold import _decide
+from onefold._decide import Then
+from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
+from onefold._steps import Claiming, Ended, Finishing, Flow, LeaseLeft, Pausing, Releasing, Running, Watching
+from onefold._work import Work, done, failed, refused, replay, stored_error
+from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
+from onefold.events import Kind
+
+# Two workers can race for the same abandoned key; each lost race is one round.
+ROUNDS_MAX: Final = 8
+
+# A duplicate looks again after 5 ms, then ever more rarely: a quick handler is answered quickly.
+PAUSE_FIRST: Final = 0.005
+PAUSE_MAX: Final = 0.25
+
+# What a refused duplicate is told to wait: most handlers end within it, whatever their lease.
+RETRY_AFTER: Final = 1.0
+
+# Finishing is tried again until this part of the lease is left: then the claim may be another's soon.
+LEASE_MARGIN: Final = 0.1
+FINISH_PAUSE_FIRST: Final = 0.05
+FINISH_PAUSE_MAX: Final = 1.0
+
+
+def deliver(work: Work) -> Flow[Outcome[Any]]:
+    """Claim mode: one round trip before the handler, one after."""
+    try:
+        won, then = yield from win(work)
+    except StoreUnavailable as down:
+        failure = down
+    else:
+        return won if isinstance(won, Outcome) else (yield from carry_out(work, won, then))
+    return (yield from without_store(work, failure))
+
+
+def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[Any], Then]]:
+    """Claim until the address is ours or is settled otherwise. Batches claim what they have not started yet."""
+    asked, policy, token = work.asked, work.policy, work.mint()
+    new = _decide.entry(Then.RUN, None, asked, policy, token)
+    if unstarted:
+        new = _decide.change(new, attempt=0)
+    entry, then, replacing = new, Then.RUN, None
+    waited = 0.0
+    for _ in range(ROUNDS_MAX):
+        found: Record | Gone | None = yield Claiming(entry, replacing)
+        while isinstance(found, Record):
+            then = _decide.decide(found, asked, policy)
+            if then is not Then.REFUSE_RUNNING or waited >= policy.wait:
+                break
+            waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
+            then = Then.RUN
+            entry, replacing = new, None
+            found = yield Claiming(new)
+        if found is None:
+            return _written(work, entry, then), then
+        if isinstance(found, Record):
+            settled = answer(work, found, then, waited)
+            if settled is not None:
+                return settled, then
+            entry, replacing = _decide.entry(then, found, asked, policy, token), found
+        else:
+            entry, then, replacing = new, Then.RUN, None
+    raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
+
+
+def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
+    """The claim is in the store: what it was for."""
+    address = work.asked.address
+    if then is Then.HOLD:
+        work.tell(Kind.HELD, address, entry.attempt, entry.remark)
+        raise OnHold.about(address, remark=entry.remark)
+    if then is Then.SKIP:
+        work.tell(Kind.SKIPPED, address, entry.attempt)
+        return Outcome(value=None, replayed=True, attempt=entry.attempt, omitted=True, remark=entry.remark)
+    if then is Then.TAKE_OVER:
+        work.tell(Kind.TAKEN_OVER, address, entry.attempt)
+    elif then is Then.RUN_AGAIN:
+        work.tell(Kind.BYPASSED, address, entry.attempt)
+    return entry
+
+
+def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
+    """The answer that the record itself gives: a replay, a refusal, or none where a claim has to be written."""
+    address = work.asked.address
+    match then:
+        case Then.REPLAY:
+            if waited:
+                work.tell(Kind.WAITED, address, found.attempt)
+            return replay(work, found)
+        case Then.REPLAY_ERROR:
+            work.tell(Kind.REPLAYED, address, found.attempt, "error")
+            raise stored_error(work, found)
+        case Then.REFUSE_REUSED:
+            raise refused(work, KeyReused.about(address))
+        case Then.REFUSE_HELD:
+            raise refused(work, OnHold.about(address, remark=found.remark))
+        case Then.REFUSE_RUNNING:
+            left = max(found.lease_left, 0.0)
+            raise refused(work, InProgress.about(address, retry_after=min(left, RETRY_AFTER)))
+        case _:
+            return None
+
+
+def carry_out(work: Work, entry: Entry, then: Then) -> Flow[Outcome[Any]]:
+    """The claim is ours: ask the probe if there is a doubt, run the handler, and end the record."""
+    claim = claim_of(entry)
+    yield Watching((claim,))
+    if then is Then.ASK:
+        answered = yield from ask(work, entry)
+        then = _decide.probed(answered, entry.attempt, work.policy)
+        if then is Then.FINISH:
+            return (yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True))
+        if then is Then.HOLD:
+            remark = _doubt(answered, entry.attempt - 1)
+            yield from finish(work, claim, _held(remark, entry.notes))
+            work.tell(Kind.HELD, work.asked.address, entry.attempt, remark)
+            raise OnHold.about(work.asked.address, remark=remark)
+    work.tell(Kind.STARTED, work.asked.address, entry.attempt)
+    ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
+    return (yield from close(work, entry, ended))
+
+
+def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
+    """What follows from how the handler ended; its error is raised as it is."""
+    if not ended.started:
+        yield from give_back(work, entry, ended)
+    else:
+        match _decide.after(ended.error, work.policy):
+            case Then.FINISH:
+                return (yield from close_done(work, entry, ended))
+            case Then.RELEASE:
+                yield from give_back(work, entry, ended)
+            case Then.LEAVE:
+                work.tell(Kind.LEFT, work.asked.address, entry.attempt, type(ended.error).__name__)
+            case Then.ASK:
+                answered = yield from ask(work, entry)
+                if isinstance(answered, Done):
+                    return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
+                if isinstance(answered, NotDone):
+                    yield from give_back(work, entry, ended)
+                else:
+                    yield from close_otherwise(work, entry, ended, Then.HOLD)
+            case then:
+                yield from close_otherwise(work, entry, ended, then)
+    raise cast("BaseException", ended.error)
+
+
+def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False) -> Flow[Outcome[Any]]:
+    """It happened: store the result, and tell a caller whose claim had gone."""
+    address, attempt = work.asked.address, entry.attempt
+    kept = yield from finish(work, claim_of(entry), done(work, ended.value, attempt))
+    if kept is False:
+        work.tell(Kind.LOST, address, attempt)
+        raise ClaimLost.about(address, value=ended.value)
+    if kept is None:
+        work.tell(Kind.NOT_REMEMBERED, address, attempt)
+    else:
+        work.tell(Kind.FINISHED, address, attempt)
+    return Outcome(value=ended.value, replayed=replayed, attempt=attempt, remembered=kept is True)
+
+
+def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[None]:
+    """It raised, and the record says so: failed for good, held, or skipped."""
+    name = type(ended.error).__name__
+    match then:
+        case Then.FAIL:
+            kind, ending = Kind.FAILED, failed(work, cast("Exception", ended.error))
+        case Then.SKIP:
+            remark = f"skipped: attempt {entry.attempt} ended in {name}"
+            kind, ending = Kind.SKIPPED, Ending(state=State.DONE, stay=work.policy.keep, omitted=True, remark=remark)
+        case _:
+            kind, ending = Kind.HELD, _held(f"attempt {entry.attempt} ended in {name}", ended.notes)
+    kept = yield from finish(work, claim_of(entry), ending)
+    if kept is False:
+        kind = Kind.LOST
+    elif kept is None:
+        kind = Kind.NOT_REMEMBERED
+    work.tell(kind, work.asked.address, entry.attempt, name)
+
+
+def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
+    """Release the claim. A store that fails now changes nothing for the caller: the lease will end."""
+    error = cast("BaseException", ended.error)
+    if ended.started:
+        left = _decide.memory(entry, error, ended.notes, work.policy)
+    else:
+        left = _decide.memory_unstarted(entry, work.policy)
+    address, name = work.asked.address, type(error).__name__
+    try:
+        ours = yield Releasing(claim_of(entry), left)
+    except Exception:  # noqa: BLE001 - the handler's own error must surface, not this one
+        work.tell(Kind.STORE_FAILED, address, entry.attempt, "release")
+        return
+    work.tell(Kind.RELEASED if ours else Kind.LOST, address, entry.attempt, name)
+
+
+def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
+    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over."""
+    pause = FINISH_PAUSE_FIRST
+    while True:
+        try:
+            ours: bool = yield Finishing(claim, ending)
+            return ours
+        except Exception as error:  # noqa: BLE001 - an effect that happened is never reported as failed
+            work.tell(Kind.STORE_FAILED, claim.address, detail=f"finish: {type(error).__name__}")
+        left = yield LeaseLeft(claim)
+        if left <= claim.lease * LEASE_MARGIN:
+            return None
+        yield Pausing(min(pause, left / 2))
+        pause = min(pause * 2, FINISH_PAUSE_MAX)
+
+
+def ask(work: Work, entry: Entry) -> Flow[Answer]:
+    """The probe's answer. If it raises, the claim is left: whoever comes after its lease asks again."""
+    ended: Ended = yield Running(cast("Callable[..., Any]", work.policy.after_crash), entry, probing=True)
+    if ended.error is None and not isinstance(ended.value, (Done, NotDone, Unknown)):
+        ended = Ended(error=UsageError(f"a probe answers done(value), not_done() or unknown(), not {ended.value!r}"))
+    if ended.error is not None:
+        work.tell(Kind.PROBED, work.asked.address, entry.attempt, type(ended.error).__name__)
+        raise ended.error
+    work.tell(Kind.PROBED, work.asked.address, entry.attempt, type(ended.value).__name__)
+    return cast("Answer", ended.value)
+
+
+def without_store(work: Work, down: StoreUnavailable) -> Flow[Outcome[Any]]:
+    """The store did not answer: refuse, or run all the same, marked so in the outcome and in an event."""
+    address = work.asked.address
+    work.tell(Kind.STORE_FAILED, address, detail=type(down).__name__)
+    if work.policy.store_down == "refuse":
+        down.add_note(f"onefold: {address.operation} [key {address.digest}] did not run; deliver it again")
+        raise down
+    work.tell(Kind.UNPROTECTED, address, 1)
+    entry = _decide.entry(Then.RUN, None, work.asked, work.policy, work.mint())
+    ended: Ended = yield Running(work.call, entry, claimed=False)
+    if ended.error is not None:
+        raise ended.error
+    return Outcome(value=ended.value, remembered=False, protected=False)
+
+
+def _held(remark: str, notes: bytes | None) -> Ending:
+    return Ending(state=State.HELD, stay=math.inf, notes=notes, remark=remark)
+
+
+def _doubt(answered: Answer, attempt: int) -> str:
+    if isinstance(answered, NotDone):
+        return f"attempt {attempt} was abandoned, the probe says that nothing happened, and the attempts are used up"
+    return f"attempt {attempt} was abandoned, and the probe could not say whether it happened"
+
+
+def claim_of(entry: Entry) -> Claim:
+    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+
+
+def _patience(waited: float, wait: float, lease_left: float) -> float:
+    """The next pause of a waiting duplicate: a tenth of what it has waited, never past its bound or the lease."""
+    pause = min(max(PAUSE_FIRST, waited / 4), PAUSE_MAX)
+    return max(min(pause, wait - waited, max(lease_left, PAUSE_FIRST)), PAUSE_FIRST / 5)

@@ -1,0 +1,84 @@
+"""Records by hand: resolve what is held, forget what was remembered."""
+
+from __future__ import annotations
+
+from onefold import _decide
+from onefold._flow import RETRY_AFTER, ROUNDS_MAX
+from onefold._model import Claim, Done, Ending, Entry, Failed, Record, Resolution, State
+from onefold._steps import Claiming, Flow, Reading, Releasing
+from onefold._work import Work, done, failed, refused
+from onefold.errors import InProgress, UsageError
+from onefold.events import Kind
+
+
+def resolve(work: Work, resolution: Resolution, *, by: str, reason: str) -> Flow[Record]:
+    """Settle a record whose outcome is unknown; the answer is the record that was replaced.
+
+    It gets a new token: from now on its late owner is refused.
+    """
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(work.asked.address)
+        entry = _resolved(work, _unsettled(work, found), resolution, by, reason)
+        in_the_way = yield Claiming(entry, found)
+        if in_the_way is None:
+            work.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark)
+            assert found is not None
+            return found
+    raise refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
+
+
+def _unsettled(work: Work, found: Record | None) -> Record:
+    address = work.asked.address
+    if found is None or found.stay_left <= 0:
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: there is no record of it, so there is nothing to resolve"
+        )
+    if found.state is State.RUNNING and found.lease_left > 0:
+        raise refused(work, InProgress.about(address, retry_after=found.lease_left))
+    if found.state not in (State.HELD, State.RUNNING):
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: it is {found.state}, not held: there is nothing to resolve"
+        )
+    return found
+
+
+def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason: str) -> Entry:
+    ending: Ending | None = None
+    if isinstance(resolution, Done):
+        ending = done(work, resolution.value, found.attempt)
+    elif isinstance(resolution, Failed):
+        ending = failed(work, resolution.error)
+    entry = Entry(
+        address=found.address,
+        token=work.mint(),
+        state=State.OPEN if ending is None else ending.state,
+        # A rerun starts afresh: new attempts, and the provider's memory counts from now.
+        attempt=0 if ending is None else found.attempt,
+        stay=work.policy.keep if ending is None else ending.stay,
+        bypasses=found.bypasses,
+        fingerprint=found.fingerprint,
+        notes=found.notes if ending is None else None,
+        remark=f"resolved as {type(resolution).__name__.lower()} by {by}: {reason}",
+    )
+    return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
+
+
+def forget(work: Work) -> Flow[bool]:
+    """Remove the record, so that the next delivery runs. False: there was none."""
+    address = work.asked.address
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(address)
+        if found is None or found.stay_left <= 0:
+            return False
+        if found.state is State.RUNNING and found.lease_left > 0:
+            raise refused(work, InProgress.about(address, retry_after=found.lease_left))
+        if (yield Releasing(Claim(address, found.token))):
+            work.tell(Kind.FORGOTTEN, address, found.attempt)
+            return True
+    raise refused(work, InProgress.about(address, retry_after=RETRY_AFTER))
+
+
+def read(work: Work) -> Flow[Record | None]:
+    """The record, as it is."""
+    found: Record | None = yield Reading(work.asked.address)
+    return found

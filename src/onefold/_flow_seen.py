@@ -1,0 +1,65 @@
+"""Seen mode, for effects that are idempotent by themselves: one look before, one write after success."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from onefold import _decide
+from onefold._decide import Then
+from onefold._flow import FINISH_PAUSE_FIRST, answer, without_store
+from onefold._model import GONE, Ending, Entry, Outcome, Record
+from onefold._steps import Claiming, Ended, Flow, Pausing, Reading, Running
+from onefold._work import Work, done, failed
+from onefold.errors import StoreUnavailable
+from onefold.events import Kind
+
+# Seen mode has no lease to measure by.
+WRITES_MAX: Final = 3
+
+
+def look(work: Work) -> Flow[Outcome[Any]]:
+    """Seen mode: one look before, one write after success. A crash in between runs it again, which is harmless."""
+    asked, policy = work.asked, work.policy
+    try:
+        found: Record | None = yield Reading(asked.address)
+    except StoreUnavailable as down:
+        return (yield from without_store(work, down))
+    attempt = 1
+    if found is not None:
+        settled = answer(work, found, _decide.decide(found, asked, policy))
+        if settled is not None:
+            return settled
+        attempt = found.attempt + 1
+    entry = _decide.change(_decide.entry(Then.RUN, None, asked, policy, work.mint()), attempt=attempt, lease=0.0)
+    work.tell(Kind.STARTED, asked.address, attempt)
+    ended: Ended = yield Running(work.call, entry, claimed=False)
+    if ended.error is not None:
+        if _decide.after(ended.error, policy) is Then.FAIL:
+            ending = failed(work, cast("Exception", ended.error))
+            yield from write_seen(work, _ended_entry(entry, ending), found)
+        raise ended.error
+    remembered = yield from write_seen(work, _ended_entry(entry, done(work, ended.value, attempt)), found)
+    work.tell(Kind.FINISHED if remembered else Kind.NOT_REMEMBERED, asked.address, attempt)
+    return Outcome(value=ended.value, attempt=attempt, remembered=remembered)
+
+
+def write_seen(work: Work, entry: Entry, replacing: Record | None) -> Flow[bool]:
+    """Record what was seen. Losing the race is fine: the record in the way says the same, of another run."""
+    for write in range(WRITES_MAX):
+        try:
+            in_the_way = yield Claiming(entry, replacing)
+        except Exception:  # noqa: BLE001 - an effect that happened is never reported as failed
+            work.tell(Kind.STORE_FAILED, entry.address, detail="claim")
+            if write + 1 < WRITES_MAX:
+                yield Pausing(FINISH_PAUSE_FIRST * 2**write)
+            continue
+        if in_the_way is not GONE:
+            return True
+        replacing = None
+    return False
+
+
+def _ended_entry(entry: Entry, ending: Ending) -> Entry:
+    return _decide.change(
+        entry, state=ending.state, stay=ending.stay, result=ending.result, omitted=ending.omitted, remark=ending.remark
+    )

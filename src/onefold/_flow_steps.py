@@ -1,0 +1,82 @@
+"""The log of a handler's finished steps, so that the next attempt does not repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from onefold._flow import claim_of
+from onefold._model import Entry
+from onefold._steps import Ended, Extending, Flow, Running
+from onefold.codecs import Codec, Unreadable, type_name
+from onefold.errors import ClaimLost, ResultNotKept, ResultUnreadable, StoreUnavailable, UsageError
+from onefold.events import Kind, Teller
+
+# A log is written whole with each step, so it has to stay small.
+STEPS_MAX: Final = 100
+NOTES_BYTES_MAX: Final = 262_144
+
+
+class StepLog:
+    """What one handler has finished so far: results by name, `None` where a result could not be kept."""
+
+    def __init__(self, entry: Entry, codec: Codec, tell: Teller) -> None:
+        self.entry = entry
+        self.codec = codec
+        self.tell = tell
+        self.notes = entry.notes
+        self._results: dict[str, bytes | None] = msgspec.msgpack.decode(entry.notes) if entry.notes else {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._results
+
+    def check(self, name: str) -> None:
+        if not name or not isinstance(name, str):
+            raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+        if len(self._results) >= STEPS_MAX and name not in self._results:
+            raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
+
+    def add(self, name: str, value: Any, returns: Any) -> None:
+        """Write the step down. A result that cannot be kept leaves only the fact that it is finished."""
+        try:
+            self._results[name] = self.codec.encode(value, returns)
+        except Exception:  # noqa: BLE001 - the step happened, whatever its value is
+            self._results[name] = None
+        self.notes = msgspec.msgpack.encode(self._results)
+        if len(self.notes) > NOTES_BYTES_MAX:
+            self._results[name] = None
+            self.notes = msgspec.msgpack.encode(self._results)
+
+    def replay(self, name: str, returns: Any) -> Any:
+        stored = self._results[name]
+        if stored is None:
+            raise ResultNotKept.about(self.entry.address, remark=f"step {name!r}: its value cannot be stored")
+        try:
+            return self.codec.decode(stored, returns)
+        except Unreadable as error:
+            facts = {"expected": type_name(returns), "problem": f"step {name!r}: {error}"}
+            raise ResultUnreadable.about(self.entry.address, **facts) from error
+
+
+def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) -> Flow[Any]:
+    """Run one named part of a handler, unless an earlier attempt has finished it: then replay its result."""
+    log.check(name)
+    entry = log.entry
+    if name in log:
+        return log.replay(name, returns)
+    ended: Ended = yield Running(call)
+    if ended.error is not None:
+        raise ended.error
+    log.add(name, ended.value, returns)
+    try:
+        ours = yield Extending(claim_of(entry), log.notes)
+    except StoreUnavailable:
+        # The log is whole in each write: the next step, or a release, brings this one along.
+        log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
+        return ended.value
+    if not ours:
+        log.tell(Kind.LOST, entry.address, entry.attempt, f"step {name}")
+        raise ClaimLost.about(entry.address, value=ended.value)
+    return ended.value

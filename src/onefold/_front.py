@@ -1,0 +1,272 @@
+"""What the two front doors have in common: everything but the colour."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from onefold import keys
+from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, returns_of
+from onefold._flow import deliver
+from onefold._flow_seen import look
+from onefold._model import Asked, Claim, Outcome, Policy
+from onefold._steps import Flow, Running
+from onefold._work import Work
+from onefold.codecs import Codec, MsgspecCodec
+from onefold.current import Current, enter, is_inside, leave
+from onefold.errors import InsideItself, ResultNotKept, UsageError
+from onefold.events import Listener, Teller
+from onefold.heartbeat import AsyncHeartbeat, Heartbeat
+from onefold.stores._open import check_source, open_store
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+TOKEN_BYTES: Final = 16
+
+# Bounds one round trip: larger batches are taken in parts of this size.
+BATCH_MAX: Final = 1_000
+
+_PAYLOAD: Final = keys.recipe("payload")
+
+mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
+
+
+class Toolbox:
+    """A store that is open, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
+
+    def __init__(
+        self, store: Any, heartbeat: Heartbeat | AsyncHeartbeat, codec: Codec, tell: Teller, conduct: Callable[..., Any]
+    ) -> None:
+        self.store = store
+        self.heartbeat = heartbeat
+        self.codec = codec
+        self.tell = tell
+        self._conduct = conduct
+
+    def conduct(self, flow: Flow[Any]) -> Any:
+        return self._conduct(flow, self)
+
+    def enter(self, running: Running) -> Current | None:
+        entry = running.entry
+        if entry is None:
+            return None
+        beat = self.heartbeat.find(Claim(entry.address, entry.token)) if running.claimed else None
+        if beat is not None and running.cancel_when_lost:
+            self.heartbeat.cancel_when_lost(beat)
+        return enter(Current(entry, self, beat=beat))
+
+    def leave(self, current: Current | None) -> bytes | None:
+        return None if current is None else leave(current)
+
+    def rescue(self, running: Running, error: BaseException) -> BaseException:
+        """The error to go on with: a cancellation that came from a lost claim is `ClaimLost`."""
+        if running.entry is None or not running.cancel_when_lost:
+            return error
+        return self.heartbeat.rescue(Claim(running.entry.address, running.entry.token), error)
+
+    def watch(self, claims: Sequence[Claim], sent: float) -> None:
+        for claim in claims:
+            self.heartbeat.watch(claim, sent)
+
+    def unwatch(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.heartbeat.unwatch(claim)
+
+    def lease_left(self, claim: Claim) -> float:
+        beat = self.heartbeat.find(claim)
+        return 0.0 if beat is None else beat.left
+
+
+class Opened(NamedTuple):
+    """What a guard has opened, and whether it is the guard's to close."""
+
+    tools: Toolbox
+    ours: bool
+
+
+class Front:
+    """Options, checks and the making of a delivery. `Guard` and `AsyncGuard` add their colour."""
+
+    _awaited = False
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        policy: Policy | None = None,
+        scope: str | Callable[[], str | None] | None = None,
+        on_event: Listener | Iterable[Listener] = (),
+        codec: Codec | None = None,
+    ) -> None:
+        check_source(store)
+        self.policy = Policy() if policy is None else _checked_policy(policy)
+        self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
+        self._codec: Codec = MsgspecCodec() if codec is None else codec
+        self._tell = Teller(on_event)
+        self._source = store
+        self._opened: Opened | None = None
+        self._opening = threading.Lock()
+        self._closed = False
+
+    @property
+    def store(self) -> Any:
+        """The store, opened if it was not yet."""
+        return self._tools().store
+
+    def _tools(self) -> Toolbox:
+        opened = self._opened
+        return self._open().tools if opened is None else opened.tools
+
+    def _open(self) -> Opened:
+        with self._opening:
+            if self._closed:
+                raise UsageError("this guard is closed")
+            if self._opened is None:
+                store, ours = open_store(self._source, awaited=self._awaited)
+                self._opened = Opened(self._toolbox(store), ours)
+            return self._opened
+
+    def _toolbox(self, store: Any) -> Toolbox:
+        raise NotImplementedError
+
+    def _swap(self, source: Any, opened: Opened | None) -> tuple[Any, Opened | None]:
+        """Put another store in place; the answer is the one that was there. For `onefold.testing.use`."""
+        check_source(source)
+        with self._opening:
+            before = self._source, self._opened
+            self._source, self._opened = source, opened
+        return before
+
+    def _work(
+        self,
+        asked: Asked,
+        call: Callable[[], Any],
+        returns: Any,
+        policy: Policy | None,
+    ) -> Work:
+        return Work(asked, policy or self.policy, call, returns, self._codec, self._tell, mint)
+
+    def _deliver(self, work: Work, tools: Toolbox) -> Flow[Outcome[Any]]:
+        if is_inside(work.asked.address, tools.store):
+            raise InsideItself.about(work.asked.address)
+        return look(work) if work.policy.mode == "seen" else deliver(work)
+
+    def _asked(
+        self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool = False
+    ) -> Asked:
+        fingerprint = None if payload is None else keys.fingerprint(_PAYLOAD, payload)
+        return Asked(keys.address(operation, key, self._scoped(scope)), fingerprint, bypass)
+
+    def _asked_by(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False) -> Asked:
+        bound = call.bind(args, kwargs)
+        scope = self._scoped(call.scope(args, kwargs))
+        address = keys.address(call.operation, call.key(args, kwargs, bound), scope)
+        return Asked(address, call.fingerprint(args, kwargs, bound), bypass)
+
+    def _scoped(self, scope: str | None) -> str | None:
+        if scope is not None or not callable(self._scope):
+            return self._scope if scope is None else scope  # type: ignore[return-value]
+        found = self._scope()
+        if not found:
+            raise UsageError(f"the guard's scope= gave {found!r}: it has to name a tenant or caller")
+        return found
+
+    def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Work:
+        """What the record tools need: an address, and nothing to run."""
+        return self._work(self._asked(operation, key, scope), _nothing, returns, None)
+
+    def _batch_work(
+        self,
+        message: M,
+        operation: str,
+        key: Callable[[M], object],
+        call: Callable[[], Any],
+        returns: Any,
+        scope: str | Callable[[M], str] | None,
+        fingerprint: Callable[[M], object] | None,
+        policy: Policy | None,
+    ) -> Work | Exception:
+        """The work for one message; where its key is unusable, the error that takes its place."""
+        try:
+            whose = scope(message) if callable(scope) else scope
+            payload = None if fingerprint is None else fingerprint(message)
+            return self._work(self._asked(operation, key(message), whose, payload), call, returns, policy)
+        except Exception as error:  # noqa: BLE001 - one poison message never fails its neighbours
+            return error
+
+    def _prepared(
+        self,
+        function: Callable[..., Any],
+        operation: str,
+        key: KeyOf,
+        scope: ScopeOf,
+        fingerprint: FingerprintOf,
+        policy: Policy | None,
+        returns: Any,
+    ) -> tuple[Call, Callable[[], Any]]:
+        """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
+        check_function(function, awaited=self._awaited, guard=type(self).__name__)
+        if policy is not None:
+            _checked_policy(policy)
+        call = Call(function, operation, key, scope, fingerprint)
+
+        @functools.cache
+        def result_type() -> Any:
+            return self._returns(function, returns, policy)
+
+        try:
+            result_type()
+        except NameError:
+            # The annotation names something that is defined further down; the first call looks again.
+            return call, functools.partial(_named, function, result_type)
+        return call, result_type
+
+    def _returns(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
+        """The checked type of a function's result."""
+        if returns is Any:
+            returns = returns_of(function)
+        if (policy or self.policy).keep_result:
+            self._check_returns(function, returns)
+        return returns
+
+    def _check_returns(self, function: Callable[..., Any], returns: Any) -> None:
+        try:
+            self._codec.check(returns)
+        except UsageError as error:
+            name = getattr(function, "__qualname__", repr(function))
+            raise UsageError(f"what {name}() returns cannot be remembered: {error}") from error
+
+    def __repr__(self) -> str:
+        source = self._source if isinstance(self._source, str) else type(self._source).__name__
+        return f"{type(self).__name__}({source.partition('@')[2] or source!r})"
+
+
+def unwrap(outcome: Outcome[T], asked: Asked, returns: Any) -> T:
+    """The value, as a decorated function hands it out."""
+    if outcome.replayed and outcome.omitted and returns is not type(None):
+        raise ResultNotKept.about(asked.address, remark=outcome.remark)
+    return outcome.value
+
+
+def _nothing() -> None:
+    """For work that runs no handler."""
+
+
+def _named(function: Callable[..., Any], result_type: Callable[[], Any]) -> Any:
+    try:
+        return result_type()
+    except NameError as error:
+        raise UsageError(
+            f"the return annotation of {function.__qualname__}() cannot be read: {error}. "
+            "Nothing ran. Pass the type as returns="
+        ) from error
+
+
+def _checked_policy(policy: object) -> Policy:
+    if not isinstance(policy, Policy):
+        raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
+    return policy

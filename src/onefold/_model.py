@@ -1,0 +1,293 @@
+"""The words as data: no behaviour, no I/O, no clock.
+
+Durations are seconds, and `math.inf` is forever. A store counts them by its own clock: what crosses
+the seam is always "how long from now", never a time of day.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from onefold._checks import at_least, error_kinds, finite, one_of, positive
+from onefold.durations import Duration, seconds
+from onefold.errors import OutcomeUnknown, UsageError
+
+T = TypeVar("T")
+
+# In bytes of UTF-8. Together with their length prefixes they stay below 767 bytes, the smallest
+# limit on an indexed column among the databases that we support.
+KEY_MAX: Final = 255
+OPERATION_MAX: Final = 128
+SCOPE_MAX: Final = 255
+
+# A fingerprint starts with this many bytes that name its recipe; the digest follows.
+RECIPE_BYTES: Final = 4
+
+
+class State(enum.StrEnum):
+    """What a store can say of an address that it knows."""
+
+    RUNNING = "running"
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+    HELD = "held"
+
+
+class Gone(enum.Enum):
+    """The record that a claim wanted to replace is not there any more; nothing was written."""
+
+    GONE = "gone"
+
+
+GONE: Final = Gone.GONE
+
+
+class Address(msgspec.Struct, frozen=True, gc=False):
+    """Whose key (scope), for what (operation), which (key). Made by `keys.address`, which checks it."""
+
+    scope: str
+    operation: str
+    key: str
+
+    @property
+    def packed(self) -> bytes:
+        """The three as length-prefixed UTF-8: no separator can be confused."""
+        parts = (self.scope.encode(), self.operation.encode(), self.key.encode())
+        return b"".join(len(part).to_bytes(2) + part for part in parts)
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that stand for the key in logs and messages."""
+        return hashlib.sha256(self.packed).hexdigest()[:12]
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """The right to run now: the token proves it, the lease limits it, `stay` is the record's expiry."""
+
+    address: Address
+    token: bytes
+    lease: float = 0.0
+    stay: float = math.inf
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A whole record, as a claim writes it."""
+
+    address: Address
+    token: bytes
+    state: State = State.RUNNING
+    attempt: int = 1
+    lease: float = 0.0
+    stay: float = math.inf
+    age: float = 0.0
+    bypasses: int = 0
+    fingerprint: bytes | None = None
+    notes: bytes | None = None
+    result: bytes | None = None
+    omitted: bool = False
+    remark: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a store remembers of one address, as it was at the moment of reading."""
+
+    address: Address
+    token: bytes
+    # Counts every write under this token, from 1.
+    revision: int
+    state: State
+    # Handler starts so far; 0 means claimed, but not started yet.
+    attempt: int
+    # Zero or less: over. Meaningless unless running.
+    lease_left: float
+    # Zero or less: the record may disappear at any moment.
+    stay_left: float
+    # Since the first claim of this address (or its last bypass or resolution).
+    age: float
+    bypasses: int = 0
+    fingerprint: bytes | None = None
+    # The log of finished steps; see `current().step`.
+    notes: bytes | None = None
+    result: bytes | None = None
+    omitted: bool = False
+    # For people: why it is held, who resolved it, why there is no result.
+    remark: str = ""
+
+
+class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How a claim ends: done, failed or held."""
+
+    state: Literal[State.DONE, State.FAILED, State.HELD]
+    stay: float
+    result: bytes | None = None
+    omitted: bool = False
+    notes: bytes | None = None
+    remark: str = ""
+
+
+class Memory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What an open record keeps after a release: the attempts and the finished steps."""
+
+    stay: float
+    attempt: int
+    notes: bytes | None = None
+    remark: str = ""
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """One of many endings in a batch: finish with an ending, release with a memory, or (None) forget."""
+
+    claim: Claim
+    by: Ending | Memory | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """What one delivery wants: to run this address, with this payload."""
+
+    address: Address
+    fingerprint: bytes | None = None
+    # Run it although it is finished.
+    bypass: bool = False
+
+
+class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """What became of one delivery that did not end in an error."""
+
+    value: T
+    # The value comes from the record; nothing ran.
+    replayed: bool = False
+    # Which start of the handler this was, or was replayed from.
+    attempt: int = 1
+    # Done, but the result was not kept: `value` says nothing.
+    omitted: bool = False
+    # False: it ran, but the store could not be told. A duplicate may run it again.
+    remembered: bool = True
+    # False: it ran without a claim, because the store was down and the policy said "run".
+    protected: bool = True
+    # For people: why a result was left out, who resolved it.
+    remark: str = ""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """An answer of a probe or a resolution: the effect happened."""
+
+    value: Any = None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A resolution: it failed for good; every duplicate gets this error."""
+
+    error: Exception
+
+
+class Rerun(msgspec.Struct, frozen=True):
+    """A resolution: the next delivery may run it."""
+
+
+class NotDone(msgspec.Struct, frozen=True):
+    """An answer of a probe: the effect did not happen."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An answer of a probe: the other side cannot say."""
+
+
+# The names under which users write them: `return done(receipt)`.
+done = Done
+failed = Failed
+rerun = Rerun
+not_done = NotDone
+unknown = Unknown
+
+Answer = Done | NotDone | Unknown
+Resolution = Done | Failed | Rerun
+
+AFTER_CRASH: Final = ("rerun", "hold", "skip")
+AfterCrash = Literal["rerun", "hold", "skip"] | Callable[..., Any]
+
+# A class, or the dotted name of one, so that a client library need not be imported to be named.
+ErrorKinds = tuple[type[BaseException] | str, ...]
+
+# After these nobody knows whether the other side did it. Names are those of the clients most in use.
+TIMEOUTS_AND_CONNECTION_ERRORS: Final[ErrorKinds] = (
+    TimeoutError,
+    ConnectionError,
+    OutcomeUnknown,
+    "httpx.TransportError",
+    "requests.exceptions.ConnectionError",
+    "requests.exceptions.Timeout",
+    "urllib3.exceptions.HTTPError",
+    "aiohttp.client_exceptions.ClientConnectionError",
+    "botocore.exceptions.HTTPClientError",
+)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Policy:
+    """How deliveries are treated: frozen data, checked when it is made. `docs/concepts.md` explains each field."""
+
+    keep: float
+    lease: float
+    wait: float
+    after_crash: AfterCrash
+    rerun_within: float
+    attempts_max: int
+    unknown: ErrorKinds
+    remember: tuple[type[Exception], ...]
+    store_down: Literal["refuse", "run"]
+    result_bytes_max: int
+    keep_result: bool
+    cancel_when_lost: bool
+    mode: Literal["claim", "seen"]
+
+    def __init__(
+        self,
+        *,
+        keep: Duration = "24h",
+        lease: Duration = "30s",
+        wait: Duration = 0.0,
+        after_crash: AfterCrash = "rerun",
+        rerun_within: Duration | None = None,
+        attempts_max: int = 5,
+        unknown: Sequence[type[BaseException] | str] = TIMEOUTS_AND_CONNECTION_ERRORS,
+        remember: Sequence[type[Exception]] = (),
+        store_down: Literal["refuse", "run"] = "refuse",
+        result_bytes_max: int = 1_048_576,
+        keep_result: bool = True,
+        cancel_when_lost: bool = False,
+        mode: Literal["claim", "seen"] = "claim",
+    ) -> None:
+        put = partial(object.__setattr__, self)
+        put("keep", positive(keep, "keep"))
+        put("lease", finite(positive(lease, "lease"), "lease"))
+        put("wait", finite(seconds(wait, "wait"), "wait"))
+        put("after_crash", after_crash if callable(after_crash) else one_of(after_crash, AFTER_CRASH, "after_crash"))
+        put("rerun_within", math.inf if rerun_within is None else positive(rerun_within, "rerun_within"))
+        put("attempts_max", at_least(1, attempts_max, "attempts_max"))
+        put("unknown", error_kinds(unknown, "unknown"))
+        put("remember", error_kinds(remember, "remember"))
+        put("store_down", one_of(store_down, ("refuse", "run"), "store_down"))
+        put("result_bytes_max", at_least(0, result_bytes_max, "result_bytes_max"))
+        put("keep_result", keep_result)
+        put("cancel_when_lost", cancel_when_lost)
+        put("mode", one_of(mode, ("claim", "seen"), "mode"))
+        if rerun_within is not None and after_crash != "rerun":
+            raise UsageError('rerun_within= limits after_crash="rerun"; with another after_crash it has no meaning')
+        if mode == "seen" and after_crash != "rerun":
+            raise UsageError('mode="seen" has no claim that a crash could leave behind: leave after_crash= out')
+
+    def but(self, **changes: Any) -> Policy:
+        """The same policy with some fields changed: `guard.policy.but(keep="7d")`."""
+        asked = {field.name: getattr(self, field.name) for field in fields(self)}
+        if asked["rerun_within"] == math.inf:
+            asked["rerun_within"] = None
+        return Policy(**(asked | changes))

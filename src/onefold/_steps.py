@@ -1,0 +1,303 @@
+"""The steps that a flow may ask for, and the two drivers that perform them.
+
+A flow is a generator: it yields a step and is sent the reply. `drive` performs steps blocking, `drive_async` awaiting;
+nothing else in the rules knows of colours. What a store raises is thrown into the flow; what a handler raises is
+data (`Ended`), because it is the user's and must surface unmasked.
+
+An interrupt (KeyboardInterrupt, a cancelled task) that hits a store operation must not tear it: the operation is sent
+again, which is safe because every operation is idempotent by its token, and the interrupt goes on after the clean-up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from inspect import isawaitable
+from types import CoroutineType, GeneratorType
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
+from onefold.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Step(msgspec.Struct, gc=False):
+    """Something that a flow asks its driver to do."""
+
+
+class Ask(Step):
+    """A step that one operation of the store performs."""
+
+    def send(self, store: Any) -> Any:
+        """The reply, or in colour the awaitable of it."""
+        raise NotImplementedError
+
+
+class Claiming(Ask):
+    entry: Entry
+    replacing: Record | None = None
+
+    def send(self, store: Any) -> Any:
+        return store.claim(self.entry, replacing=self.replacing)
+
+
+class Reading(Ask):
+    address: Address
+
+    def send(self, store: Any) -> Any:
+        return store.read(self.address)
+
+
+class Extending(Ask):
+    claim: Claim
+    notes: bytes | None = None
+
+    def send(self, store: Any) -> Any:
+        return store.extend(self.claim, self.notes)
+
+
+class Closing(Ask):
+    """A step that ends a claim."""
+
+    claim: Claim
+    by: Any
+
+
+class Finishing(Closing):
+    by: Ending
+
+    def send(self, store: Any) -> Any:
+        return store.finish(self.claim, self.by)
+
+
+class Releasing(Closing):
+    by: Memory | None = None
+
+    def send(self, store: Any) -> Any:
+        return store.release(self.claim, self.by)
+
+
+class ClaimingAll(Ask):
+    steps: Sequence[Claiming]
+
+    def send(self, store: Any) -> Any:
+        return store.claim_all([step.entry for step in self.steps])
+
+
+class ClosingAll(Ask):
+    steps: Sequence[Closing]
+
+    def send(self, store: Any) -> Any:
+        return store.close_all([Close(step.claim, step.by) for step in self.steps])
+
+
+class Watching(Step):
+    """From now on the heartbeat keeps these claims alive, until the flow ends."""
+
+    claims: Sequence[Claim]
+
+
+class LeaseLeft(Step):
+    """How long the claim is certainly still ours, by the worker's own monotonic clock."""
+
+    claim: Claim
+
+
+class Running(Step):
+    """Call the handler (or a probe) as the owner of this entry; the reply is how it `Ended`.
+
+    Without an entry it is a part of a handler that is already inside (`current().step`).
+    """
+
+    call: Callable[..., Any]
+    entry: Entry | None = None
+    # False in seen mode, and where the store is down: there is nothing to keep alive and no log of steps.
+    claimed: bool = True
+    probing: bool = False
+    cancel_when_lost: bool = False
+
+
+class Pausing(Step):
+    """Wait; the reply is how long it took."""
+
+    seconds: float
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a handler ended. `started` is False where an interrupt came before its first line."""
+
+    value: Any = None
+    error: BaseException | None = None
+    notes: bytes | None = None
+    started: bool = True
+
+
+Flow = Generator[Step, Any, T]
+
+
+class Hands(Protocol):
+    """What a driver works with: the guard's store and heartbeat, and the way in and out of a handler."""
+
+    store: Any
+
+    def enter(self, running: Running) -> Any: ...
+    def leave(self, current: Any) -> bytes | None: ...
+    def watch(self, claims: Sequence[Claim], sent: float) -> None: ...
+    def unwatch(self, claims: Sequence[Claim]) -> None: ...
+    def lease_left(self, claim: Claim) -> float: ...
+    def rescue(self, running: Running, error: BaseException) -> BaseException: ...
+
+
+def drive(flow: Flow[T], hands: Hands) -> T:
+    """Perform a flow's steps, blocking."""
+    reply: Any = None
+    failure: Exception | None = None
+    interrupt: BaseException | None = None
+    watched: list[Claim] = []
+    sent = 0.0
+    try:
+        while True:
+            step = flow.send(reply) if failure is None else flow.throw(failure)
+            reply = failure = None
+            if isinstance(step, Ask):
+                try:
+                    sent = time.monotonic()
+                    reply = step.send(hands.store)
+                except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
+                    failure = error
+                except BaseException as error:  # noqa: BLE001 - goes on after the clean-up
+                    interrupt = error
+                    reply, failure = _again(step, hands)
+            elif isinstance(step, Running):
+                reply = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
+            elif isinstance(step, Pausing):
+                if interrupt:
+                    raise interrupt
+                began = time.monotonic()
+                time.sleep(step.seconds)
+                reply = time.monotonic() - began
+            else:
+                reply = _attend(step, hands, watched, sent)
+    except StopIteration as end:
+        if interrupt:
+            raise interrupt from None
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        flow.close()
+        if watched:
+            hands.unwatch(watched)
+
+
+async def drive_async(flow: Flow[T], hands: Hands) -> T:
+    """Perform a flow's steps, awaiting."""
+    reply: Any = None
+    failure: Exception | None = None
+    interrupt: BaseException | None = None
+    watched: list[Claim] = []
+    sent = 0.0
+    try:
+        while True:
+            step = flow.send(reply) if failure is None else flow.throw(failure)
+            reply = failure = None
+            if isinstance(step, Ask):
+                try:
+                    sent = time.monotonic()
+                    reply = await step.send(hands.store)
+                except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
+                    failure = error
+                except BaseException as error:  # noqa: BLE001 - goes on after the clean-up
+                    interrupt = error
+                    reply, failure = await _again_shielded(step, hands)
+            elif isinstance(step, Running):
+                reply = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
+            elif isinstance(step, Pausing):
+                if interrupt:
+                    raise interrupt
+                began = time.monotonic()
+                await _sleep(step.seconds)
+                reply = time.monotonic() - began
+            else:
+                reply = _attend(step, hands, watched, sent)
+    except StopIteration as end:
+        if interrupt:
+            raise interrupt from None
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        flow.close()
+        if watched:
+            hands.unwatch(watched)
+
+
+def _attend(step: Step, hands: Hands, watched: list[Claim], sent: float) -> Any:
+    if isinstance(step, Watching):
+        watched.extend(step.claims)
+        return hands.watch(step.claims, sent)
+    if isinstance(step, LeaseLeft):
+        return hands.lease_left(step.claim)
+    raise AssertionError(f"no driver knows the step {step!r}")
+
+
+def _run(step: Running, hands: Hands) -> Ended:
+    current = hands.enter(step)
+    try:
+        value = step.call(current) if step.probing else step.call()
+    except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+        return Ended(error=error, notes=hands.leave(current))
+    notes = hands.leave(current)
+    if isinstance(value, (CoroutineType, GeneratorType)):
+        value.close()
+        return Ended(error=_not_run(value), notes=notes)
+    return Ended(value=value, notes=notes)
+
+
+async def _run_async(step: Running, hands: Hands) -> Ended:
+    current = hands.enter(step)
+    try:
+        value = step.call(current) if step.probing else step.call()
+        if isawaitable(value):
+            value = await value
+    except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+        return Ended(error=hands.rescue(step, error), notes=hands.leave(current))
+    notes = hands.leave(current)
+    if isinstance(value, GeneratorType):
+        value.close()
+        return Ended(error=_not_run(value), notes=notes)
+    return Ended(value=value, notes=notes)
+
+
+def _not_run(value: Any) -> UsageError:
+    if isinstance(value, CoroutineType):
+        return UsageError("the handler is async, and this guard is not: nothing ran. Use an AsyncGuard")
+    return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
+
+
+def _again(step: Ask, hands: Hands) -> tuple[Any, Exception | None]:
+    try:
+        return step.send(hands.store), None
+    except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
+        return None, error
+
+
+async def _again_shielded(step: Ask, hands: Hands) -> tuple[Any, Exception | None]:
+    """The operation once more, in a task that a further cancellation of ours does not reach."""
+    import asyncio
+
+    task = asyncio.ensure_future(step.send(hands.store))
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            continue
+    error = task.exception()
+    if isinstance(error, Exception):
+        return None, error
+    return task.result(), None
+
+
+async def _sleep(seconds: float) -> None:
+    import asyncio
+
+    await asyncio.sleep(seconds)

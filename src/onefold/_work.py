@@ -1,0 +1,117 @@
+"""What a flow has to know of one delivery, and how its values become records and records answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onefold._model import Asked, Ending, Outcome, Policy, Record, State
+from onefold.codecs import Codec, Unreadable, type_name
+from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
+from onefold.events import Kind, Teller
+
+
+class Work(msgspec.Struct, frozen=True):
+    """All that a flow has to know of one delivery."""
+
+    asked: Asked
+    policy: Policy
+    call: Callable[[], Any]
+    returns: Any
+    codec: Codec
+    tell: Teller
+    mint: Callable[[], bytes]
+
+
+def refused(work: Work, error: OnefoldError) -> OnefoldError:
+    work.tell(Kind.REFUSED, work.asked.address, detail=type(error).__name__)
+    return error
+
+
+def replay(work: Work, found: Record) -> Outcome[Any]:
+    """The stored result as an outcome. Raises `ResultUnreadable` where today's type does not fit it."""
+    value = None
+    if found.result is not None:
+        try:
+            value = work.codec.decode(found.result, work.returns)
+        except Unreadable as error:
+            raise ResultUnreadable.about(
+                work.asked.address, expected=type_name(work.returns), problem=str(error)
+            ) from error
+    work.tell(Kind.REPLAYED, work.asked.address, found.attempt)
+    return Outcome(
+        value=value, replayed=True, attempt=max(found.attempt, 1), omitted=found.omitted, remark=found.remark
+    )
+
+
+def done(work: Work, value: Any, attempt: int) -> Ending:
+    """The ending of a handler that returned."""
+    result, omitted = encode(work, value, attempt)
+    return Ending(
+        state=State.DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or ""
+    )
+
+
+def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | None]:
+    """The bytes to store, and why there are none where a result is left out."""
+    if value is None:
+        return None, None
+    why = "keep_result=False"
+    if work.policy.keep_result:
+        try:
+            stored = work.codec.encode(value, work.returns)
+        except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
+            why = str(error)
+        else:
+            if len(stored) <= work.policy.result_bytes_max:
+                return stored, None
+            why = f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
+    work.tell(Kind.OMITTED, work.asked.address, attempt, why)
+    return None, why
+
+
+def stored_error(work: Work, found: Record) -> Exception:
+    """The remembered exception, rebuilt if its class is one that the policy remembers."""
+    stored = {} if found.result is None else work.codec.decode(found.result, Any)
+    type_name, message = stored.get("type", "an error"), stored.get("message", found.remark)
+    for kind in _with_subclasses(work.policy.remember):
+        if _full_name(kind) == type_name and "args" in stored:
+            error = kind(*stored["args"])
+            error.add_note("onefold: replayed; the failure was remembered as final")
+            return error
+    return RememberedFailure.about(work.asked.address, type_name=type_name, message=message)
+
+
+def failed(work: Work, error: Exception) -> Ending:
+    facts: dict[str, Any] = {"type": _full_name(type(error)), "message": str(error)}
+    if _can_be_rebuilt(error):
+        facts["args"] = list(error.args)
+    for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
+        try:
+            result: bytes | None = work.codec.encode(attempt, Any)
+            break
+        except Exception:  # noqa: BLE001 - the arguments cannot be stored: the name and the message can
+            result = None
+    return Ending(state=State.FAILED, stay=work.policy.keep, result=result, remark=f"failed: {type(error).__name__}")
+
+
+def _can_be_rebuilt(error: Exception) -> bool:
+    """Whether its class and arguments make the same error again, as they do for most exceptions."""
+    try:
+        again = type(error)(*error.args)
+    except Exception:  # noqa: BLE001 - a constructor that wants something else
+        return False
+    return str(again) == str(error) and again.args == error.args and vars(again) == vars(error)
+
+
+def _with_subclasses(kinds: tuple[type[Exception], ...]) -> list[type[Exception]]:
+    found = list(kinds)
+    for kind in found:
+        found.extend(kind.__subclasses__())
+    return found
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

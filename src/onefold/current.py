@@ -1,0 +1,131 @@
+"""What a running handler may know of its own delivery: `current()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from typing import Any, Protocol, TypeVar
+
+from onefold._flow_steps import StepLog, take_step
+from onefold._model import Address, Entry
+from onefold._steps import Flow
+from onefold.codecs import Codec
+from onefold.errors import UsageError
+from onefold.events import Teller
+from onefold.heartbeat import Beat
+from onefold.keys import downstream
+
+T = TypeVar("T")
+
+
+class Tools(Protocol):
+    """What `step` works with: the guard's own."""
+
+    @property
+    def store(self) -> Any: ...
+    @property
+    def codec(self) -> Codec: ...
+    @property
+    def tell(self) -> Teller: ...
+    def conduct(self, flow: Flow[Any]) -> Any: ...
+
+
+class Current:
+    """One delivery, seen from inside its handler."""
+
+    __slots__ = ("_beat", "_entry", "_log", "_outer", "_reset", "_tools")
+
+    def __init__(self, entry: Entry, tools: Tools, *, beat: Beat | None) -> None:
+        self._entry = entry
+        self._tools = tools
+        # Without a beat there is no claim: seen mode, or a store that is down.
+        self._beat = beat
+        self._log: StepLog | None = None
+        self._outer: Current | None = None
+        self._reset: Token[Current | None] | None = None
+
+    @property
+    def operation(self) -> str:
+        return self._entry.address.operation
+
+    @property
+    def key(self) -> str:
+        return self._entry.address.key
+
+    @property
+    def scope(self) -> str:
+        """The scope, or the empty text where there is none."""
+        return self._entry.address.scope
+
+    @property
+    def attempt(self) -> int:
+        """Which start of the handler this is, from 1."""
+        return self._entry.attempt
+
+    @property
+    def token(self) -> str:
+        """Proves this claim, in hexadecimal digits. Pass it on where a late write has to be refused."""
+        return self._entry.token.hex()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim may be another's by now: it was refused, or not renewed for a whole lease."""
+        return self._beat is not None and self._beat.lost
+
+    def key_for(self, name: str) -> str:
+        """The key to send to a system downstream: the same on each attempt, machine and rerun."""
+        return downstream(self._entry.address, name, self._entry.bypasses)
+
+    def step(self, name: str, call: Callable[[], T], *, returns: Any = Any) -> T:
+        """Run one part of the handler at most once over all attempts, and remember its result.
+
+        An attempt that follows a crash gets the stored result instead of running the part again; only the part that
+        was under way is repeated. Raises `ClaimLost` if the claim had gone meanwhile. Under an `AsyncGuard` await it.
+        Without a claim (seen mode, or a store that is down) there is no log, and the part simply runs.
+        """
+        if self._beat is None:
+            return call()
+        if self._log is None:
+            self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
+        value: T = self._tools.conduct(take_step(self._log, name, call, returns))
+        return value
+
+    def __repr__(self) -> str:
+        return f"<current {self.operation} [key {self._entry.address.digest}] attempt {self.attempt}>"
+
+
+_current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
+
+
+def current() -> Current:
+    """The delivery whose handler is running here. Raises `UsageError` outside of a handler."""
+    found = _current.get()
+    if found is None:
+        raise UsageError("current() works inside a guarded handler, and none is running here")
+    return found
+
+
+def enter(inside: Current) -> Current:
+    """Make it the current one; every `enter` has its `leave`."""
+    inside._outer = _current.get()
+    inside._reset = _current.set(inside)
+    return inside
+
+
+def leave(inside: Current) -> bytes | None:
+    """Make the outer one current again; the answer is the log of finished steps."""
+    assert inside._reset is not None
+    _current.reset(inside._reset)
+    inside._reset = None
+    return inside._entry.notes if inside._log is None else inside._log.notes
+
+
+def is_inside(address: Address, store: object) -> bool:
+    """Whether a handler of this address, at the same store, is running around us."""
+    around = _current.get()
+    while around is not None:
+        # A task that outlives the handler inherits its context, but not its claim.
+        if around._reset is not None and around._tools.store is store and around._entry.address == address:
+            return True
+        around = around._outer
+    return False

@@ -1,0 +1,63 @@
+"""Durations are seconds, a `timedelta`, or words such as "30s", "24h", "7d" and "forever"."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Final
+
+from onefold.errors import UsageError
+
+FOREVER: Final = math.inf
+
+Duration = float | timedelta | str
+
+UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def seconds(duration: Duration, name: str) -> float:
+    """The duration in seconds; `name` is the argument that an error has to name."""
+    found = _seconds(duration)
+    if found is None or math.isnan(found):
+        raise UsageError(
+            f"{name}={duration!r} is not a duration: use seconds, a timedelta, "
+            f'or a number with a unit ({", ".join(UNITS)}) such as "30s" or "7d", or "forever"'
+        )
+    if found < 0:
+        raise UsageError(f"{name}={duration!r} is negative: a duration is zero or more")
+    return found
+
+
+def _seconds(duration: object) -> float | None:
+    if isinstance(duration, bool):
+        return None
+    if isinstance(duration, (int, float)):
+        return float(duration)
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    if isinstance(duration, str):
+        return _from_words(duration.strip().lower())
+    return None
+
+
+def _from_words(words: str) -> float | None:
+    if words == "forever":
+        return FOREVER
+    for unit in sorted(UNITS, key=len, reverse=True):
+        if words.endswith(unit):
+            try:
+                return float(words.removesuffix(unit)) * UNITS[unit]
+            except ValueError:
+                return None
+    return None
+
+
+def in_words(duration: float) -> str:
+    """The duration as a person writes it: "30s", "24h", "forever"."""
+    if duration == FOREVER:
+        return "forever"
+    for unit in ("w", "d", "h", "m", "s"):
+        count = duration / UNITS[unit]
+        if count >= 1 and count == int(count) and (unit != "w" or count > 1):
+            return f"{int(count)}{unit}"
+    return f"{duration:g}s"

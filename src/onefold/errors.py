@@ -1,0 +1,178 @@
+"""What can go wrong, and what it means outside. This file imports nothing of ours.
+
+    OnefoldError
+    ├── UsageError           the calling code is wrong: a name, a type, a duration, a colour
+    ├── MissingKey           no usable key, and one is wanted
+    ├── KeyReused            this key was used with another payload
+    ├── InProgress           another delivery runs it now
+    ├── OnHold               its outcome is unknown: a person or a probe must resolve it
+    ├── InsideItself         the handler delivered its own key again
+    ├── ClaimLost            it ran, but its claim had gone to another
+    ├── ResultNotKept        it is done, but there is no stored result to replay
+    │   └── ResultUnreadable there is one, but today's code cannot read it
+    ├── RememberedFailure    it failed for good, and its own exception cannot be rebuilt
+    ├── StoreUnavailable     the store did not answer
+    ├── NotInTransaction     `within` was called where no transaction is open
+    └── OutcomeUnknown       raised by handlers: "nobody knows whether it happened"
+
+A message names the operation and the digest of the key, as logs do; the key itself is in the attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+
+class Named(Protocol):
+    """What an error needs to know of an address."""
+
+    @property
+    def scope(self) -> str: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class OnefoldError(Exception):
+    """The root of every error that Onefold raises by itself."""
+
+    says = "something went wrong"
+
+    operation: str = ""
+    key: str = ""
+    scope: str = ""
+
+    @classmethod
+    def about(cls, address: Named, **facts: Any) -> Self:
+        """The error for one address, its message made from `says`; the facts become attributes."""
+        error = cls(f"{address.operation} [key {address.digest}]: {cls.says.format(**facts)}")
+        error.operation, error.key, error.scope = address.operation, address.key, address.scope
+        for name, fact in facts.items():
+            setattr(error, name, fact)
+        return error
+
+
+class UsageError(OnefoldError, ValueError):
+    """The code that calls Onefold is wrong; nothing has run."""
+
+
+class MissingKey(OnefoldError, ValueError):
+    """There is no usable key: none was given, it is empty, too long or of a wrong type."""
+
+
+class KeyReused(OnefoldError):
+    """The key was used before with another payload: a bug of the sender. The record was not touched."""
+
+    says = (
+        "this key was used before with another payload. Nothing ran, and the record was not touched. "
+        "Mint a new key for a new operation, or send the payload of the first one"
+    )
+
+
+class InProgress(OnefoldError):
+    """Another delivery runs it now. Do not acknowledge: its owner may still die."""
+
+    says = "another delivery is running it. Deliver it again in {retry_after:.2g} s; do not acknowledge it"
+
+    retry_after: float = 0.0
+
+
+class OnHold(OnefoldError):
+    """The outcome of an earlier run is unknown, and a person or a probe has to resolve it."""
+
+    says = (
+        "on hold: {remark}. Find out whether the effect happened, then call guard.resolve(operation, key, "
+        "done(value) | failed(error) | rerun(), by=..., reason=...)"
+    )
+
+    remark: str = ""
+
+
+class InsideItself(OnefoldError):
+    """The handler delivered its own key to its own operation again: it would wait for itself."""
+
+    says = "called from inside its own handler. Give the inner call an operation or a key of its own"
+
+
+class ClaimLost(OnefoldError):
+    """The handler ran, but its lease had ended and its claim had gone. `value` is what it returned."""
+
+    says = (
+        "the handler ran, but its lease had ended before and the claim is not its own any more. "
+        "What it returned is in error.value; the record is the new owner's"
+    )
+
+    value: Any = None
+
+
+class ResultNotKept(OnefoldError):
+    """It is done, and will not run again; but no result was stored, so that there is none to replay."""
+
+    says = "done before, but its result was not kept ({remark}). It did not run again"
+
+    remark: str = ""
+
+
+class ResultUnreadable(ResultNotKept):
+    """It is done, but the stored result does not fit the type that today's code expects."""
+
+    says = (
+        "done before, but its stored result does not fit {expected}: {problem}. It did not run again. "
+        "Keep the type able to read what it wrote, or pass returns= with the type that wrote it"
+    )
+
+    expected: str = ""
+    problem: str = ""
+
+
+class RememberedFailure(OnefoldError):
+    """It failed with an exception that the policy remembers as final, and that cannot be rebuilt here."""
+
+    says = "failed for good before: {type_name}: {message}"
+
+    type_name: str = ""
+    message: str = ""
+
+
+class StoreUnavailable(OnefoldError):
+    """The store did not answer, or refused. Before a handler this means that nothing ran."""
+
+
+class NotInTransaction(OnefoldError):
+    """`within` needs an open transaction on the connection, and the driver reports none."""
+
+
+class OutcomeUnknown(OnefoldError):
+    """For handlers to raise when nobody knows whether the effect happened (a lost answer, say)."""
+
+
+Queue = Literal["ack", "later", "never", "by policy", "read once", "the broker's own rule"]
+
+
+class Meaning(NamedTuple):
+    """What an error means to the world outside: an HTTP status, and what becomes of a queue's message."""
+
+    http: int
+    queue: Queue
+    retry_after: bool = False
+
+
+# The one source of the table "errors, and what each means outside"; adapters and documentation read it.
+MEANINGS: dict[type[Exception], Meaning] = {
+    UsageError: Meaning(500, "never"),
+    MissingKey: Meaning(400, "by policy"),
+    KeyReused: Meaning(422, "never"),
+    InProgress: Meaning(409, "later", retry_after=True),
+    OnHold: Meaning(409, "later"),
+    InsideItself: Meaning(500, "never"),
+    ClaimLost: Meaning(409, "read once"),
+    ResultNotKept: Meaning(200, "ack"),
+    ResultUnreadable: Meaning(500, "ack"),
+    RememberedFailure: Meaning(500, "never"),
+    StoreUnavailable: Meaning(503, "later", retry_after=True),
+    NotInTransaction: Meaning(500, "never"),
+    OutcomeUnknown: Meaning(500, "the broker's own rule"),
+}

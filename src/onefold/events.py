@@ -1,0 +1,95 @@
+"""What happened, for whoever listens: one frozen class, one callable.
+
+`Guard(on_event=fn)` hears one guard, `onefold.subscribe(fn)` hears all guards of the process. A listener is called
+in the thread or task of the delivery, so it should be quick; an exception in it is logged, never raised.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from onefold._model import Address
+
+log = logging.getLogger("onefold")
+
+
+class Kind(enum.StrEnum):
+    """What happened to a delivery."""
+
+    STARTED = "started"
+    FINISHED = "finished"
+    REPLAYED = "replayed"
+    REFUSED = "refused"
+    WAITED = "waited"
+    TAKEN_OVER = "taken_over"
+    BYPASSED = "bypassed"
+    FAILED = "failed"
+    RELEASED = "released"
+    LEFT = "left"
+    HELD = "held"
+    SKIPPED = "skipped"
+    PROBED = "probed"
+    LOST = "lost"
+    OMITTED = "omitted"
+    NOT_REMEMBERED = "not_remembered"
+    UNPROTECTED = "unprotected"
+    STORE_FAILED = "store_failed"
+    RESOLVED = "resolved"
+    FORGOTTEN = "forgotten"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened to one address. Never holds a body; `digest` is what belongs into a log."""
+
+    kind: Kind
+    address: Address
+    attempt: int = 0
+    # An error's name, a reason, who resolved it: short, for people.
+    detail: str = ""
+
+    @property
+    def operation(self) -> str:
+        return self.address.operation
+
+    @property
+    def digest(self) -> str:
+        return self.address.digest
+
+
+Listener = Callable[[Event], object]
+
+_process: list[Listener] = []
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Call `listener` with every event of every guard in this process; the answer ends it again."""
+    _process.append(listener)
+
+    def unsubscribe() -> None:
+        if listener in _process:
+            _process.remove(listener)
+
+    return unsubscribe
+
+
+class Teller:
+    """Tells one guard's listeners and those of the process. Costs next to nothing while nobody listens."""
+
+    __slots__ = ("_own",)
+
+    def __init__(self, on_event: Listener | Iterable[Listener] = ()) -> None:
+        self._own: tuple[Listener, ...] = (on_event,) if callable(on_event) else tuple(on_event)
+
+    def __call__(self, kind: Kind, address: Address, attempt: int = 0, detail: str = "") -> None:
+        if not self._own and not _process:
+            return
+        event = Event(kind=kind, address=address, attempt=attempt, detail=detail)
+        for listener in (*self._own, *_process):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("onefold: a listener failed on %s of %s [key %s]", kind, event.operation, event.digest)

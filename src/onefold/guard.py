@@ -1,0 +1,205 @@
+"""The front door for blocking code: `Guard`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf
+from onefold._flow_batch import deliver_all
+from onefold._flow_records import forget, read, resolve
+from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
+from onefold._model import Outcome, Policy, Record, Resolution
+from onefold._steps import drive
+from onefold.codecs import Codec
+from onefold.events import Listener
+from onefold.heartbeat import Heartbeat
+from onefold.keys import Key
+from onefold.stores._open import StoreSource
+from onefold.stores.base import Batching
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+M = TypeVar("M")
+
+
+class Guarded(Protocol[P, R]):
+    """A decorated function: called as before, and with two more ways to call it."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
+
+    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """The same, with what happened: `Outcome(value, replayed, attempt, ...)`."""
+
+    def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """Run it deliberately once more, although it is finished."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Guarded[P, R]: ...
+    @overload
+    def __get__(self: Guarded[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Callable[Q, R]: ...
+
+
+class Guard(Front):
+    """Makes at-least-once deliveries safe: whatever is delivered twice happens once.
+
+    `store` is a URL (`memory:`), a `Store`, or a function that returns one, asked on first use. Thread-safe, nestable,
+    fork-safe. What the caller brought is not closed.
+    """
+
+    def __init__(
+        self,
+        store: StoreSource,
+        *,
+        policy: Policy | None = None,
+        scope: str | Callable[[], str | None] | None = None,
+        on_event: Listener | Iterable[Listener] = (),
+        codec: Codec | None = None,
+    ) -> None:
+        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec)
+
+    def idempotent(
+        self,
+        operation: str,
+        *,
+        key: KeyOf,
+        scope: ScopeOf = None,
+        fingerprint: FingerprintOf = ALL,
+        policy: Policy | None = None,
+        returns: Any = Any,
+    ) -> Callable[[Callable[P, R]], Guarded[P, R]]:
+        """Decorate a function: claim its key, run it, remember what it returned.
+
+        `key` is an argument's name, several names, or a function of the arguments. The fingerprint is made of all other
+        arguments, of those that `fingerprint` names, or (None) of nothing. The decorated function raises `KeyReused`,
+        `InProgress`, `OnHold`, `ClaimLost`, `ResultNotKept`, `StoreUnavailable`, `MissingKey`, and its own errors.
+        """
+
+        def decorate(function: Callable[P, R]) -> Guarded[P, R]:
+            call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
+
+            def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+                asked = self._asked_by(call, args, kwargs, bypass=bypass)
+                tools, wanted = self._tools(), result_type()
+                work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
+                outcome = drive(self._deliver(work, tools), tools)
+                return unwrap(outcome, asked, wanted) if bare else outcome
+
+            @functools.wraps(function)
+            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", deliver(args, kwargs, bypass=False, bare=True))
+
+            def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+                return cast("Outcome[R]", deliver(args, kwargs, bypass=False, bare=False))
+
+            def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+                return cast("Outcome[R]", deliver(args, kwargs, bypass=True, bare=False))
+
+            guarded.outcome = outcome  # type: ignore[attr-defined]
+            guarded.bypass = bypass  # type: ignore[attr-defined]
+            return cast("Guarded[P, R]", guarded)
+
+        return decorate
+
+    def run(
+        self,
+        operation: str,
+        key: Key,
+        call: Callable[[], R],
+        *,
+        returns: Any = Any,
+        scope: str | None = None,
+        fingerprint: object = None,
+        policy: Policy | None = None,
+        bypass: bool = False,
+    ) -> Outcome[R]:
+        """Run `call` once for this key; a duplicate gets the stored result.
+
+        `fingerprint` is the payload itself: the same key with another one is refused. `bypass=True` runs it although
+        it is finished.
+        """
+        asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
+        tools = self._tools()
+        work = self._work(asked, call, self._returns(call, returns, policy), policy)
+        return drive(self._deliver(work, tools), tools)
+
+    def run_batch(
+        self,
+        operation: str,
+        messages: Sequence[M],
+        *,
+        key: Callable[[M], object],
+        handler: Callable[[M], R],
+        returns: Any = Any,
+        scope: str | Callable[[M], str] | None = None,
+        fingerprint: Callable[[M], object] | None = None,
+        policy: Policy | None = None,
+    ) -> list[Outcome[R] | Exception]:
+        """Call `handler` for each message that is new; outcomes or errors come back in the order of the messages.
+
+        One round trip claims all, one ends all. One poison message never fails its neighbours; of equal keys one runs,
+        and the others share its outcome.
+        """
+        tools, returns = self._tools(), self._returns(handler, returns, policy)
+        works = [
+            self._batch_work(
+                message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
+            )
+            for message in messages
+        ]
+        batching = isinstance(tools.store, Batching)
+        results: list[Outcome[R] | Exception] = []
+        for start in range(0, len(works), BATCH_MAX):
+            results += drive(deliver_all(works[start : start + BATCH_MAX], batching=batching), tools)
+        return results
+
+    def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
+        """The record of this key, if there is one."""
+        return drive(read(self._by_hand(operation, key, scope)), self._tools())
+
+    def resolve(
+        self,
+        operation: str,
+        key: Key,
+        resolution: Resolution,
+        *,
+        by: str,
+        reason: str,
+        scope: str | None = None,
+        returns: Any = Any,
+    ) -> Record:
+        """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. Who and why is written into the record.
+
+        Its late owner, if there is one, is refused from now on. The answer is the record as it was before.
+        """
+        work = self._by_hand(operation, key, scope, returns)
+        return drive(resolve(work, resolution, by=by, reason=reason), self._tools())
+
+    def forget(self, operation: str, key: Key, *, scope: str | None = None) -> bool:
+        """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs."""
+        return drive(forget(self._by_hand(operation, key, scope)), self._tools())
+
+    def close(self) -> None:
+        """Stop the heartbeat, and close the store if it was opened here."""
+        with self._opening:
+            opened, self._opened, self._closed = self._opened, None, True
+        if opened is not None:
+            cast("Heartbeat", opened.tools.heartbeat).close()
+            if opened.ours:
+                opened.tools.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _toolbox(self, store: Any) -> Toolbox:
+        return Toolbox(store, Heartbeat(lambda: store, self._tell), self._codec, self._tell, drive)

@@ -1,0 +1,189 @@
+"""The front door for async code: `AsyncGuard`. It imports no asyncio of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf
+from onefold._flow_batch import deliver_all
+from onefold._flow_records import forget, read, resolve
+from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
+from onefold._model import Outcome, Policy, Record, Resolution
+from onefold._steps import drive_async
+from onefold.codecs import Codec
+from onefold.events import Listener
+from onefold.heartbeat import AsyncHeartbeat
+from onefold.keys import Key
+from onefold.stores._open import AsyncStoreSource
+from onefold.stores.base import AsyncBatching
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+M = TypeVar("M")
+
+
+class AsyncGuarded(Protocol[P, R]):
+    """A decorated async function: awaited as before, and with two more ways to call it."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
+
+    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
+        """The same, with what happened: `Outcome(value, replayed, attempt, ...)`."""
+
+    def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
+        """Run it deliberately once more, although it is finished."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> AsyncGuarded[P, R]: ...
+    @overload
+    def __get__(
+        self: AsyncGuarded[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> Callable[Q, Coroutine[Any, Any, R]]: ...
+
+
+class AsyncGuard(Front):
+    """`Guard`, awaited: the same names, the same rules. One guard may be used from several event loops in turn."""
+
+    _awaited = True
+
+    def __init__(
+        self,
+        store: AsyncStoreSource,
+        *,
+        policy: Policy | None = None,
+        scope: str | Callable[[], str | None] | None = None,
+        on_event: Listener | Iterable[Listener] = (),
+        codec: Codec | None = None,
+    ) -> None:
+        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec)
+
+    def idempotent(
+        self,
+        operation: str,
+        *,
+        key: KeyOf,
+        scope: ScopeOf = None,
+        fingerprint: FingerprintOf = ALL,
+        policy: Policy | None = None,
+        returns: Any = Any,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncGuarded[P, R]]:
+        """Decorate an async function: claim its key, run it, remember what it returned. See `Guard.idempotent`."""
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]:
+            call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
+
+            async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+                asked = self._asked_by(call, args, kwargs, bypass=bypass)
+                tools, wanted = self._tools(), result_type()
+                work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
+                outcome = await drive_async(self._deliver(work, tools), tools)
+                return unwrap(outcome, asked, wanted) if bare else outcome
+
+            @functools.wraps(function)
+            async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", await deliver(args, kwargs, bypass=False, bare=True))
+
+            async def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+                return cast("Outcome[R]", await deliver(args, kwargs, bypass=False, bare=False))
+
+            async def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+                return cast("Outcome[R]", await deliver(args, kwargs, bypass=True, bare=False))
+
+            guarded.outcome = outcome  # type: ignore[attr-defined]
+            guarded.bypass = bypass  # type: ignore[attr-defined]
+            return cast("AsyncGuarded[P, R]", guarded)
+
+        return decorate
+
+    async def run(
+        self,
+        operation: str,
+        key: Key,
+        call: Callable[[], Awaitable[R]],
+        *,
+        returns: Any = Any,
+        scope: str | None = None,
+        fingerprint: object = None,
+        policy: Policy | None = None,
+        bypass: bool = False,
+    ) -> Outcome[R]:
+        """Await `call` once for this key; a duplicate gets the stored result. See `Guard.run`."""
+        asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
+        tools = self._tools()
+        work = self._work(asked, call, self._returns(call, returns, policy), policy)
+        return await drive_async(self._deliver(work, tools), tools)
+
+    async def run_batch(
+        self,
+        operation: str,
+        messages: Sequence[M],
+        *,
+        key: Callable[[M], object],
+        handler: Callable[[M], Awaitable[R]],
+        returns: Any = Any,
+        scope: str | Callable[[M], str] | None = None,
+        fingerprint: Callable[[M], object] | None = None,
+        policy: Policy | None = None,
+    ) -> list[Outcome[R] | Exception]:
+        """Await `handler` for each message that is new, one after the other. See `Guard.run_batch`."""
+        tools, returns = self._tools(), self._returns(handler, returns, policy)
+        works = [
+            self._batch_work(
+                message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
+            )
+            for message in messages
+        ]
+        batching = isinstance(tools.store, AsyncBatching)
+        results: list[Outcome[R] | Exception] = []
+        for start in range(0, len(works), BATCH_MAX):
+            results += await drive_async(deliver_all(works[start : start + BATCH_MAX], batching=batching), tools)
+        return results
+
+    async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
+        """The record of this key, if there is one."""
+        return await drive_async(read(self._by_hand(operation, key, scope)), self._tools())
+
+    async def resolve(
+        self,
+        operation: str,
+        key: Key,
+        resolution: Resolution,
+        *,
+        by: str,
+        reason: str,
+        scope: str | None = None,
+        returns: Any = Any,
+    ) -> Record:
+        """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. See `Guard.resolve`."""
+        work = self._by_hand(operation, key, scope, returns)
+        return await drive_async(resolve(work, resolution, by=by, reason=reason), self._tools())
+
+    async def forget(self, operation: str, key: Key, *, scope: str | None = None) -> bool:
+        """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs."""
+        return await drive_async(forget(self._by_hand(operation, key, scope)), self._tools())
+
+    async def aclose(self) -> None:
+        """Stop the heartbeat, and close the store if it was opened here."""
+        with self._opening:
+            opened, self._opened, self._closed = self._opened, None, True
+        if opened is not None:
+            await cast("AsyncHeartbeat", opened.tools.heartbeat).aclose()
+            if opened.ours:
+                await opened.tools.store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _toolbox(self, store: Any) -> Toolbox:
+        return Toolbox(store, AsyncHeartbeat(lambda: store, self._tell), self._codec, self._tell, drive_async)

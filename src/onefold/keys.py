@@ -1,0 +1,137 @@
+"""Keys: checked before a store is asked, minted by senders, derived for the systems downstream."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from onefold._model import KEY_MAX, OPERATION_MAX, RECIPE_BYTES, SCOPE_MAX, Address
+from onefold.codecs import encode_by_hook
+from onefold.errors import MissingKey, UsageError
+
+Key = str | int | uuid.UUID
+
+_KEY_TYPES: Final = "a key is a str, an int or a UUID, minted by the sender"
+
+
+def mint() -> str:
+    """A new key. Senders call it once per logical operation, and keep it over every retry."""
+    return str(uuid.uuid4())
+
+
+def address(operation: str, key: object, scope: str | None = None) -> Address:
+    """The checked address. Raises `MissingKey` for a key that cannot be used, `UsageError` for the rest."""
+    return Address(checked_scope(scope), checked_operation(operation), checked_key(key, operation))
+
+
+def checked_key(key: object, operation: str = "") -> str:
+    """The key as text. An int and its decimal digits are one key, and so are a UUID and its usual form."""
+    if type(key) is str:
+        text = key
+    elif isinstance(key, (str, int, uuid.UUID)) and not isinstance(key, bool):
+        text = str.__str__(key) if isinstance(key, str) else str(key)
+    else:
+        shown = f"key={key!r}" if key is None or isinstance(key, (bool, float)) else "the key"
+        raise _missing(operation, f"{shown} is of type {type(key).__name__}: {_KEY_TYPES}")
+    if not text or text.isspace():
+        raise _missing(operation, f"key={text!r} is empty: {_KEY_TYPES}")
+    # A str of n characters has between n and 4n bytes, so that most keys need not be encoded to be measured.
+    if len(text) * 4 > KEY_MAX or not text.isascii() or "\0" in text:
+        problem = _problem(text, KEY_MAX)
+        if problem:
+            raise _missing(operation, f"the key {problem}")
+    return text
+
+
+def checked_operation(operation: object) -> str:
+    """The operation's name, given by hand."""
+    if not isinstance(operation, str) or not operation.strip():
+        raise UsageError(f"operation={operation!r} has to be a name such as 'charge'")
+    problem = _problem(operation, OPERATION_MAX)
+    if problem:
+        raise UsageError(f"operation={operation[:40]!r} {problem}")
+    return operation
+
+
+def checked_scope(scope: object) -> str:
+    """The scope as text; none is the empty scope. An empty string is refused: a tenant went missing."""
+    if scope is None:
+        return ""
+    if not isinstance(scope, str) or not scope:
+        raise UsageError(f"scope={scope!r} has to be the name of a tenant or caller, or None where there is only one")
+    problem = _problem(scope, SCOPE_MAX)
+    if problem:
+        raise UsageError(f"scope={scope[:40]!r} {problem}")
+    return scope
+
+
+def joined(parts: tuple[object, ...]) -> str:
+    """One key made of several: each part with its length before it, so that no two lists collide."""
+    texts = [checked_key(part) for part in parts]
+    return "".join(f"{len(text)}:{text}" for text in texts)
+
+
+def downstream(address: Address, name: str, bypasses: int) -> str:
+    """The key for a system downstream: the same on each attempt, machine and rerun; another after a bypass.
+
+    It has the form of a UUID (version 8), which every provider takes.
+    """
+    named = name.encode()
+    seed = b"onefold key_for 1" + address.packed + len(named).to_bytes(2) + named + bypasses.to_bytes(4)
+    number = int.from_bytes(hashlib.sha256(seed).digest()[:16])
+    version_and_variant = (8 << 76) | (0b10 << 62)
+    return str(uuid.UUID(int=number & ~((0xF << 76) | (0b11 << 62)) | version_and_variant))
+
+
+def _canonical_by_hook(value: object) -> object:
+    # A pydantic model as a mapping, whose members are sorted; the stored form is text, whose members are not.
+    if hasattr(type(value), "model_dump"):
+        return value.model_dump(mode="json", by_alias=True)  # type: ignore[attr-defined]
+    return encode_by_hook(value)
+
+
+# Members of mappings and sets are sorted: two forms of one payload have one digest.
+_canonical: Final = msgspec.msgpack.Encoder(enc_hook=_canonical_by_hook, order="deterministic")
+
+
+def recipe(*names: str) -> bytes:
+    """The id of a way to make fingerprints: which fields, in which canonical form."""
+    return hashlib.sha256("\0".join(("onefold fingerprint 1", *names)).encode()).digest()[:RECIPE_BYTES]
+
+
+def fingerprint(recipe: bytes, payload: object) -> bytes:
+    """The digest of a payload. Raises `UsageError` where it has no canonical form."""
+    try:
+        return recipe + hashlib.sha256(_canonical.encode(payload)).digest()
+    except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
+        raise UsageError(f"the payload cannot be fingerprinted: {error}") from error
+
+
+def undigestible(payload: Mapping[str, object]) -> str:
+    """The name of the first argument that has no canonical form."""
+    for name, value in payload.items():
+        try:
+            fingerprint(b"", value)
+        except UsageError:
+            return name
+    return ""
+
+
+def _problem(text: str, limit: int) -> str:
+    if "\0" in text:
+        return "holds a NUL character, which not every store can keep"
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair, which is no text"
+    return f"has {size} bytes of UTF-8, and the limit is {limit}: send a digest of it instead" if size > limit else ""
+
+
+def _missing(operation: str, why: str) -> MissingKey:
+    error = MissingKey(f"{operation}: {why}" if operation else why)
+    error.operation = operation
+    return error

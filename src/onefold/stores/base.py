@@ -1,0 +1,101 @@
+"""The seam: what a store can do, and what a store may be able to do besides.
+
+A store compares and swaps. It never looks at a lease or a fingerprint to decide something. Its promises:
+
+- `token` answers "is it still mine?", token and revision together answer "is it still what I saw?".
+- Every operation is idempotent by token: a reply may get lost, and the client library sends it again.
+- Durations cross the seam and are counted by the store's own clock.
+- A record past its stay counts as free; a store may return it or not.
+
+`onefold.testing.StoreContract` is the definition; a store that passes all of it is a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Six atomic operations. A store that cannot be reached raises `StoreUnavailable`."""
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        """Write the entry, or say what is in the way.
+
+        Without `replacing`: if the address is free. With it: if the record still has the token *and* the revision
+        of `replacing`; where it is not there any more the answer is `GONE`, because what was decided about it
+        must not be written over nothing. `None` means written. A claim that finds the token of its entry has
+        succeeded before (unless it keeps the token of `replacing`, as marking a record held does).
+        """
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        """Renew the lease and the stay of a running record; on a held one keep only the notes. False: not ours."""
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        """End the record. True if it is ours, also if this token ended it before. False: not ours."""
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        """Forget the record, or leave it open. True if it was ours or is not there. False: another's."""
+
+    def read(self, address: Address) -> Record | None:
+        """The record, from the primary."""
+
+    def purge(self, limit: int) -> int:
+        """Remove up to `limit` records past their stay; how many were removed."""
+
+
+@runtime_checkable
+class AsyncStore(Protocol):
+    """The same six, awaited."""
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
+    async def extend(self, claim: Claim, notes: bytes | None = None) -> bool: ...
+    async def finish(self, claim: Claim, ending: Ending) -> bool: ...
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool: ...
+    async def read(self, address: Address) -> Record | None: ...
+    async def purge(self, limit: int) -> int: ...
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """Many addresses in one round trip; answers come in the order of the questions."""
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
+    def close_all(self, closes: Sequence[Close]) -> list[bool]: ...
+
+
+@runtime_checkable
+class AsyncBatching(Protocol):
+    """Many addresses in one round trip, awaited."""
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
+    async def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
+    async def close_all(self, closes: Sequence[Close]) -> list[bool]: ...
+
+
+class Query(NamedTuple):
+    """Which records to list; `None` is any. `after` is the last address of the page before."""
+
+    scope: str | None = None
+    operation: str | None = None
+    key: str | None = None
+    state: State | None = None
+    after: Address | None = None
+
+
+@runtime_checkable
+class Browsable(Protocol):
+    """For tools: list records in the order of their addresses."""
+
+    def browse(self, query: Query, limit: int) -> list[Record]: ...
+
+
+@runtime_checkable
+class AsyncBrowsable(Protocol):
+    """For tools, awaited."""
+
+    async def browse(self, query: Query, limit: int) -> list[Record]: ...

@@ -1,0 +1,340 @@
+"""The reference store: one process, one dictionary, O(1) a call. For tests, and for work that dies with its process.
+
+It never drops a record before its stay is over. Bounded on request (`memory:?limit=10000`): when it is full
+of records that are still needed, it refuses new ones, because forgetting one would let a duplicate run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold.errors import StoreUnavailable, UsageError
+from onefold.stores.base import Query
+
+# Each new record looks at this many old ones: more than one, so that the sweep outruns the growth.
+SWEPT_PER_CLAIM = 2
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A record as it is kept: durations have become moments of the store's clock."""
+
+    token: bytes
+    revision: int
+    state: State
+    attempt: int
+    leased_until: float
+    expires: float
+    began: float
+    bypasses: int
+    fingerprint: bytes | None
+    notes: bytes | None
+    result: bytes | None
+    omitted: bool
+    remark: str
+
+
+class MemoryStore:
+    """A `Store`, `Batching` and `Browsable`; safe to share between threads."""
+
+    def __init__(self, *, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit={limit} has to be 1 or more")
+        self._limit = limit
+        self._clock = clock
+        # In the order of the sweep, which moves what it has looked at to the end.
+        self._rows: OrderedDict[Address, Row] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({len(self._rows)} records)"
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        with self._mutex:
+            return self._claim(entry, replacing, self._clock())
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        with self._mutex:
+            return self._extend(claim, notes, self._clock())
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        with self._mutex:
+            return self._finish(claim, ending, self._clock())
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        with self._mutex:
+            return self._release(claim, memory, self._clock())
+
+    def read(self, address: Address) -> Record | None:
+        with self._mutex:
+            now = self._clock()
+            row = self._alive(address, now)
+            return None if row is None else _record(address, row, now)
+
+    def purge(self, limit: int) -> int:
+        with self._mutex:
+            now = self._clock()
+            expired = [address for address, row in self._rows.items() if row.expires <= now][:limit]
+            for address in expired:
+                del self._rows[address]
+            return len(expired)
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        with self._mutex:
+            now = self._clock()
+            return [self._claim(entry, None, now) for entry in entries]
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        with self._mutex:
+            now = self._clock()
+            return [self._extend(claim, None, now) for claim in claims]
+
+    def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        with self._mutex:
+            now = self._clock()
+            return [
+                self._finish(close.claim, close.by, now)
+                if isinstance(close.by, Ending)
+                else self._release(close.claim, close.by, now)
+                for close in closes
+            ]
+
+    def browse(self, query: Query, limit: int) -> list[Record]:
+        with self._mutex:
+            now = self._clock()
+            records = [_record(address, row, now) for address, row in self._rows.items() if row.expires > now]
+        chosen = [record for record in records if _matches(record, query)]
+        return sorted(chosen, key=lambda record: record.address.packed)[:limit]
+
+    def close(self) -> None:
+        """Nothing to close: the records stay as long as the store does."""
+
+    def _claim(self, entry: Entry, replacing: Record | None, now: float) -> Record | Gone | None:
+        row = self._alive(entry.address, now)
+        if row is not None and row.token == entry.token and not _keeps_token(entry, replacing):
+            return None
+        if replacing is None:
+            if row is not None:
+                return _record(entry.address, row, now)
+            self._make_room(now)
+        elif row is None:
+            return GONE
+        elif not self._is_still(row, replacing):
+            return _record(entry.address, row, now)
+        revision = row.revision + 1 if row is not None and row.token == entry.token else 1
+        self._rows[entry.address] = _row(entry, revision, now)
+        return None
+
+    def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
+        row = self._mine(claim, now)
+        if row is None:
+            return False
+        if notes is not None:
+            row = replace(row, notes=notes)
+        match row.state:
+            case State.RUNNING:
+                row = replace(row, leased_until=now + claim.lease, expires=now + claim.stay)
+            case State.HELD:
+                pass
+            case _:
+                return False
+        self._rows[claim.address] = replace(row, revision=row.revision + 1)
+        return True
+
+    def _finish(self, claim: Claim, ending: Ending, now: float) -> bool:
+        row = self._mine(claim, now)
+        if row is None:
+            return False
+        self._rows[claim.address] = replace(
+            row,
+            revision=row.revision + 1,
+            state=ending.state,
+            leased_until=now,
+            expires=now + ending.stay,
+            notes=ending.notes,
+            result=ending.result,
+            omitted=ending.omitted,
+            remark=ending.remark,
+        )
+        return True
+
+    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+        if self._alive(claim.address, now) is None:
+            return True
+        row = self._mine(claim, now)
+        if row is None:
+            return False
+        if memory is None:
+            del self._rows[claim.address]
+        else:
+            self._rows[claim.address] = replace(
+                row,
+                revision=row.revision + 1,
+                state=State.OPEN,
+                attempt=memory.attempt,
+                leased_until=now,
+                expires=now + memory.stay,
+                notes=memory.notes,
+                remark=memory.remark,
+            )
+        return True
+
+    def _alive(self, address: Address, now: float) -> Row | None:
+        row = self._rows.get(address)
+        return None if row is None or row.expires <= now else row
+
+    def _mine(self, claim: Claim, now: float) -> Row | None:
+        """The row, if this claim's token still owns it."""
+        row = self._alive(claim.address, now)
+        return None if row is None or row.token != claim.token else row
+
+    def _is_still(self, row: Row, replacing: Record) -> bool:
+        """Whether the row is what its finder saw: neither token nor revision alone would be enough."""
+        return row.token == replacing.token and row.revision == replacing.revision
+
+    def _make_room(self, now: float) -> None:
+        """A few steps of the sweep; where a bound is reached, a whole one, before refusing."""
+        self._sweep_some(SWEPT_PER_CLAIM, now)
+        if self._limit is None or len(self._rows) < self._limit:
+            return
+        self._sweep_some(len(self._rows), now)
+        if len(self._rows) >= self._limit:
+            raise StoreUnavailable(
+                f"the memory store is full: it holds limit={self._limit} records that are still needed. "
+                "Raise the limit, keep records for a shorter time, or use a store with a disk"
+            )
+
+    def _sweep_some(self, steps: int, now: float) -> None:
+        for _ in range(min(steps, len(self._rows))):
+            oldest = next(iter(self._rows))
+            if self._rows[oldest].expires <= now:
+                del self._rows[oldest]
+            else:
+                self._rows.move_to_end(oldest)
+
+
+class AsyncMemoryStore:
+    """The same store, awaited. It never waits for anything, so that it needs neither loop nor thread."""
+
+    def __init__(self, *, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.sync = MemoryStore(limit=limit, clock=clock)
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return self.sync.claim(entry, replacing=replacing)
+
+    async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return self.sync.extend(claim, notes)
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        return self.sync.finish(claim, ending)
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return self.sync.release(claim, memory)
+
+    async def read(self, address: Address) -> Record | None:
+        return self.sync.read(address)
+
+    async def purge(self, limit: int) -> int:
+        return self.sync.purge(limit)
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return self.sync.claim_all(entries)
+
+    async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return self.sync.extend_all(claims)
+
+    async def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return self.sync.close_all(closes)
+
+    async def browse(self, query: Query, limit: int) -> list[Record]:
+        return self.sync.browse(query, limit)
+
+    async def aclose(self) -> None:
+        """Nothing to close: the records stay as long as the store does."""
+
+
+def open_store(url: str) -> MemoryStore:
+    """`memory:` or `memory:?limit=10000`; each call is a store of its own."""
+    return MemoryStore(limit=_limit(url))
+
+
+def open_async_store(url: str) -> AsyncMemoryStore:
+    """The same for an `AsyncGuard`."""
+    return AsyncMemoryStore(limit=_limit(url))
+
+
+def _limit(url: str) -> int | None:
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    limit = options.pop("limit", None)
+    if options or parts.path or parts.netloc:
+        raise UsageError(f"{url!r}: a memory store is written as memory: or memory:?limit=10000")
+    if limit is None:
+        return None
+    if not limit.isdecimal():
+        raise UsageError(f"{url!r}: limit={limit!r} has to be a whole number")
+    return int(limit)
+
+
+def _keeps_token(entry: Entry, replacing: Record | None) -> bool:
+    return replacing is not None and entry.token == replacing.token
+
+
+def _row(entry: Entry, revision: int, now: float) -> Row:
+    return Row(
+        token=entry.token,
+        revision=revision,
+        state=entry.state,
+        attempt=entry.attempt,
+        leased_until=now + entry.lease,
+        expires=now + entry.stay,
+        began=now - entry.age,
+        bypasses=entry.bypasses,
+        fingerprint=entry.fingerprint,
+        notes=entry.notes,
+        result=entry.result,
+        omitted=entry.omitted,
+        remark=entry.remark,
+    )
+
+
+def _record(address: Address, row: Row, now: float) -> Record:
+    return Record(
+        address=address,
+        token=row.token,
+        revision=row.revision,
+        state=row.state,
+        attempt=row.attempt,
+        lease_left=row.leased_until - now,
+        stay_left=row.expires - now,
+        age=now - row.began,
+        bypasses=row.bypasses,
+        fingerprint=row.fingerprint,
+        notes=row.notes,
+        result=row.result,
+        omitted=row.omitted,
+        remark=row.remark,
+    )
+
+
+def _matches(record: Record, query: Query) -> bool:
+    address = record.address
+    wanted = (
+        (query.scope, address.scope),
+        (query.operation, address.operation),
+        (query.key, address.key),
+        (query.state, record.state),
+    )
+    if any(asked is not None and asked != found for asked, found in wanted):
+        return False
+    return query.after is None or address.packed > query.after.packed
