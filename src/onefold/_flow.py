@@ -54,7 +54,12 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
     entry, then, replacing = new, Then.RUN, None
     waited = 0.0
     for _ in range(ROUNDS_MAX):
-        found: Record | Gone | None = yield Claiming(entry, replacing)
+        try:
+            found: Record | Gone | None = yield Claiming(entry, replacing)
+        except StoreUnavailable:
+            if replacing is None:
+                yield from _disown(entry)
+            raise
         while isinstance(found, Record):
             then = _decide.decide(found, asked, policy)
             if then is not Then.REFUSE_RUNNING or waited >= policy.wait:
@@ -73,6 +78,14 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
         else:
             entry, then, replacing = new, Then.RUN, None
     raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
+
+
+def _disown(entry: Entry) -> Flow[None]:
+    """The claim got no answer, but may have been written: try to take it back, so that nothing is left in doubt."""
+    try:
+        yield Releasing(claim_of(entry))
+    except Exception:  # noqa: BLE001 - the store is still down; a lease will end what was written
+        return
 
 
 def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
@@ -116,7 +129,13 @@ def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcom
 def carry_out(work: Work, entry: Entry, then: Then) -> Flow[Outcome[Any]]:
     """The claim is ours: ask the probe if there is a doubt, run the handler, and end the record."""
     claim = claim_of(entry)
-    yield Watching((claim,))
+    left: float = yield Watching((claim,))
+    if left <= 0:
+        # A long pause after the claim: another may own it by now, so this handler must not start any more.
+        late = InProgress.about(work.asked.address, retry_after=RETRY_AFTER)
+        if then is not Then.ASK:
+            yield from give_back(work, entry, Ended(error=late, started=False))
+        raise refused(work, late)
     if then is Then.ASK:
         answered = yield from ask(work, entry)
         then = _decide.probed(answered, entry.attempt, work.policy)

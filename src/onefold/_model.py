@@ -51,6 +51,16 @@ class Gone(enum.Enum):
 GONE: Final = Gone.GONE
 
 
+class Commit(enum.Enum):
+    """What became of a COMMIT, as far as it is known."""
+
+    DONE = "done"
+    # A serialization failure or a deadlock: nothing was written, try again.
+    CONFLICT = "conflict"
+    # The connection was lost before the answer came.
+    UNKNOWN = "unknown"
+
+
 class Address(msgspec.Struct, frozen=True, gc=False):
     """Whose key (scope), for what (operation), which (key). Made by `keys.address`, which checks it."""
 

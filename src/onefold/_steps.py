@@ -24,11 +24,11 @@ from onefold.errors import UsageError
 T = TypeVar("T")
 
 
-class Step(msgspec.Struct, gc=False):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Something that a flow asks its driver to do."""
 
 
-class Ask(Step):
+class Ask(Step, frozen=True):
     """A step that one operation of the store performs."""
 
     def send(self, store: Any) -> Any:
@@ -36,7 +36,7 @@ class Ask(Step):
         raise NotImplementedError
 
 
-class Claiming(Ask):
+class Claiming(Ask, frozen=True):
     entry: Entry
     replacing: Record | None = None
 
@@ -44,14 +44,14 @@ class Claiming(Ask):
         return store.claim(self.entry, replacing=self.replacing)
 
 
-class Reading(Ask):
+class Reading(Ask, frozen=True):
     address: Address
 
     def send(self, store: Any) -> Any:
         return store.read(self.address)
 
 
-class Extending(Ask):
+class Extending(Ask, frozen=True):
     claim: Claim
     notes: bytes | None = None
 
@@ -59,54 +59,92 @@ class Extending(Ask):
         return store.extend(self.claim, self.notes)
 
 
-class Closing(Ask):
+class Closing(Ask, frozen=True):
     """A step that ends a claim."""
 
     claim: Claim
     by: Any
 
 
-class Finishing(Closing):
+class Finishing(Closing, frozen=True):
     by: Ending
 
     def send(self, store: Any) -> Any:
         return store.finish(self.claim, self.by)
 
 
-class Releasing(Closing):
+class Releasing(Closing, frozen=True):
     by: Memory | None = None
 
     def send(self, store: Any) -> Any:
         return store.release(self.claim, self.by)
 
 
-class ClaimingAll(Ask):
+class ClaimingAll(Ask, frozen=True):
     steps: Sequence[Claiming]
 
     def send(self, store: Any) -> Any:
         return store.claim_all([step.entry for step in self.steps])
 
 
-class ClosingAll(Ask):
+class ClosingAll(Ask, frozen=True):
     steps: Sequence[Closing]
 
     def send(self, store: Any) -> Any:
         return store.close_all([Close(step.claim, step.by) for step in self.steps])
 
 
-class Watching(Step):
-    """From now on the heartbeat keeps these claims alive, until the flow ends."""
+class Once(Ask, frozen=True):
+    """A step that must not be sent twice."""
+
+
+class Beginning(Once, frozen=True):
+    """Open a transaction."""
+
+    def send(self, store: Any) -> Any:
+        return store.begin()
+
+
+class Saving(Once, frozen=True):
+    """Set a savepoint before the handler, so that its writes can be undone alone."""
+
+    def send(self, store: Any) -> Any:
+        return store.save()
+
+
+class Committing(Once, frozen=True):
+    """Commit; the reply is a `Commit`."""
+
+    def send(self, store: Any) -> Any:
+        return store.commit()
+
+
+class RollingBack(Once, frozen=True):
+    """Undo the transaction, or what followed the savepoint. True: the database asks to try it again."""
+
+    error: BaseException
+    to_savepoint: bool = False
+
+    def send(self, store: Any) -> Any:
+        return store.rollback(self.error, to_savepoint=self.to_savepoint)
+
+
+class Watching(Step, frozen=True):
+    """From now on the heartbeat keeps these claims alive, until the flow ends.
+
+    The reply is how long the first to end is certainly still ours.
+    """
 
     claims: Sequence[Claim]
 
 
-class LeaseLeft(Step):
+class LeaseLeft(Step, frozen=True):
     """How long the claim is certainly still ours, by the worker's own monotonic clock."""
 
     claim: Claim
 
 
-class Running(Step):
+class Running(Step, frozen=True):
     """Call the handler (or a probe) as the owner of this entry; the reply is how it `Ended`.
 
     Without an entry it is a part of a handler that is already inside (`current().step`).
@@ -120,7 +158,7 @@ class Running(Step):
     cancel_when_lost: bool = False
 
 
-class Pausing(Step):
+class Pausing(Step, frozen=True):
     """Wait; the reply is how long it took."""
 
     seconds: float
@@ -168,7 +206,9 @@ def drive(flow: Flow[T], hands: Hands) -> T:
                     reply = step.send(hands.store)
                 except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
                     failure = error
-                except BaseException as error:  # noqa: BLE001 - goes on after the clean-up
+                except BaseException as error:
+                    if isinstance(step, Once):
+                        raise
                     interrupt = error
                     reply, failure = _again(step, hands)
             elif isinstance(step, Running):
@@ -208,7 +248,9 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
                     reply = await step.send(hands.store)
                 except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
                     failure = error
-                except BaseException as error:  # noqa: BLE001 - goes on after the clean-up
+                except BaseException as error:
+                    if isinstance(step, Once):
+                        raise
                     interrupt = error
                     reply, failure = await _again_shielded(step, hands)
             elif isinstance(step, Running):
@@ -234,7 +276,8 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
 def _attend(step: Step, hands: Hands, watched: list[Claim], sent: float) -> Any:
     if isinstance(step, Watching):
         watched.extend(step.claims)
-        return hands.watch(step.claims, sent)
+        hands.watch(step.claims, sent)
+        return min((hands.lease_left(claim) for claim in step.claims), default=0.0)
     if isinstance(step, LeaseLeft):
         return hands.lease_left(step.claim)
     raise AssertionError(f"no driver knows the step {step!r}")

@@ -121,7 +121,7 @@ class MemoryStore:
 
     def _claim(self, entry: Entry, replacing: Record | None, now: float) -> Record | Gone | None:
         row = self._alive(entry.address, now)
-        if row is not None and row.token == entry.token and not _keeps_token(entry, replacing):
+        if row is not None and self._is_own(row, entry, replacing):
             return None
         if replacing is None:
             if row is not None:
@@ -197,6 +197,11 @@ class MemoryStore:
         """The row, if this claim's token still owns it."""
         row = self._alive(claim.address, now)
         return None if row is None or row.token != claim.token else row
+
+    def _is_own(self, row: Row, entry: Entry, replacing: Record | None) -> bool:
+        """Whether this claim was written before, and only its answer got lost. Marking held borrows a token."""
+        borrowed = replacing is not None and entry.token == replacing.token
+        return row.token == entry.token and not borrowed
 
     def _is_still(self, row: Row, replacing: Record) -> bool:
         """Whether the row is what its finder saw: neither token nor revision alone would be enough."""
@@ -284,10 +289,6 @@ def _limit(url: str) -> int | None:
     if not limit.isdecimal():
         raise UsageError(f"{url!r}: limit={limit!r} has to be a whole number")
     return int(limit)
-
-
-def _keeps_token(entry: Entry, replacing: Record | None) -> bool:
-    return replacing is not None and entry.token == replacing.token
 
 
 def _row(entry: Entry, revision: int, now: float) -> Row:

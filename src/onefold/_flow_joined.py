@@ -1,0 +1,146 @@
+"""Joined mode: the record is written in the same transaction as the work, and commits with it or not at all.
+
+`join` runs inside a transaction that the caller owns; `transact` opens one, and tries again in a new one where the
+database asks for it. Nothing is ever unknown here, so `wait`, `after_crash` and `store_down` have no meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold import _decide
+from onefold._decide import Then
+from onefold._flow import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
+from onefold._model import Commit, Entry, Gone, Outcome, Record, State
+from onefold._steps import (
+    Beginning,
+    Claiming,
+    Committing,
+    Ended,
+    Finishing,
+    Flow,
+    Releasing,
+    RollingBack,
+    Running,
+    Saving,
+)
+from onefold._work import Work, done, failed, refused
+from onefold.errors import InProgress, OnHold, StoreUnavailable
+from onefold.events import Kind
+
+# Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
+TRANSACTIONS_MAX: Final = 8
+
+
+def join(work: Work) -> Flow[Outcome[Any]]:
+    """One delivery in the caller's transaction: one statement before the handler, one after it for a result."""
+    won = yield from _insert(work)
+    if isinstance(won, Outcome):
+        return won
+    ended: Ended = yield Running(work.call, won, claimed=False)
+    if ended.error is not None:
+        yield from _take_back(work, won)
+        raise ended.error
+    return (yield from _keep(work, won, ended.value))
+
+
+def transact(work: Work) -> Flow[Outcome[Any]]:
+    """One delivery in a transaction of our own.
+
+    A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, whatever
+    becomes of it. Each transaction has a token of its own, so that its record is never taken for a claim to run.
+    """
+    ours: dict[bytes, Outcome[Any]] = {}
+    for _ in range(TRANSACTIONS_MAX):
+        yield Beginning()
+        try:
+            result = yield from _attempt(work, ours)
+        except GeneratorExit:
+            raise
+        except BaseException as problem:
+            if (yield RollingBack(problem)):
+                continue
+            raise
+        committed: Commit = yield Committing()
+        if committed is Commit.DONE or (committed is Commit.UNKNOWN and _is_known(result)):
+            if isinstance(result, Exception):
+                raise result
+            return result
+    address = work.asked.address
+    raise StoreUnavailable(
+        f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
+        "Deliver it again: if one of them was committed after all, it is replayed"
+    )
+
+
+def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
+    """The inside of one transaction. An exception as the answer is to be committed as a remembered failure."""
+    won = yield from _insert(work, ours)
+    if isinstance(won, Outcome):
+        return won
+    if work.policy.remember:
+        yield Saving()
+    ended: Ended = yield Running(work.call, won, claimed=False)
+    error = ended.error
+    if isinstance(error, Exception) and _decide.remembered(error, work.policy):
+        yield RollingBack(error, to_savepoint=True)
+        yield Finishing(claim_of(won), failed(work, error))
+        work.tell(Kind.FAILED, won.address, won.attempt, type(error).__name__)
+        return error
+    if error is not None:
+        raise error
+    outcome = yield from _keep(work, won, ended.value)
+    ours[won.token] = outcome
+    return outcome
+
+
+def _insert(work: Work, ours: dict[bytes, Outcome[Any]] | None = None) -> Flow[Entry | Outcome[Any]]:
+    """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions."""
+    asked, policy, token = work.asked, work.policy, work.mint()
+    entry, replacing = _done_at_once(_decide.entry(Then.RUN, None, asked, policy, token), work), None
+    for _ in range(ROUNDS_MAX):
+        found: Record | Gone | None = yield Claiming(entry, replacing)
+        if found is None:
+            work.tell(Kind.STARTED, asked.address, entry.attempt)
+            return entry
+        if not isinstance(found, Record):
+            replacing = None
+            continue
+        if ours and found.token in ours:
+            return ours[found.token]
+        then = _decide.decide(found, asked, policy)
+        settled = answer(work, found, then)
+        if settled is not None:
+            return settled
+        if then not in (Then.RUN, Then.RUN_AGAIN, Then.TAKE_OVER):
+            raise refused(work, OnHold.about(asked.address, remark=_decide.why_held(found, policy)))
+        entry, replacing = _done_at_once(_decide.entry(then, found, asked, policy, token), work), found
+    raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
+
+
+def _keep(work: Work, entry: Entry, value: Any) -> Flow[Outcome[Any]]:
+    """The second statement, where there is a result."""
+    ending = done(work, value, entry.attempt)
+    if ending.result is not None or ending.omitted:
+        yield Finishing(claim_of(entry), ending)
+    work.tell(Kind.FINISHED, entry.address, entry.attempt)
+    return Outcome(value=value, attempt=entry.attempt)
+
+
+def _take_back(work: Work, entry: Entry) -> Flow[None]:
+    """Delete our record, so that a caller who catches the error and commits does not lose the delivery."""
+    try:
+        yield Releasing(claim_of(entry))
+    except Exception:  # noqa: BLE001 - an aborted transaction takes the record back by itself
+        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
+        return
+    work.tell(Kind.RELEASED, entry.address, entry.attempt)
+
+
+def _is_known(result: Outcome[Any] | Exception) -> bool:
+    """A replay wrote nothing, so that nothing can have become of its transaction."""
+    return isinstance(result, Outcome) and result.replayed
+
+
+def _done_at_once(entry: Entry, work: Work) -> Entry:
+    return _decide.change(entry, state=State.DONE, lease=0.0, stay=work.policy.keep, notes=None)

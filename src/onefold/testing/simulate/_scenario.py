@@ -1,0 +1,162 @@
+"""What is simulated: how many workers, under which policy, with how many faults, on which store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Final, Literal
+
+import msgspec
+
+from onefold import Policy
+from onefold._flow import deliver
+from onefold._flow_joined import transact
+from onefold._flow_records import resolve
+from onefold._flow_seen import look
+from onefold._model import Asked, Done, Rerun
+from onefold._work import Work
+from onefold.codecs import MsgspecCodec
+from onefold.events import Teller
+from onefold.keys import address
+from onefold.stores.memory import MemoryStore
+from onefold.testing.simulate._worker import Plan
+
+ADDRESS = address("charge", "pay_7f3a")
+
+# In units of the simulated clock. A lease is short beside a keep, as it is in life.
+LEASE = 10.0
+KEEP = 1000.0
+
+Mode = Literal["claim", "seen", "transactional"]
+Way = Literal["rerun", "hold", "skip", "probe"]
+
+WAYS: Final[tuple[Way, ...]] = ("rerun", "hold", "skip", "probe")
+# Under these, nothing runs twice whatever fails.
+CAREFUL: Final[tuple[Way, ...]] = ("hold", "probe")
+
+
+def _probe() -> Any:
+    raise AssertionError("the simulator answers for the probe")
+
+
+AFTER_CRASH: dict[Way, Any] = {"rerun": "rerun", "hold": "hold", "skip": "skip", "probe": _probe}
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One family of histories."""
+
+    mode: Mode = "claim"
+    after_crash: Way = "rerun"
+    workers: int = 2
+    faults: int = 2
+    # How often the heartbeat of each worker may beat.
+    beats: int = 1
+    # A step that every handler takes before its effect.
+    steps: tuple[str, ...] = ()
+    # A person resolves what is held: as done, or by a rerun.
+    person: Literal["", "done", "rerun"] = ""
+    # Once, so much time may pass that everything disappears that does not stay forever.
+    ages: bool = False
+    # A request may be delivered late, after its sender has given up on it.
+    late: bool = False
+    # The store may lose the record, as a cache that evicts or a replica that was behind does.
+    loses: bool = False
+    wait: float = 0.0
+    store_down: Literal["refuse", "run"] = "refuse"
+    store: Callable[..., MemoryStore] = MemoryStore
+    # Statements by number that are not checked, to see what else would find the same defect.
+    ignoring: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        parts: list[str] = [self.mode]
+        if self.mode == "claim":
+            parts.append(self.after_crash)
+        parts += [f"{self.workers} workers", f"{self.faults} faults"]
+        parts += [f"step {name}" for name in self.steps]
+        parts += [f"person says {self.person}"] if self.person else []
+        parts += [word for word, is_on in self._switches() if is_on]
+        return ", ".join(parts)
+
+    def _switches(self) -> tuple[tuple[str, bool], ...]:
+        return (
+            ("a long time", self.ages),
+            ("late requests", self.late),
+            ("a store that loses records", self.loses),
+            ("waiting", self.wait > 0),
+            ("unprotected runs", self.store_down == "run"),
+        )
+
+    @property
+    def policy(self) -> Policy:
+        after_crash: Any = "rerun" if self.mode == "seen" else AFTER_CRASH[self.after_crash]
+        return Policy(
+            lease=LEASE,
+            keep=KEEP,
+            wait=self.wait,
+            after_crash=after_crash,
+            attempts_max=3,
+            store_down=self.store_down,
+            mode="seen" if self.mode == "seen" else "claim",
+        )
+
+    def plans(self) -> list[Plan]:
+        """The workers in their order, and after them the person."""
+        plans = [self.plan(f"worker {number}") for number in range(1, self.workers + 1)]
+        if self.person:
+            resolution = Done("what the person found") if self.person == "done" else Rerun()
+            plans.append(
+                Plan(
+                    name="the person",
+                    flow=lambda work: resolve(work, resolution, by="maria", reason="looked it up"),
+                    work=lambda: _work("the person", self.policy),
+                )
+            )
+        return plans
+
+    def plan(self, name: str) -> Plan:
+        flow = {"claim": deliver, "seen": look, "transactional": transact}[self.mode]
+        return Plan(name=name, flow=flow, work=lambda: _work(name, self.policy), steps=self.steps)
+
+
+def _work(name: str, policy: Policy) -> Work:
+    tokens = (f"{name} token {number}".encode() for number in count(1))
+    return Work(Asked(ADDRESS), policy, _never_called, Any, MsgspecCodec(), Teller(), lambda: next(tokens))
+
+
+def _never_called() -> None:
+    raise AssertionError("the simulator runs the handler")
+
+
+def _everyday() -> Iterator[Scenario]:
+    for way in WAYS:
+        yield Scenario(after_crash=way)
+        yield Scenario(after_crash=way, steps=("reserve",))
+        yield Scenario(after_crash=way, late=True)
+        yield Scenario(after_crash=way, ages=True)
+        yield Scenario(after_crash=way, workers=3, faults=0)
+        yield Scenario(after_crash=way, faults=1, wait=0.01)
+    for way in CAREFUL:
+        yield Scenario(after_crash=way, person="done")
+        yield Scenario(after_crash=way, person="rerun")
+    yield Scenario(store_down="run")
+    yield from (Scenario(mode="seen"), Scenario(mode="seen", workers=3, faults=0))
+    yield from (Scenario(mode="transactional"), Scenario(mode="transactional", workers=3, faults=0))
+
+
+def _deep() -> Iterator[Scenario]:
+    for way in WAYS:
+        yield Scenario(after_crash=way, beats=2, late=True, steps=("reserve",))
+        yield Scenario(after_crash=way, faults=3)
+        yield Scenario(after_crash=way, workers=3, faults=1)
+        yield Scenario(after_crash=way, wait=0.01)
+        yield Scenario(after_crash=way, store_down="run")
+    for way in CAREFUL:
+        yield Scenario(after_crash=way, person="rerun", steps=("reserve",), late=True)
+        yield Scenario(after_crash=way, person="done", ages=True)
+    yield from (Scenario(mode="seen", faults=3), Scenario(mode="seen", workers=3, faults=2))
+    yield from (Scenario(mode="transactional", faults=4), Scenario(mode="transactional", workers=3, faults=2))
+
+
+EVERYDAY: Final = tuple(_everyday())
+DEEP: Final = EVERYDAY + tuple(_deep())

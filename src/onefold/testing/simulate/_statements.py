@@ -1,0 +1,220 @@
+"""What has to hold in every history: the statements of `docs/guarantees.md`, as checks on each thing that happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from onefold._model import Entry, Record, State
+from onefold._steps import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
+from onefold.stores.memory import Row
+from onefold.testing.simulate._scenario import Scenario
+from onefold.testing.simulate._worker import Effect, End, Moment
+
+if TYPE_CHECKING:
+    from onefold.testing.simulate._world import Worker
+
+# What is proved, per address, between forget, bypass and expiry.
+STATEMENTS: Final = {
+    1: "starts <= 1 + take-overs after a lease's end + releases + resolved reruns + unprotected runs; "
+    "without a fault exactly 1",
+    2: 'under hold or a probe: starts <= 1 + releases + resolved reruns + the probe\'s "not done", whatever fails; '
+    "and nothing is released whose outcome nobody knows",
+    3: "two handlers overlap only if the older claim's lease had ended by the store's clock; and unless it dies, "
+    "the older one is told",
+    4: "no handler starts from a claim written after done",
+    5: "every replay equals the one accepted finish",
+    6: "a write with token T changes only a record whose token is T, and none that has ended is revived",
+    7: "transactional mode, and a downstream that deduplicates on key_for: at most one effect in every history",
+    8: "once faults are over and the longest lease has passed, a fresh delivery runs, replays or is on hold, never "
+    "in progress; nothing is lost, and nobody is refused by their own claim",
+    9: "no later attempt repeats a finished step",
+}
+
+SKIPPED = "(skipped)"
+WITHOUT_RESULT = "(none)"
+
+
+class Violation(AssertionError):
+    """A statement does not hold."""
+
+    def __init__(self, number: int, how: str) -> None:
+        super().__init__(f"{number}: {how}")
+        self.number = number
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What has happened, as far as the statements ask for it; counted anew when a finished record expires."""
+
+    starts: int = 0
+    claims: int = 0
+    take_overs: int = 0
+    releases: int = 0
+    reruns: int = 0
+    not_done: int = 0
+    unprotected: int = 0
+    # What the accepted ending left to be replayed.
+    done: str | None = None
+    keys: frozenset[str] = frozenset()
+    # How often a finished record has expired.
+    epoch: int = 0
+    steps: frozenset[str] = frozenset()
+
+
+class Statements:
+    """The checks, each where the thing happens that could break it."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.claims = scenario.mode == "claim"
+        self.careful = self.claims and scenario.after_crash in ("hold", "probe")
+
+    def _broken(self, number: int, how: str) -> None:
+        if number not in self.scenario.ignoring:
+            raise Violation(number, how)
+
+    def asking(self, worker: Worker, step: Ask, past: Past) -> Worker:
+        if worker.epoch < 0:
+            worker = replace(worker, epoch=past.epoch)
+        if isinstance(step, Releasing) and self.careful and worker.doubt:
+            self._broken(2, "a claim was released although nobody knows whether it happened")
+        if isinstance(step, Reading) and past.done is not None:
+            return replace(worker, late=True)
+        return replace(worker, inside=False) if isinstance(step, Closing) else worker
+
+    def performed(self, past: Past, step: Ask, before: Row | None, after: Row | None, reply: Any) -> Past:
+        """An operation of the store: statement 6, and what it changed."""
+        if isinstance(step, Claiming):
+            return self._asked(past, step, before, after, reply)
+        if before == after:
+            return past
+        if before is None or (isinstance(step, (Closing, Extending)) and before.token != step.claim.token):
+            self._broken(6, "a write with one token changed a record that has another")
+        if isinstance(step, Finishing):
+            return self._finished(past, after)
+        if isinstance(step, Releasing):
+            if past.done is not None:
+                self._broken(4, "a finished record was released")
+            return replace(past, releases=past.releases + 1)
+        if isinstance(step, Extending):
+            if before is None or before.state not in (State.RUNNING, State.HELD):
+                self._broken(6, "a late heartbeat changed a record that had ended")
+            if step.notes:
+                return replace(past, steps=past.steps | set(msgspec.msgpack.decode(step.notes)))
+        return past
+
+    def _asked(self, past: Past, step: Claiming, before: Row | None, after: Row | None, reply: Any) -> Past:
+        entry, replacing = step.entry, step.replacing
+        borrowed = replacing is not None and replacing.token == entry.token
+        if isinstance(reply, Record) and reply.token == entry.token and not borrowed:
+            self._broken(8, "a delivery was refused by its own claim, and would wait for itself")
+        if before == after:
+            return past
+        seen = None if replacing is None else (replacing.token, replacing.revision)
+        if before is not None and seen != (before.token, before.revision):
+            self._broken(6, "a claim replaced a record that was written since it was read")
+        return self._claimed(past, entry, before)
+
+    def _claimed(self, past: Past, entry: Entry, before: Row | None) -> Past:
+        if past.done is not None:
+            self._broken(4, f"a claim ({entry.state}) was written after done")
+        if before is not None and before.state is State.RUNNING:
+            if before.leased_until > 0:
+                self._broken(3, "a claim was taken over before its lease had ended")
+            past = replace(past, take_overs=past.take_overs + 1)
+        if entry.state is State.RUNNING:
+            return replace(past, claims=past.claims + 1)
+        if entry.state is State.OPEN:
+            return replace(past, reruns=past.reruns + 1)
+        if entry.state is State.DONE:
+            return replace(past, done=SKIPPED if entry.omitted else _value(entry.result))
+        return past
+
+    def _finished(self, past: Past, after: Row | None) -> Past:
+        if after is None or after.state is State.HELD:
+            return past
+        value = SKIPPED if after.omitted else _value(after.result)
+        if past.done not in (None, value):
+            self._broken(5, f"a second ending was accepted: {value} after {past.done}")
+        return replace(past, done=value)
+
+    def started(self, past: Past, worker: Worker, workers: tuple[Worker, ...]) -> Past:
+        """A handler starts: statements 1 to 4."""
+        if worker.epoch != past.epoch:
+            return past
+        past = replace(past, starts=past.starts + 1)
+        if self.claims and worker.claim is None:
+            return replace(past, unprotected=past.unprotected + 1)
+        if worker.late:
+            self._broken(4, "a handler started after a look that had seen done")
+        if not self.claims:
+            return past
+        if past.starts > 1 + past.take_overs + past.releases + past.unprotected + past.reruns:
+            self._broken(1, f"{past.starts} starts, after {_counted(past)}")
+        if self.careful and past.starts > 1 + past.releases + past.reruns + past.not_done + past.unprotected:
+            self._broken(2, f"{past.starts} starts under {self.scenario.after_crash}, after {_counted(past)}")
+        rivals = [(one.order, one.lapsed) for one in (*workers, worker) if one.order and (one.inside or one is worker)]
+        if any(not lapsed for order, lapsed in rivals if order < max(rivals)[0]):
+            self._broken(3, "two handlers run, and the lease of the older one had not ended")
+        return past
+
+    def happened(self, past: Past, worker: Worker, effect: Effect) -> Past:
+        """An effect: statement 7, and that no later claim repeats a finished step."""
+        if effect.step in worker.steps:
+            self._broken(9, f"the step {effect.step!r} was finished, and ran again")
+        if effect.step:
+            return past
+        keys = past.keys | {effect.key}
+        if len(keys) > 1:
+            self._broken(7, "the system downstream got two different keys")
+        return replace(past, keys=keys)
+
+    def chosen(self, past: Past, way: str) -> Past:
+        return replace(past, not_done=past.not_done + 1) if way == "not done" else past
+
+    def ended(self, past: Past, worker: Worker) -> None:
+        """A delivery ends: statements 3 and 5."""
+        end = worker.at
+        assert isinstance(end, End)
+        own = end.kind == "outcome" and not end.replayed
+        if self.claims and own and worker.overlapped and end.remembered and not worker.lost:
+            self._broken(3, "another handler had started meanwhile, and the older one was not told")
+        same_life = worker.epoch == past.epoch
+        if end.kind == "outcome" and end.replayed and not end.omitted and same_life and end.value != past.done:
+            self._broken(5, f"the replay {end.value!r} is not what was accepted: {past.done!r}")
+
+    def expired(self, past: Past, row: Row) -> Past:
+        """A long time has passed, and the record is gone: after an ending the counting begins anew."""
+        if row.state in (State.DONE, State.FAILED):
+            return Past(epoch=past.epoch + 1)
+        if row.state is State.RUNNING and not self.careful:
+            return replace(past, take_overs=past.take_overs + 1, steps=frozenset())
+        return replace(past, steps=frozenset()) if row.state is State.OPEN else past
+
+    def over(self, past: Past, *, faults_used: int) -> None:
+        """All workers have ended: without a fault there was exactly one start."""
+        if self.claims and not faults_used and not self.scenario.ages and not self.scenario.person and past.starts != 1:
+            self._broken(1, f"{past.starts} starts without a fault")
+
+    def settled(self, past: Past, end: Moment) -> None:
+        """Statement 8: what the last delivery ended in."""
+        assert isinstance(end, End)
+        if end.kind not in ("outcome", "OnHold"):
+            self._broken(8, f"after all leases had ended a fresh delivery {end.story}")
+        if end.kind == "outcome" and end.replayed and end.omitted:
+            abandoned = past.claims > past.releases
+            if self.scenario.after_crash != "skip" or not abandoned:
+                self._broken(8, "the delivery is lost: it counts as done, and its only runs were released")
+
+
+def _value(result: bytes | None) -> str:
+    return WITHOUT_RESULT if result is None else str(msgspec.msgpack.decode(result))
+
+
+def _counted(past: Past) -> str:
+    return (
+        f"{past.take_overs} take-overs, {past.releases} releases, {past.reruns} resolved reruns, "
+        f'{past.not_done} times "not done", {past.unprotected} unprotected runs'
+    )

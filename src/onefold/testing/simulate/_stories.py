@@ -1,0 +1,54 @@
+"""What happens, in words that a person can follow."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._model import State
+from onefold._steps import Ask, Claiming
+from onefold.stores.memory import Row
+from onefold.testing.simulate._worker import Choose, Effect, End, Moment
+
+FAULTS: Final = {
+    "no answer": ": the store does not answer",
+    "answer lost": ": done, but the answer is lost",
+    "sent twice": ": the answer is lost, and the client library sends it again",
+    "arrives late": ": gives up waiting, the request is still under way",
+    "conflict": ": a serialization failure",
+}
+
+
+def told(who: str, moment: Moment, way: str, then: Moment | None, rows: tuple[Row | None, Row | None] | None) -> str:
+    """One line of a story: who did what, what became of the record (`rows`, before and after), how a delivery ended."""
+    what = _done_at(moment, way)
+    if way == "dies":
+        return f"{who} dies before it {what}"
+    line = f"{who} {what}{FAULTS.get(way, '')}"
+    if rows is not None and rows[0] != rows[1]:
+        line += f" [{_seen(rows[1])}]"
+    elif rows is not None and isinstance(moment, Ask) and way == "goes on":
+        line += " [nothing changed]"
+    return f"{line}; it {then.story}" if isinstance(then, End) else line
+
+
+def _done_at(moment: Moment, way: str) -> str:
+    if way == "beats":
+        return "sends a heartbeat"
+    if isinstance(moment, Claiming):
+        verb = "claims" if moment.replacing is None else "takes over"
+        return verb if moment.entry.state is State.RUNNING else f"writes {moment.entry.state}"
+    if isinstance(moment, Choose):
+        return f"sees that {moment.what} {way}" if way != "dies" else "ends its handler"
+    verbs = {"Reading": "looks", "Finishing": "finishes", "Releasing": "releases", "Extending": "writes down its step"}
+    verbs |= {"Start": "starts the handler", "Watch": "is watched by its heartbeat", "Pause": "waits"}
+    verbs |= {"LeaseLeft": "looks at its lease", "Beginning": "begins", "Committing": "commits"}
+    if isinstance(moment, Effect):
+        return f"does the step {moment.step!r}" if moment.step else "does the effect"
+    return verbs.get(type(moment).__name__, type(moment).__name__.lower())
+
+
+def _seen(row: Row | None) -> str:
+    if row is None:
+        return "no record"
+    lease = "" if row.state is not State.RUNNING or row.leased_until > 0 else ", lease over"
+    return f"{row.state}, {row.token.decode()}, revision {row.revision}{lease}"

@@ -1,0 +1,203 @@
+"""One worker: the production flow, cut into the moments at which something else can happen.
+
+A worker is a function of the replies that it has got. Generators cannot be copied, but they can be replayed: each
+`Node` is one such list of replies, made once and shared by every history that leads to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable
+from typing import Any
+
+import msgspec
+
+from onefold import StoreUnavailable
+from onefold._flow_steps import StepLog, take_step
+from onefold._model import Done, NotDone, Unknown
+from onefold._steps import Ask, Ended, Flow, LeaseLeft, Pausing, Running, Watching
+from onefold._work import Work
+from onefold.keys import downstream
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The handler's first line."""
+
+    attempt: int
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """The effect happens, under the key that the system downstream gets. A named one belongs to a step."""
+
+    key: str
+    step: str = ""
+
+
+class Choose(msgspec.Struct, frozen=True):
+    """Something that the world decides: how a handler ends, what a probe answers. The first is the ordinary way."""
+
+    what: str
+    ways: tuple[str, ...]
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """From here on the heartbeat may beat."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A waiting duplicate sleeps."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a delivery ended: an outcome or an error, and the value that came with it."""
+
+    kind: str
+    value: Any = None
+    replayed: bool = False
+    omitted: bool = False
+    remembered: bool = True
+    # The handler's own value, also where the caller got it inside of an error.
+    attempt: int = 0
+
+    @property
+    def story(self) -> str:
+        if self.kind != "outcome":
+            return f"gets {self.kind}" + (f" with its value {self.value}" if self.value else "")
+        how = "a replay of" if self.replayed else "its own"
+        return f"gets {how} {self.value}" + ("" if self.remembered else ", marked as not remembered")
+
+
+class Fails(msgspec.Struct, frozen=True):
+    """A reply of the simulated store: it did not answer."""
+
+
+class Raised(Exception):
+    """The handler's own error in a simulation."""
+
+
+Moment = Ask | Start | Effect | Choose | Watch | Pause | LeaseLeft | End
+Script = Generator[Any, Any, End]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What one worker does: which flow, and what its handler is made of."""
+
+    name: str
+    flow: Callable[[Work], Flow[Any]]
+    work: Callable[[], Work]
+    steps: tuple[str, ...] = ()
+
+
+def script(plan: Plan) -> Script:
+    """The production flow, its steps turned into moments."""
+    work = plan.work()
+    flow = plan.flow(work)
+    reply: Any = None
+    failure: Exception | None = None
+    while True:
+        try:
+            step = flow.send(reply) if failure is None else flow.throw(failure)
+        except StopIteration as end:
+            return _ending(end.value)
+        except Exception as error:  # noqa: BLE001 - whatever a delivery ends in is what is looked at
+            return _refusal(error)
+        reply = failure = None
+        if isinstance(step, Running):
+            reply = yield from _run(plan, work, step)
+        elif isinstance(step, Watching):
+            reply = yield Watch()
+        elif isinstance(step, Pausing):
+            yield Pause()
+            reply = step.seconds
+        else:
+            reply = yield step
+            if isinstance(reply, Fails):
+                reply, failure = None, StoreUnavailable("no answer")
+
+
+def _run(plan: Plan, work: Work, running: Running) -> Generator[Any, Any, Ended]:
+    assert running.entry is not None
+    entry = running.entry
+    if running.probing:
+        return _probed((yield Choose("the probe says", ("done", "not done", "unknown", "nothing: it raises"))))
+    yield Start(entry.attempt)
+    log = StepLog(entry, work.codec, work.tell)
+    for name in plan.steps:
+        try:
+            yield from _take(log, name, downstream(entry.address, name, entry.bypasses))
+        except Exception as error:  # noqa: BLE001 - the handler does not catch it
+            return Ended(error=error, notes=log.notes)
+    yield Effect(downstream(entry.address, "effect", entry.bypasses))
+    way = yield Choose("the handler", ("returns", "raises", "times out"))
+    if way == "returns":
+        return Ended(value=f"{plan.name}'s result of attempt {entry.attempt}", notes=log.notes)
+    return Ended(error=Raised() if way == "raises" else TimeoutError(), notes=log.notes)
+
+
+def _take(log: StepLog, name: str, key: str) -> Generator[Any, Any, Any]:
+    """One named step of the handler, by the production flow of `current().step`."""
+    flow = take_step(log, name, lambda: None, Any)
+    reply: Any = None
+    failure: Exception | None = None
+    while True:
+        try:
+            step = flow.send(reply) if failure is None else flow.throw(failure)
+        except StopIteration as end:
+            return end.value
+        reply = failure = None
+        if isinstance(step, Running):
+            yield Effect(key, name)
+            reply = Ended(value=name)
+        else:
+            reply = yield step
+            if isinstance(reply, Fails):
+                reply, failure = None, StoreUnavailable("no answer")
+
+
+def _probed(way: str) -> Ended:
+    answers: dict[str, Any] = {"done": Done("what the probe found"), "not done": NotDone(), "unknown": Unknown()}
+    return Ended(value=answers[way]) if way in answers else Ended(error=Raised())
+
+
+def _ending(value: Any) -> End:
+    if not hasattr(value, "replayed"):
+        return End("resolved")
+    return End(
+        "outcome",
+        value=value.value,
+        replayed=value.replayed,
+        omitted=value.omitted,
+        remembered=value.remembered,
+        attempt=value.attempt,
+    )
+
+
+def _refusal(error: Exception) -> End:
+    return End(type(error).__name__, value=getattr(error, "value", None))
+
+
+class Node:
+    """A worker after a list of replies: the moment at which it stands, and what follows from each reply."""
+
+    __slots__ = ("_after", "_plan", "_replies", "at")
+
+    def __init__(self, plan: Plan, replies: tuple[Hashable, ...] = ()) -> None:
+        self._plan = plan
+        self._replies = replies
+        self._after: dict[Hashable, Node] = {}
+        self.at: Moment = self._replay()
+
+    def after(self, reply: Hashable) -> Node:
+        found = self._after.get(reply)
+        if found is None:
+            found = self._after[reply] = Node(self._plan, (*self._replies, reply))
+        return found
+
+    def _replay(self) -> Moment:
+        running = script(self._plan)
+        try:
+            moment = next(running)
+            for reply in self._replies:
+                moment = running.send(reply)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        return moment  # type: ignore[no-any-return]

@@ -1,0 +1,248 @@
+"""The simulator: its statements hold for the production code, and a store that is wrong in one place is found."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from onefold import Record, State
+from onefold.stores.memory import MemoryStore
+from onefold.testing.simulate import EVERYDAY, Scenario, Story, _scenario, read_code, search, tell
+
+
+@pytest.mark.parametrize("scenario", EVERYDAY, ids=lambda scenario: scenario.name.replace(", ", "-").replace(" ", "_"))
+def test_every_statement_holds_in_every_history(scenario: Scenario) -> None:
+    report = search(scenario)
+
+    assert report.story is None, f"\n{report.story}"
+    assert report.states > 100
+
+
+class WithoutRevisionCheck(MemoryStore):
+    def _is_still(self, row: Any, replacing: Any) -> bool:
+        return bool(row.token == replacing.token)
+
+
+class WithRestartingRevision(MemoryStore):
+    """Only the revision is compared, and it begins anew with each claim."""
+
+    def _is_still(self, row: Any, replacing: Any) -> bool:
+        return bool(row.revision == replacing.revision)
+
+
+class WithoutTokenCheck(MemoryStore):
+    def _mine(self, claim: Any, now: float) -> Any:
+        return self._alive(claim.address, now)
+
+
+class WithReleaseOfAnybody(MemoryStore):
+    def _release(self, claim: Any, memory: Any, now: float) -> bool:
+        row = self._alive(claim.address, now)
+        return super()._release(claim if row is None else replace(claim, token=row.token), memory, now)
+
+
+class WithForgottenTokens(MemoryStore):
+    """A claim does not know its own token again."""
+
+    def _is_own(self, row: Any, entry: Any, replacing: Any) -> bool:
+        return False
+
+
+class WithExpiringHolds(MemoryStore):
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        return super()._claim(replace(entry, stay=100.0) if entry.state is State.HELD else entry, replacing, now)
+
+
+class WithClaimsOverNothing(MemoryStore):
+    """What was decided about a record is written although the record has gone."""
+
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        gone = self._alive(entry.address, now) is None
+        return super()._claim(entry, None if gone else replacing, now)
+
+
+class WithRevivingHeartbeat(MemoryStore):
+    """A late heartbeat makes a finished record run again."""
+
+    def _extend(self, claim: Any, notes: Any, now: float) -> bool:
+        row = self._mine(claim, now)
+        if row is not None and row.state is State.DONE:
+            self._rows[claim.address] = replace(row, state=State.RUNNING)
+        return super()._extend(claim, notes, now)
+
+
+class WithAnotherResult(MemoryStore):
+    """Replays something else than what was stored."""
+
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        found = super()._claim(entry, replacing, now)
+        if isinstance(found, Record) and found.result is not None:
+            return replace(found, result=msgspec.msgpack.encode("another result"))
+        return found
+
+
+class WithLostNotes(MemoryStore):
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        return super()._claim(replace(entry, notes=None), replacing, now)
+
+
+def story_of(store: Callable[..., MemoryStore] = MemoryStore, **scenario: Any) -> Story:
+    story = search(Scenario(store=store, **scenario)).story
+    assert story is not None, "nothing was found"
+    return story
+
+
+def test_without_the_revision_check_a_live_claim_is_taken_over() -> None:
+    story = story_of(WithoutRevisionCheck)
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 1 is watched by its heartbeat
+          3. the lease ends
+          4. worker 2 claims [nothing changed]
+          5. worker 1 sends a heartbeat [running, worker 1 token 1, revision 2]
+          6. worker 2 takes over
+             statement 6: a claim replaced a record that was written since it was read
+    """)
+
+
+def test_with_a_revision_that_restarts_a_stale_take_over_hits_another() -> None:
+    story = story_of(WithRestartingRevision, workers=3)
+
+    assert str(story) == plain("""
+        claim, rerun, 3 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. the lease ends
+          3. worker 2 claims [nothing changed]
+          4. worker 3 claims [nothing changed]
+          5. worker 2 takes over [running, worker 2 token 1, revision 1]
+          6. worker 3 takes over
+             statement 6: a claim replaced a record that was written since it was read
+    """)
+
+
+def test_without_the_token_check_a_zombie_writes_over_its_successor() -> None:
+    story = story_of(WithoutTokenCheck)
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 2 claims: the store does not answer
+          3. worker 2 releases
+             statement 6: a write with one token changed a record that has another
+    """)
+
+
+def test_with_a_release_that_ignores_the_owner_a_finished_record_is_lost() -> None:
+    story = story_of(WithReleaseOfAnybody, ignoring=frozenset({6}))
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 1 is watched by its heartbeat
+          3. worker 1 starts the handler
+          4. worker 1 does the effect
+          5. worker 1 sees that the handler returns
+          6. worker 1 finishes [done, worker 1 token 1, revision 2]; it gets its own worker 1's result of attempt 1
+          7. worker 2 claims: the store does not answer
+          8. worker 2 releases
+             statement 4: a finished record was released
+    """)
+
+
+def test_with_a_claim_that_does_not_know_its_own_token_a_delivery_waits_for_itself() -> None:
+    story = story_of(WithForgottenTokens)
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims: the answer is lost, and the client library sends it again
+             statement 8: a delivery was refused by its own claim, and would wait for itself
+    """)
+
+
+def test_with_an_expiring_held_record_a_charge_runs_again_silently() -> None:
+    story = story_of(WithExpiringHolds, after_crash="hold", ages=True)
+
+    assert str(story) == plain("""
+        claim, hold, 2 workers, 2 faults, a long time:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 1 is watched by its heartbeat
+          3. worker 1 starts the handler
+          4. worker 1 dies before it does the effect
+          5. the lease ends
+          6. worker 2 claims [nothing changed]
+          7. worker 2 writes held [held, worker 1 token 1, revision 2]; it gets OnHold
+          8. a long time passes
+          9. the last delivery claims [running, the last delivery token 1, revision 1]
+         10. the last delivery is watched by its heartbeat
+             statement 2: 2 starts under hold, after 1 take-overs, 0 releases, 0 resolved reruns, 0 times "not done", 0 unprotected runs
+    """)  # noqa: E501 - the story as it is printed
+
+
+def test_with_claims_over_nothing_a_released_delivery_is_lost() -> None:
+    story = story_of(WithClaimsOverNothing, after_crash="skip")
+
+    assert "statement 8: the delivery is lost" in str(story)
+
+
+def test_with_a_reviving_heartbeat_a_finished_record_is_taken_over() -> None:
+    story = story_of(WithRevivingHeartbeat, ignoring=frozenset({6}))
+
+    assert story.lines[-1] == "worker 2 takes over"
+    assert "statement 4: a claim (running) was written after done" in str(story)
+
+
+def test_a_store_that_loses_records_breaks_statements_1_and_2() -> None:
+    first = story_of(loses=True)
+    second = story_of(loses=True, after_crash="hold", ignoring=frozenset({1}))
+
+    assert (first.number, second.number) == (1, 2)
+    assert "the store loses the record" in first.lines
+    assert "the store loses the record" in second.lines
+
+
+@pytest.mark.parametrize(
+    ("number", "defect"),
+    [
+        (3, {"store": WithoutRevisionCheck, "ignoring": frozenset({6})}),
+        (5, {"store": WithAnotherResult}),
+        (9, {"store": WithLostNotes, "steps": ("reserve",)}),
+    ],
+)
+def test_every_statement_can_fail(number: int, defect: dict[str, Any]) -> None:
+    assert story_of(**defect).number == number
+
+
+def test_one_token_for_two_transactions_commits_the_effect_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim of the second transaction would take the first one's record for its own, and run again."""
+    make_work = _scenario._work
+    monkeypatch.setattr(_scenario, "_work", lambda *args: replace(make_work(*args), mint=lambda: str(args[0]).encode()))
+
+    story = story_of(mode="transactional")
+
+    assert story.number == 7
+    assert "worker 1 commits: done, but the answer is lost" in str(story)
+
+
+def test_a_story_can_be_run_again_from_its_text() -> None:
+    story = story_of(loses=True)
+
+    scenario, actions = read_code(story.code)
+
+    assert str(tell(scenario, actions)) == str(story)
+
+
+def test_the_simulator_explores_each_world_once() -> None:
+    report = search(Scenario(workers=3, faults=0))
+
+    assert report.histories > report.states > 0
+
+
+def plain(text: str) -> str:
+    return textwrap.dedent(text).strip()
