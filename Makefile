@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint types simulate soak format wheel clean
+.PHONY: help test lint types simulate soak docs format wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +23,13 @@ types: $(READY)  ## mypy --strict on the package and the tests
 	$(BIN)/mypy
 
 simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
-	$(BIN)/python -m onefold.testing.simulate --deep $(ARGS)
+	$(BIN)/onefold simulate --deep $(ARGS)
 
 soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
-	$(BIN)/python -m onefold.testing.simulate $(if $(SHORT),,--deep) $(ARGS)
+	$(BIN)/onefold simulate $(if $(SHORT),,--deep) $(ARGS)
+
+docs: $(READY)  ## write anew what the documentation shows of the source
+	$(BIN)/python docs/generate.py
 
 format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -27,6 +26,9 @@ class Call:
     def __init__(
         self, function: Callable[..., Any], operation: str, key: KeyOf, scope: ScopeOf, fingerprint: FingerprintOf
     ) -> None:
+        # Imported here, where a function is decorated: it is the heaviest import of all.
+        import inspect
+
         self.function = function
         self.operation = keys.checked_operation(operation)
         self.signature = inspect.signature(function)
@@ -109,6 +111,8 @@ class Call:
 
 def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -> None:
     """Refuse what cannot be guarded, when decorating."""
+    import inspect
+
     name = getattr(function, "__qualname__", repr(function))
     if isinstance(function, (staticmethod, classmethod)):
         kind = type(function).__name__

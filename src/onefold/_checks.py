@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -50,5 +49,7 @@ def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """The tail of an error message: empty, or a question with the nearest known word."""
+    import difflib
+
     nearest = difflib.get_close_matches(str(word), list(known), n=1)
     return f": did you mean {nearest[0]!r}?" if nearest else ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from inspect import isawaitable
 from types import CoroutineType, GeneratorType
 from typing import Any, Protocol, TypeVar
 
@@ -300,7 +299,7 @@ async def _run_async(step: Running, hands: Hands) -> Ended:
     current = hands.enter(step)
     try:
         value = step.call(current) if step.probing else step.call()
-        if isawaitable(value):
+        if hasattr(value, "__await__"):
             value = await value
     except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
         return Ended(error=hands.rescue(step, error), notes=hands.leave(current))

@@ -7,14 +7,11 @@ in the thread or task of the delivery, so it should be quick; an exception in it
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from onefold._model import Address
-
-log = logging.getLogger("onefold")
 
 
 class Kind(enum.StrEnum):
@@ -92,4 +89,11 @@ class Teller:
             try:
                 listener(event)
             except Exception:
-                log.exception("onefold: a listener failed on %s of %s [key %s]", kind, event.operation, event.digest)
+                _log_failure(event)
+
+
+def _log_failure(event: Event) -> None:
+    import logging
+
+    words = "a listener failed on %s of %s [key %s]"
+    logging.getLogger("onefold").exception(words, event.kind, event.operation, event.digest)

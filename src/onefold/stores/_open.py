@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -60,6 +59,8 @@ def _from_url(url: str, *, awaited: bool) -> Any:
 
 
 def _checked(store: Any, *, awaited: bool) -> Any:
+    import inspect
+
     if not isinstance(store, Store):
         raise UsageError(_what_it_takes(store))
     if inspect.iscoroutinefunction(store.claim) != awaited:

@@ -15,7 +15,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+
+# The words of the seam come with it: a store of your own needs no other import.
+__all__ = [
+    "GONE",
+    "Address",
+    "AsyncBatching",
+    "AsyncBrowsable",
+    "AsyncStore",
+    "Batching",
+    "Browsable",
+    "Claim",
+    "Close",
+    "Ending",
+    "Entry",
+    "Gone",
+    "Memory",
+    "Query",
+    "Record",
+    "State",
+    "Store",
+]
 
 
 @runtime_checkable

@@ -1,0 +1,85 @@
+"""Writes what the documentation shows of the source: the diagram, the tables, the statements.
+
+`make docs` runs it; a test fails while the pages are not what it would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import onefold
+from onefold import errors
+from onefold._decide import AFTER, FOUND, transitions
+from onefold.testing.simulate import STATEMENTS
+
+HERE = Path(__file__).parent
+
+
+def diagram() -> str:
+    lines = ["```mermaid", "stateDiagram-v2"]
+    lines += [f"    {state} --> {becomes}: {why}" for state, becomes, why in transitions()]
+    lines += ["    held --> done: resolved, or its owner finished late", "    held --> failed: resolved"]
+    lines += ["    held --> open: resolved as rerun", "```"]
+    return "\n".join(lines)
+
+
+def found() -> str:
+    rows = [f"| {row.state} | {row.when} | {row.then.value} |" for row in FOUND]
+    first = [
+        "| none, or past its stay | | run |",
+        "| any | another fingerprint | refuse: KeyReused |",
+    ]
+    return "\n".join(["| record found | when | then |", "| --- | --- | --- |", *first, *rows])
+
+
+def after() -> str:
+    rows = [f"| {row.ended} | {row.under} | {row.then.value} |" for row in AFTER]
+    return "\n".join(["| the handler | under | then |", "| --- | --- | --- |", *rows])
+
+
+def statements() -> str:
+    return "\n".join(f"{number}. {words}" for number, words in STATEMENTS.items())
+
+
+def meanings() -> str:
+    rows = [
+        f"| `{kind.__name__}` | {means.http}{' + Retry-After' if means.retry_after else ''} | {means.queue} |"
+        for kind, means in errors.MEANINGS.items()
+    ]
+    return "\n".join(["| error | HTTP | queue |", "| --- | --- | --- |", *rows])
+
+
+def names() -> str:
+    """Every public name, with the first sentence of its docstring or its value."""
+    rows = []
+    for name in onefold.__all__:
+        value = getattr(onefold, name)
+        about = repr(value) if isinstance(value, (int, float)) else (inspect.getdoc(value) or "").split("\n")[0]
+        rows.append(f"| `{name}` | {about} |")
+    return "\n".join(["| name | what it is |", "| --- | --- |", *rows])
+
+
+PARTS = {
+    "concepts.md": {"diagram": diagram, "found": found, "after": after},
+    "reference.md": {"names": names},
+    "guarantees.md": {"statements": statements, "meanings": meanings},
+}
+
+
+def generated(page: str) -> str:
+    """The page with its generated parts made anew."""
+    text = (HERE / page).read_text(encoding="utf-8")
+    for name, make in PARTS[page].items():
+        block = f"<!-- {name} -->\n\n{make()}\n\n<!-- /{name} -->"
+        text, count = re.subn(f"<!-- {name} -->.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)  # noqa: B023
+        assert count == 1, f"{page} has no place for {name}"
+    return text
+
+
+if __name__ == "__main__":
+    for page in PARTS:
+        (HERE / page).write_text(generated(page), encoding="utf-8")
+        sys.stdout.write(f"wrote docs/{page}\n")

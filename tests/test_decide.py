@@ -1,0 +1,194 @@
+"""The decision table: every row decides something, and every record finds a row."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unknown
+from onefold._decide import (
+    AFTER,
+    FOUND,
+    Then,
+    after,
+    decide,
+    entry,
+    is_one_of,
+    memory,
+    probed,
+    stay_running,
+    transitions,
+)
+from onefold._model import Asked, Entry
+from onefold.errors import ClaimLost
+from onefold.keys import address
+
+ADDRESS = address("charge", "pay_7f3a")
+
+
+def probe(_current: object) -> Any:
+    return unknown()
+
+
+def record(state: State = State.RUNNING, **fields: Any) -> Record:
+    usual: dict[str, Any] = {"attempt": 1, "lease_left": -1.0, "stay_left": math.inf, "age": 5.0}
+    return Record(address=ADDRESS, token=b"t" * 16, revision=1, state=state, **(usual | fields))
+
+
+@pytest.mark.parametrize(
+    ("found", "policy", "then"),
+    [
+        (record(stay_left=0.0), Policy(), Then.RUN),
+        (record(State.DONE), Policy(), Then.REPLAY),
+        (record(State.FAILED), Policy(), Then.REPLAY_ERROR),
+        (record(State.HELD), Policy(), Then.REFUSE_HELD),
+        (record(State.OPEN), Policy(), Then.TAKE_OVER),
+        (record(State.OPEN, attempt=99), Policy(attempts_max=1), Then.TAKE_OVER),
+        (record(State.OPEN, age=10.0), Policy(rerun_within=10), Then.HOLD),
+        (record(lease_left=0.1), Policy(), Then.REFUSE_RUNNING),
+        (record(), Policy(), Then.TAKE_OVER),
+        (record(attempt=5), Policy(), Then.HOLD),
+        (record(attempt=4), Policy(), Then.TAKE_OVER),
+        (record(age=10.0), Policy(rerun_within=10), Then.HOLD),
+        (record(age=9.9), Policy(rerun_within=10), Then.TAKE_OVER),
+        (record(), Policy(after_crash="hold"), Then.HOLD),
+        (record(), Policy(after_crash="skip"), Then.SKIP),
+        (record(), Policy(after_crash=probe), Then.ASK),
+        (record(attempt=0), Policy(after_crash="hold"), Then.TAKE_OVER),
+        (record(attempt=0, notes=b"\x80"), Policy(after_crash="hold"), Then.HOLD),
+    ],
+)
+def test_what_follows_from_the_record_that_is_found(found: Record, policy: Policy, then: Then) -> None:
+    assert decide(found, Asked(ADDRESS), policy) is then
+
+
+@pytest.mark.parametrize("state", State)
+def test_another_fingerprint_is_refused_in_every_state(state: State) -> None:
+    found = record(state, fingerprint=b"rcp1" + b"one")
+
+    assert decide(found, Asked(ADDRESS, b"rcp1" + b"two"), Policy()) is Then.REFUSE_REUSED
+    assert decide(found, Asked(ADDRESS, b"rcp1" + b"one"), Policy()) is not Then.REFUSE_REUSED
+    assert decide(found, Asked(ADDRESS, b"rcp2" + b"two"), Policy()) is not Then.REFUSE_REUSED
+    assert decide(found, Asked(ADDRESS), Policy()) is not Then.REFUSE_REUSED
+
+
+@pytest.mark.parametrize(
+    ("state", "then"),
+    [
+        (State.DONE, Then.RUN_AGAIN),
+        (State.FAILED, Then.RUN_AGAIN),
+        (State.HELD, Then.REFUSE_HELD),
+        (State.OPEN, Then.TAKE_OVER),
+    ],
+)
+def test_a_bypass_runs_again_only_what_is_finished(state: State, then: Then) -> None:
+    assert decide(record(state), Asked(ADDRESS, None, True), Policy()) is then
+
+
+def test_every_record_finds_a_row_and_every_row_is_found() -> None:
+    policies = [
+        Policy(),
+        Policy(after_crash="hold"),
+        Policy(after_crash="skip"),
+        Policy(after_crash=probe),
+        Policy(attempts_max=1),
+        Policy(rerun_within=1),
+    ]
+    found = itertools.product(State, (0, 1), (-1.0, 1.0), (None, b"\x80"), (False, True), policies)
+    hit = set()
+    for state, attempt, lease_left, notes, bypass, policy in found:
+        asked = Asked(ADDRESS, None, bypass)
+        one = record(state, attempt=attempt, lease_left=lease_left, notes=notes)
+        hit.add(next(row for row in FOUND if row.state is state and row.holds(one, asked, policy)))
+
+        assert decide(one, asked, policy) in Then
+
+    assert hit == set(FOUND)
+
+
+@pytest.mark.parametrize(
+    ("error", "policy", "then"),
+    [
+        (None, Policy(), Then.FINISH),
+        (ValueError(), Policy(), Then.RELEASE),
+        (ValueError(), Policy(remember=(ValueError,)), Then.FAIL),
+        (TimeoutError(), Policy(), Then.RELEASE),
+        (TimeoutError(), Policy(after_crash="hold"), Then.HOLD),
+        (ConnectionResetError(), Policy(after_crash="hold"), Then.HOLD),
+        (OutcomeUnknown(), Policy(after_crash="hold", unknown=()), Then.HOLD),
+        (TimeoutError(), Policy(after_crash="skip"), Then.SKIP),
+        (TimeoutError(), Policy(after_crash=probe), Then.ASK),
+        (TimeoutError(), Policy(after_crash="hold", remember=(TimeoutError,)), Then.FAIL),
+        (ExceptionGroup("two", [ValueError(), TimeoutError()]), Policy(after_crash="hold"), Then.HOLD),
+        (KeyboardInterrupt(), Policy(), Then.RELEASE),
+        (KeyboardInterrupt(), Policy(after_crash="hold"), Then.LEAVE),
+        (KeyboardInterrupt(), Policy(after_crash=probe), Then.LEAVE),
+        (ClaimLost(), Policy(), Then.LEAVE),
+    ],
+)
+def test_what_follows_from_how_the_handler_ended(error: BaseException | None, policy: Policy, then: Then) -> None:
+    assert after(error, policy) is then
+
+
+def test_an_exception_can_be_named_without_importing_its_library() -> None:
+    import httpx
+
+    assert is_one_of(httpx.ReadTimeout("slow"), Policy().unknown)
+    assert not is_one_of(httpx.InvalidURL("no"), Policy().unknown)
+
+
+@pytest.mark.parametrize(
+    ("answer", "attempt", "then"),
+    [(done(1), 9, Then.FINISH), (not_done(), 5, Then.RUN), (not_done(), 6, Then.HOLD), (unknown(), 1, Then.HOLD)],
+)
+def test_what_follows_from_the_answer_of_a_probe(answer: Any, attempt: int, then: Then) -> None:
+    assert probed(answer, attempt, Policy(after_crash=probe)) is then
+
+
+def test_marking_held_keeps_the_token_of_the_owner_and_stays_forever() -> None:
+    held = entry(Then.HOLD, record(notes=b"log"), Asked(ADDRESS), Policy(after_crash="hold"), b"new")
+
+    assert (held.token, held.state, held.stay, held.notes) == (b"t" * 16, State.HELD, math.inf, b"log")
+
+
+@pytest.mark.parametrize(
+    ("policy", "stay"),
+    [
+        (Policy(lease=30, keep=100), 130.0),
+        (Policy(lease=30, keep=100, after_crash="skip"), 130.0),
+        (Policy(after_crash="hold"), math.inf),
+        (Policy(after_crash=probe), math.inf),
+        (Policy(rerun_within="1h"), math.inf),
+    ],
+)
+def test_what_may_end_up_held_never_expires_before(policy: Policy, stay: float) -> None:
+    assert stay_running(policy) == stay
+
+
+def test_a_clean_failure_leaves_nothing_and_any_other_leaves_its_attempts_and_steps() -> None:
+    first = Entry(address=ADDRESS, token=b"t")
+    second = Entry(address=ADDRESS, token=b"t", attempt=2)
+
+    clean = memory(first, ValueError(), None, Policy())
+    later = memory(second, ValueError(), None, Policy())
+    stepped = memory(first, ValueError(), b"log", Policy())
+    forgetful = memory(first, TimeoutError(), None, Policy(rerun_within="1h"))
+
+    assert clean is None
+    assert later is not None
+    assert later.attempt == 2
+    assert stepped is not None
+    assert stepped.notes == b"log"
+    assert forgetful is not None
+    assert forgetful.stay == math.inf
+
+
+def test_every_row_that_changes_a_record_is_drawn() -> None:
+    changing = {Then.RUN_AGAIN, Then.TAKE_OVER, Then.HOLD, Then.SKIP, Then.ASK}
+
+    drawn = list(transitions())
+
+    assert len(drawn) == 1 + sum(row.then in changing for row in FOUND) + len(AFTER)

@@ -1,0 +1,62 @@
+"""Builds the wheel, installs it into an environment of its own, and tries it there. Run by `make wheel`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+CORE = """
+import importlib.resources
+import sys
+from onefold import Guard
+
+assert "site-packages" in sys.modules["onefold"].__file__, sys.modules["onefold"].__file__
+assert importlib.resources.files("onefold").joinpath("py.typed").is_file()
+ran = []
+guard = Guard("memory:")
+first = guard.run("charge", "pay_1", lambda: ran.append(1) or "receipt")
+again = guard.run("charge", "pay_1", lambda: ran.append(1) or "receipt")
+assert (first.replayed, again.replayed, again.value, len(ran)) == (False, True, "receipt", 1)
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="onefold-wheel-") as folder:
+        home = Path(folder)
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(home), str(ROOT))
+        wheel = next(home.glob("*.whl"))
+        venv.create(home / "env", with_pip=True)
+        python = str(home / "env" / "bin" / "python")
+
+        run(python, "-m", "pip", "install", "--quiet", str(wheel))
+        run(python, "-c", CORE)
+        installed = output(python, "-m", "pip", "list", "--format", "freeze").split()
+        names = {line.partition("==")[0] for line in installed} - {"pip", "setuptools"}
+        assert names == {"onefold", "msgspec"}, names
+        bare = subprocess.run([home / "env/bin/onefold"], capture_output=True, text=True, check=False)
+        assert "onefold[cli]" in bare.stderr, bare
+        assert "Traceback" not in bare.stderr, bare
+
+        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[all]", "pytest")
+        assert "onefold" in output(str(home / "env/bin/onefold"), "--version")
+        test = home / "test_it.py"
+        test.write_text("def test_it(onefold_guard):\n    assert onefold_guard.run('a', 'k', lambda: 1).value == 1\n")
+        run(python, "-m", "pytest", "-q", str(test), cwd=home)
+    sys.stdout.write("the wheel works: core alone, with its extras, and as a pytest plugin\n")
+
+
+def run(*command: str, cwd: Path | None = None) -> None:
+    subprocess.run(command, check=True, cwd=cwd)
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()
