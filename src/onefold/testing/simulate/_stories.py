@@ -36,6 +36,8 @@ def _done_at(moment: Moment, way: str) -> str:
         return "sends a heartbeat"
     if isinstance(moment, Claiming):
         verb = "claims" if moment.replacing is None else "takes over"
+        if moment.replacing is not None and moment.replacing.token == moment.entry.token:
+            verb = "counts the start"
         return verb if moment.entry.state is State.RUNNING else f"writes {moment.entry.state}"
     if isinstance(moment, Choose):
         return f"sees that {moment.what} {way}" if way != "dies" else "ends its handler"

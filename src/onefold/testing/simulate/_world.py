@@ -202,7 +202,7 @@ class Physics:
                 world, reply = self._perform(world, step)
             if way == "answer lost":
                 reply = Fails()
-        if isinstance(step, Claiming) and reply is None and step.entry.state is State.RUNNING:
+        if isinstance(step, Claiming) and reply is None and step.entry.state is State.RUNNING and worker.claim is None:
             entry = step.entry
             claim = Claim(ADDRESS, entry.token, entry.lease, entry.stay)
             doubt = step.replacing is not None and step.replacing.state is State.RUNNING

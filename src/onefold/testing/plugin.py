@@ -1,0 +1,77 @@
+"""The pytest plugin: fixtures for tests of guarded handlers, without infrastructure. See `docs/testing.md`.
+
+pytest loads this file in every project that has Onefold installed: what a fixture needs is imported by the fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from onefold import AsyncGuard, Guard
+    from onefold.testing import Clock
+
+# So that a broken promise says what it found.
+pytest.register_assert_rewrite("onefold.testing.promises", "onefold.testing.deliver")
+
+
+@pytest.fixture
+def onefold_clock() -> Clock:
+    """The clock of `onefold_guard` and `onefold_async_guard`: `onefold_clock.advance("31s")`."""
+    from onefold.testing import Clock
+
+    return Clock()
+
+
+@pytest.fixture
+def onefold_guard(onefold_clock: Clock) -> Iterator[Guard]:
+    """A `Guard` on a memory store of its own, whose clock is `onefold_clock`."""
+    from onefold import Guard
+    from onefold.stores.memory import MemoryStore
+    from onefold.testing import use
+
+    guard = Guard("memory:")
+    with use(guard, MemoryStore(clock=onefold_clock)):
+        yield guard
+
+
+@pytest.fixture
+def onefold_async_guard(onefold_clock: Clock) -> Iterator[AsyncGuard]:
+    """An `AsyncGuard` on a memory store of its own, whose clock is `onefold_clock`."""
+    from onefold import AsyncGuard
+    from onefold.stores.memory import AsyncMemoryStore
+    from onefold.testing import use
+
+    guard = AsyncGuard("memory:")
+    with use(guard, AsyncMemoryStore(clock=onefold_clock)):
+        yield guard
+
+
+@pytest.fixture
+def deliver_twice() -> Callable[..., Any]:
+    """`deliver_twice(function, *args, **kwargs)`: deliver twice, see that the second was a replay, get the value.
+
+    For an async function await it.
+    """
+    from onefold.testing import deliver_twice
+
+    return deliver_twice
+
+
+@pytest.fixture
+def crash_at(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[None]]:
+    """`with crash_at("after_handler"):` a worker that dies at this step of its delivery, as SIGKILL would end it.
+
+    Steps are before_claim, after_claim, after_handler and after_finish; `guard=` is `onefold_guard` unless given.
+    """
+
+    def crashing(step: Any, guard: Guard | AsyncGuard | None = None) -> AbstractContextManager[None]:
+        from onefold.testing import crash_at
+
+        return crash_at(step, request.getfixturevalue("onefold_guard") if guard is None else guard)
+
+    return crashing

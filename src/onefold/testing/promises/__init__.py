@@ -1,0 +1,1 @@
+"""The promises of a store, by subject. `onefold.testing.StoreContract` puts them together."""

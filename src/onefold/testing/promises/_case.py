@@ -1,0 +1,182 @@
+"""What every promise works with: a store of its own, short words for entries and claims, and the passing of time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+from unittest import SkipTest
+
+from msgspec.structs import replace
+
+from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold.testing.promises._twice import EveryPower, Twice, at_rest
+
+T = TypeVar("T")
+
+
+class Case:
+    """One instance serves one test: it opens the store on first use, and closes it afterwards."""
+
+    unit: float = 0.1
+    racers: int = 8
+    rounds: int = 3
+    expires_by_itself: bool = False
+
+    # Whether the store's operations are awaited.
+    _awaited: bool = False
+    _opened: Any = None
+    _twice: Twice | None = None
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the store's clock go on. Override it for a clock that can be moved."""
+        time.sleep(seconds)
+
+    def process_source(self) -> Any:
+        """How another process opens the same records. None: it cannot."""
+        return None
+
+    def teardown_method(self) -> None:
+        """Close the store. Call it too where you override it."""
+        if self._twice is not None:
+            self._close()
+            self._twice = None
+
+    @property
+    def store(self) -> Twice:
+        """The store, each of whose operations is sent twice."""
+        if self._twice is None:
+            self._twice = Twice(self._open())
+        return self._twice
+
+    @property
+    def once(self) -> EveryPower:
+        """The same store, for the few promises that count what is sent."""
+        return self.store.once
+
+    # The colour: the contract of each adds these.
+
+    def _open(self) -> EveryPower:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+    def _race(self, asks: Sequence[Callable[[Any], Any]]) -> list[Any]:
+        """Ask all of this at the same moment; the answers in the order of the questions."""
+        raise NotImplementedError
+
+    # The words of the promises.
+
+    @property
+    def short(self) -> float:
+        """A duration that is over once `wait_out_short` returns."""
+        return self.unit
+
+    @property
+    def long(self) -> float:
+        """A duration that no test outlasts."""
+        return 1_000 * self.unit
+
+    def wait_out_short(self) -> None:
+        self.pass_time(2 * self.short)
+
+    def address(self, key: str = "key") -> Address:
+        return Address("scope", "operation", key)
+
+    def entry(self, key: str = "key", **fields: Any) -> Entry:
+        """A running entry with a new token; the fields change it."""
+        usual: dict[str, Any] = {"address": self.address(key), "lease": self.long, "stay": 2 * self.long}
+        return Entry(**({"token": os.urandom(16)} | usual | fields))
+
+    def ending(self, **fields: Any) -> Ending:
+        usual: dict[str, Any] = {"state": State.DONE, "stay": self.long, "result": b"result"}
+        return Ending(**(usual | fields))
+
+    def memory(self, **fields: Any) -> Memory:
+        return Memory(**({"stay": self.long, "attempt": 1} | fields))
+
+    def claimed(self, key: str = "key", **fields: Any) -> Entry:
+        """An entry that is written."""
+        entry = self.entry(key, **fields)
+        self.written(self.store.claim(entry))
+        return entry
+
+    def in_state(self, state: State, key: str = "key", **fields: Any) -> Entry:
+        """An entry whose record is brought into this state by its owner."""
+        entry = self.claimed(key, **fields)
+        if state is State.OPEN:
+            assert self.store.release(claim_of(entry), self.memory()) is True
+        elif state is not State.RUNNING:
+            assert self.store.finish(claim_of(entry), self.ending(state=state)) is True
+        return entry
+
+    def expiring(self, *keys: str) -> list[Entry]:
+        """Entries whose records are past their stay after `wait_out_short`, and not before all are written.
+
+        Their ends are sent once: on a real clock, the second answer may come after the stay.
+        """
+        entries = [self.claimed(key) for key in keys]
+        for entry in entries:
+            assert self.once.finish(claim_of(entry), self.ending(stay=self.short)) is True
+        return entries
+
+    def taken_over(self, entry: Entry, **fields: Any) -> Entry:
+        """The entry of a second worker, which has replaced the record of the first."""
+        successor = self.entry(entry.address.key, **fields)
+        self.written(self.store.claim(successor, replacing=self.found(entry)))
+        return successor
+
+    def found(self, of: Entry | Address) -> Record:
+        """The record, which has to be there."""
+        address = of.address if isinstance(of, Entry) else of
+        record = self.store.read(address)
+        assert record is not None, f"there is no record of {address}"
+        assert record.address == address
+        return record
+
+    def written(self, answer: Record | Gone | None) -> None:
+        assert answer is None, f"the claim was not written: {answer!r}"
+
+    def refused_by(self, answer: Record | Gone | None, owner: Entry) -> Record:
+        """The claim was answered with this owner's record, as it is in the store."""
+        assert isinstance(answer, Record), f"the record in the way was not shown: {answer!r}"
+        assert answer.token == owner.token
+        assert at_rest(answer) == at_rest(self.found(owner))
+        return answer
+
+    def absent(self, address: Address) -> None:
+        record = self.store.read(address)
+        assert record is None or record.stay_left <= 0, f"there should be no record: {record!r}"
+
+    def free(self, address: Address) -> None:
+        """Nobody has it: the next claim is written."""
+        self.written(self.store.claim(self.entry(address=address)))
+
+    def untouched(self, before: Record) -> None:
+        """The record is as it was; only time may have passed."""
+        after = self.found(before.address)
+        assert at_rest(after) == at_rest(before)
+        assert self.about(after.stay_left, before.stay_left)
+        assert self.about(after.age, before.age)
+        if before.state is State.RUNNING:
+            assert self.about(after.lease_left, before.lease_left)
+
+    def about(self, found: float, expected: float) -> bool:
+        """Whether two durations are equal, but for the time that the test itself takes."""
+        return found == expected or abs(found - expected) < self.long / 4
+
+    def needs(self, power: type) -> None:
+        assert self.store is not None
+        if not isinstance(self._opened, power):
+            raise SkipTest(f"this store is not {power.__name__}")
+
+
+def claim_of(entry: Entry, **fields: Any) -> Claim:
+    return replace(Claim(entry.address, entry.token, entry.lease, entry.stay), **fields)
+
+
+def every(states: Iterable[State]) -> list[tuple[State, str]]:
+    """Each state with a key of its own."""
+    return [(state, f"key-{state}") for state in states]

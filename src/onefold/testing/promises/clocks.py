@@ -1,0 +1,180 @@
+"""Durations are counted by the store's clock: leases, stays and ages. What is past its stay is free, and is purged."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from onefold.stores.base import GONE, Record, State
+from onefold.testing.promises._case import Case, claim_of, every
+
+
+class Durations(Case):
+    """Reads say how much is left, from the moment of the write that said how long."""
+
+    def test_lease_stay_and_age_are_counted_from_the_claim(self) -> None:
+        owner = self.claimed(lease=self.long, stay=2 * self.long, age=3 * self.long)
+        before = self.found(owner)
+        assert self.about(before.lease_left, self.long)
+        assert self.about(before.stay_left, 2 * self.long)
+        assert self.about(before.age, 3 * self.long)
+
+        self.wait_out_short()
+
+        after = self.found(owner)
+        self._passed(before.lease_left, after.lease_left)
+        self._passed(before.stay_left, after.stay_left)
+        self._passed(after.age, before.age)
+
+    def test_the_record_in_the_way_is_shown_with_what_is_left_now(self) -> None:
+        owner = self.claimed()
+        before = self.found(owner)
+
+        self.wait_out_short()
+
+        shown = self.refused_by(self.store.claim(self.entry()), owner)
+        self._passed(before.lease_left, shown.lease_left)
+        self._passed(before.stay_left, shown.stay_left)
+        self._passed(shown.age, before.age)
+
+    def test_age_goes_on_over_every_write_of_the_owner(self) -> None:
+        for state, key in every(State):
+            owner = self.claimed(key, age=3 * self.long)
+            assert self.store.extend(claim_of(owner)) is True
+            if state is State.OPEN:
+                assert self.store.release(claim_of(owner), self.memory()) is True
+            elif state is not State.RUNNING:
+                assert self.store.finish(claim_of(owner), self.ending(state=state)) is True
+
+            assert self.about(self.found(owner).age, 3 * self.long)
+
+    def test_a_stay_is_counted_from_the_last_write(self) -> None:
+        for state, key in every((State.DONE, State.FAILED, State.HELD)):
+            owner = self.claimed(key, stay=9 * self.long)
+            assert self.store.finish(claim_of(owner), self.ending(state=state, stay=5 * self.long)) is True
+            assert self.about(self.found(owner).stay_left, 5 * self.long)
+
+    def test_a_lease_that_is_over_changes_nothing_by_itself(self) -> None:
+        owner = self.claimed(lease=self.short)
+        self.wait_out_short()
+
+        # It is for the caller to decide: the store neither frees the address, nor refuses the owner.
+        shown = self.refused_by(self.store.claim(self.entry()), owner)
+        assert (shown.state, shown.lease_left <= 0) == (State.RUNNING, True)
+        assert self.store.extend(claim_of(owner, lease=self.long)) is True
+        assert self.about(self.found(owner).lease_left, self.long)
+
+    def test_an_owner_may_finish_or_release_after_its_lease(self) -> None:
+        finished, released = self.claimed("finished", lease=self.short), self.claimed("released", lease=self.short)
+        self.wait_out_short()
+
+        assert self.store.finish(claim_of(finished), self.ending()) is True
+        assert self.store.release(claim_of(released)) is True
+
+        assert self.found(finished).state is State.DONE
+        self.absent(released.address)
+
+    def _passed(self, more: float, less: float) -> None:
+        """Between the two, about the time of `wait_out_short` has passed: a slow machine may add to it."""
+        assert self.short < more - less < self.long / 4
+
+
+class Stays(Case):
+    """A record past its stay counts as free; whether a read still shows it is the store's own affair."""
+
+    def test_a_record_past_its_stay_is_free(self) -> None:
+        written = {state: self.claimed(key, state=state, stay=self.short, notes=b"old") for state, key in every(State)}
+        self.wait_out_short()
+
+        for entry in written.values():
+            self.absent(entry.address)
+            next_one = self.claimed(entry.address.key)
+
+            record = self.found(next_one)
+            assert (record.token, record.revision, record.notes) == (next_one.token, 1, None)
+            assert record.stay_left > 0
+
+    def test_the_stay_of_an_ending_and_of_a_memory_ends_too(self) -> None:
+        finished, released = self.claimed("finished", stay=math.inf), self.claimed("released", stay=math.inf)
+        # Sent once: on a real clock, the second answer may come after the stay.
+        assert self.once.finish(claim_of(finished), self.ending(stay=self.short)) is True
+        assert self.once.release(claim_of(released), self.memory(stay=self.short)) is True
+
+        self.wait_out_short()
+
+        self.free(finished.address)
+        self.free(released.address)
+
+    def test_forever_stays(self) -> None:
+        claimed, extended, finished, released = (
+            self.claimed(way, stay=math.inf if way == "claimed" else self.long)
+            for way in ("claimed", "extended", "finished", "released")
+        )
+        assert self.store.extend(claim_of(extended, stay=math.inf)) is True
+        assert self.store.finish(claim_of(finished), self.ending(stay=math.inf)) is True
+        assert self.store.release(claim_of(released), self.memory(stay=math.inf)) is True
+
+        self.wait_out_short()
+
+        self.store.purge(100)
+        for entry in (claimed, extended, finished, released):
+            assert self.found(entry).stay_left == math.inf
+            assert isinstance(self.store.claim(self.entry(entry.address.key)), Record)
+
+    def test_taking_over_a_record_past_its_stay_writes_it_or_finds_it_gone(self) -> None:
+        owner = self.claimed()
+        seen = self.found(owner)
+        assert self.once.extend(claim_of(owner, stay=self.short)) is True
+        seen = replace(seen, revision=seen.revision + 1)
+        self.wait_out_short()
+        successor = self.entry()
+
+        # Sent once: between the two answers the record may disappear.
+        answer = self.once.claim(successor, replacing=seen)
+
+        if answer is None:
+            assert self.found(successor).token == successor.token
+        else:
+            assert answer is GONE
+            self.free(owner.address)
+
+
+class Purges(Case):
+    """A purge removes what is past its stay, up to a limit, and nothing else."""
+
+    def test_purge_removes_only_what_is_past_its_stay(self) -> None:
+        needed = [
+            self.claimed("running", lease=self.short, stay=self.long),
+            self.claimed("held", state=State.HELD, stay=math.inf),
+            self.claimed("done", state=State.DONE, stay=self.long),
+            self.claimed("open", state=State.OPEN, stay=self.long),
+        ]
+        over = self.expiring("over-1", "over-2", "over-3")
+        self.wait_out_short()
+        before = [self.found(entry) for entry in needed]
+
+        self._counts(self.store.purge(100), 3)
+        self._counts(self.store.purge(100), 0)
+
+        for record in before:
+            self.untouched(record)
+        for entry in over:
+            self.free(entry.address)
+
+    def test_purge_respects_its_limit(self) -> None:
+        self.expiring("over-1", "over-2", "over-3", "over-4", "over-5")
+        self.wait_out_short()
+
+        self._counts(self.store.purge(2), 2)
+        self._counts(self.store.purge(2), 2)
+        self._counts(self.store.purge(2), 1)
+        self._counts(self.store.purge(2), 0)
+
+    def test_purge_of_nothing_removes_nothing(self) -> None:
+        self._counts(self.store.purge(10), 0)
+
+    def _counts(self, removed: int, expected: int) -> None:
+        """A store whose records vanish by themselves may find fewer than there were."""
+        assert type(removed) is int
+        assert 0 <= removed <= expected if self.expires_by_itself else removed == expected

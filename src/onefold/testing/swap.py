@@ -1,0 +1,101 @@
+"""`use`: another store for a guard that was bound at import, for the length of one test."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from onefold.errors import UsageError
+from onefold.guard import Guard
+from onefold.guard_async import AsyncGuard
+from onefold.heartbeat import AsyncHeartbeat, Heartbeat
+from onefold.stores._open import AsyncStoreSource, StoreSource
+
+
+def use(guard: Guard | AsyncGuard, source: StoreSource | AsyncStoreSource = "memory:") -> Swap:
+    """Swap the store of a guard: `with use(guard, "memory:") as store:`.
+
+    `source` is what the guard itself takes: a URL, a store, or a function that returns one. The guard's own store is
+    not opened, not closed and not touched, and is back in place afterwards, also after an exception. A guard that is
+    closed inside (by an application that shuts down, say) is open again afterwards. It can be nested.
+
+    For an `AsyncGuard` there is also `async with`, which a store needs that takes time to close.
+    """
+    return Swap(guard, source)
+
+
+class Swap:
+    """A store that is lent to a guard. Made by `use`."""
+
+    def __init__(self, guard: Guard | AsyncGuard, source: Any) -> None:
+        self._guard = guard
+        self._source = source
+        # One for each `with` that we are inside of.
+        self._before: list[tuple[Any, Any, bool]] = []
+
+    def __enter__(self) -> Any:
+        guard = self._guard
+        was_closed = guard._closed
+        self._before.append((*guard._swap(self._source, None), was_closed))
+        guard._closed = False
+        try:
+            return guard.store
+        except BaseException:
+            self._put_back()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        lent = self._put_back()
+        if lent is None:
+            return
+        _stop(lent.tools.heartbeat)
+        if not lent.ours:
+            return
+        if isinstance(self._guard, AsyncGuard):
+            _close_at_once(lent.tools.store)
+        else:
+            lent.tools.store.close()
+
+    async def __aenter__(self) -> Any:
+        if not isinstance(self._guard, AsyncGuard):
+            raise UsageError("a Guard is not async: write `with use(...)`, without async")
+        return self.__enter__()
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        lent = self._put_back()
+        if lent is not None:
+            _stop(lent.tools.heartbeat)
+            if lent.ours:
+                await lent.tools.store.aclose()
+
+    def _put_back(self) -> Any:
+        """The guard is as it was; the answer is what it had opened meanwhile, if anything."""
+        source, opened, was_closed = self._before.pop()
+        _, lent = self._guard._swap(source, opened)
+        self._guard._closed = was_closed
+        return lent
+
+
+def _stop(heartbeat: Heartbeat | AsyncHeartbeat) -> None:
+    if isinstance(heartbeat, Heartbeat):
+        heartbeat.close()
+        return
+    for here in list(heartbeat._loops.values()):
+        if here.timer is not None:
+            here.timer.cancel()
+        if here.task is not None and not here.task.done():
+            here.task.cancel()
+    heartbeat.reset()
+
+
+def _close_at_once(store: Any) -> None:
+    """Close an async store without awaiting, as one can that has nothing to wait for."""
+    closing = store.aclose()
+    try:
+        closing.send(None)
+    except StopIteration:
+        return
+    closing.close()
+    raise UsageError(f"{type(store).__name__} takes time to close: write `async with use(...)`")
