@@ -142,7 +142,7 @@ def test_an_exception_can_be_named_without_importing_its_library() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "attempt", "then"),
-    [(done(1), 9, Then.FINISH), (not_done(), 5, Then.RUN), (not_done(), 6, Then.HOLD), (unknown(), 1, Then.HOLD)],
+    [(done(1), 9, Then.FINISH), (not_done(), 4, Then.RUN), (not_done(), 5, Then.HOLD), (unknown(), 1, Then.HOLD)],
 )
 def test_what_follows_from_the_answer_of_a_probe(answer: Any, attempt: int, then: Then) -> None:
     assert probed(answer, attempt, Policy(after_crash=probe)) is then

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from onefold import Record, State
+from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import EVERYDAY, Scenario, Story, _scenario, read_code, search, tell
 
@@ -82,7 +82,7 @@ class WithAnotherResult(MemoryStore):
     def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
         found = super()._claim(entry, replacing, now)
         if isinstance(found, Record) and found.result is not None:
-            return replace(found, result=msgspec.msgpack.encode("another result"))
+            return replace(found, result=MsgspecCodec().encode("another result", str))
         return found
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from onefold import keys
 from onefold._checks import did_you_mean
-from onefold.errors import UsageError
+from onefold.errors import MissingKey, UsageError
+
+# The other ways to call a decorated function, besides calling it.
+OTHER_WAYS: Final = ("outcome", "bypass")
 
 ALL: Final = "*"
 
@@ -30,6 +34,7 @@ class Call:
         import inspect
 
         self.function = function
+        self.name = name_of(function)
         self.operation = keys.checked_operation(operation)
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
@@ -40,15 +45,20 @@ class Call:
         self._key = key if callable(key) else None
         self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
         self._payload_names, self._payload = self._payload_of(fingerprint)
-        self._recipe = keys.recipe(*(self._payload_names if self._payload is None else (_name_of(self._payload),)))
+        self._recipe = keys.recipe(*(self._payload_names if self._payload is None else (_recipe_name(self._payload),)))
         self._no_payload = fingerprint is None
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> object:
         if self._key is not None:
             return self._key(*args, **kwargs)
-        if len(self._key_names) == 1:
-            return bound[self._key_names[0]]
-        return keys.joined(tuple(bound[name] for name in self._key_names))
+        try:
+            if len(self._key_names) == 1:
+                return keys.checked_key(bound[self._key_names[0]])
+            return keys.joined({name: bound[name] for name in self._key_names})
+        except MissingKey as error:
+            named = MissingKey(f"{self.operation}: {' and '.join(self._key_names)} of {self.name}(): {error}")
+            named.operation = self.operation
+            raise named from None
 
     def scope(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The caller's scope. A function that finds none must not let two tenants share a record."""
@@ -71,7 +81,7 @@ class Call:
         except UsageError as error:
             name = keys.undigestible({name: bound[name] for name in self._payload_names})
             raise UsageError(
-                f"{self.operation}: the argument {name!r} of {self.function.__qualname__}() cannot be fingerprinted "
+                f"{self.operation}: the argument {name!r} of {self.name}() cannot be fingerprinted "
                 f"({error.__cause__}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "
                 "or opt out with fingerprint=None"
             ) from error
@@ -99,11 +109,11 @@ class Call:
     def _checked(self, names: str | Sequence[str], argument: str) -> tuple[str, ...]:
         wanted = (names,) if isinstance(names, str) else tuple(names)
         if not wanted:
-            raise UsageError(f"{argument}= names no argument of {self.function.__qualname__}()")
+            raise UsageError(f"{argument}= names no argument of {self.name}()")
         for name in wanted:
             if name not in self._names:
                 raise UsageError(
-                    f"{argument}={name!r} is no argument of {self.function.__qualname__}{self.signature}"
+                    f"{argument}={name!r} is no argument of {self.name}{self.signature}"
                     f"{did_you_mean(name, self._names)}"
                 )
         return wanted
@@ -113,7 +123,7 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
     """Refuse what cannot be guarded, when decorating."""
     import inspect
 
-    name = getattr(function, "__qualname__", repr(function))
+    name = name_of(function)
     if isinstance(function, (staticmethod, classmethod)):
         kind = type(function).__name__
         raise UsageError(f"put @{kind} above the guard's decorator, so that it is applied last: {name}")
@@ -127,16 +137,69 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         raise UsageError(f"{name}() is not async, and {guard} awaits its handlers: use a Guard, or write async def")
 
 
+class Method:
+    """A decorated method: bound to its object together with its other ways to be called."""
+
+    def __init__(self, guarded: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, guarded)
+        self._guarded = guarded
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        # A partial, because that is a function to all who look: its signature, and whether it has to be awaited.
+        bound = functools.partial(self._guarded, instance)
+        functools.update_wrapper(bound, self._guarded)
+        # It leads to the function that still has `self`.
+        delattr(bound, "__wrapped__")
+        for way in OTHER_WAYS:
+            setattr(bound, way, functools.partial(getattr(self._guarded, way), instance))
+        return bound
+
+
+def as_written(guarded: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """A function stays a function, for all frameworks that look at it; a method becomes one that binds."""
+    first = next(iter(call.signature.parameters), "")
+    return Method(guarded) if first in ("self", "cls") else guarded
+
+
 def returns_of(function: Callable[..., Any]) -> Any:
-    """The type that a function is annotated to return; `Any` without an annotation.
+    """The type that a function is annotated to return; `Any` without an annotation. Nothing else has to be readable.
 
     Raises `NameError` for an annotation whose names do not exist (yet).
     """
+    function = _innermost(function)
     hint = getattr(function, "__annotations__", {}).get("return", Any)
-    if isinstance(hint, str):
-        hint = typing.get_type_hints(function, include_extras=True)["return"]
-    return type(None) if hint is None else hint
+    if not isinstance(hint, str):
+        return type(None) if hint is None else hint
+
+    def annotated() -> None: ...
+
+    annotated.__annotations__ = {"return": hint}
+    names = getattr(function, "__globals__", {})
+    return typing.get_type_hints(annotated, names, include_extras=True)["return"]
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call a function in a message; partials and objects have no name of their own."""
+    function = _innermost(function)
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _innermost(function: Callable[..., Any]) -> Any:
+    """The function inside of partials, decorators and callable objects: the one that has annotations."""
+    while True:
+        inner = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    if hasattr(function, "__annotations__") or not hasattr(type(function), "__call__"):  # noqa: B004 - its method
+        return function
+    return type(function).__call__
+
+
+def _recipe_name(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '')}.{name_of(function)}"

@@ -37,6 +37,15 @@ def one_of(chosen: T, allowed: Sequence[str], name: str) -> T:
     return chosen
 
 
+def error_classes(kinds: Iterable[Any], name: str) -> tuple[type[Exception], ...]:
+    """Classes that can be raised again as answers: no names, and no interrupts."""
+    found = error_kinds(kinds, name)
+    for kind in found:
+        if isinstance(kind, str) or not issubclass(kind, Exception):
+            raise UsageError(f"{name}= holds {kind!r}: what is remembered has to be a subclass of Exception")
+    return found
+
+
 def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
     if isinstance(kinds, (str, type)):
         raise UsageError(f"{name}= takes several exceptions: write {name}=({getattr(kinds, '__name__', kinds)},)")

@@ -210,9 +210,9 @@ PROBED: dict[type[Answer], tuple[Then, State]] = {
 
 
 def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
-    """What to do after the probe's answer; `attempt` is the start that would follow from "not done"."""
+    """What to do after the probe's answer, when the handler has started `attempt` times."""
     then = PROBED[type(answer)][0]
-    return Then.HOLD if then is Then.RUN and attempt > policy.attempts_max else then
+    return Then.HOLD if then is Then.RUN and attempt >= policy.attempts_max else then
 
 
 def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
@@ -244,7 +244,8 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
     if then is Then.SKIP:
         remark = f"skipped: attempt {found.attempt} was abandoned"
         return change(kept, state=State.DONE, lease=0.0, stay=policy.keep, notes=None, omitted=True, remark=remark)
-    return change(kept, attempt=found.attempt + 1)
+    # A question to a probe is no start: the attempt is counted when the handler starts.
+    return kept if then is Then.ASK else change(kept, attempt=found.attempt + 1)
 
 
 def why_held(found: Record, policy: Policy) -> str:

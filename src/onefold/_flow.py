@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from onefold import _decide
 from onefold._decide import Then
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
-from onefold._steps import Claiming, Ended, Finishing, Flow, LeaseLeft, Pausing, Releasing, Running, Watching
+from onefold._steps import Claiming, Ended, Finishing, Flow, LeaseLeft, Pausing, Reading, Releasing, Running, Watching
 from onefold._work import Work, done, failed, refused, replay, stored_error
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind
@@ -52,31 +52,28 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
     if unstarted:
         new = _decide.change(new, attempt=0)
     entry, then, replacing = new, Then.RUN, None
-    waited = 0.0
-    for _ in range(ROUNDS_MAX):
+    waited, rounds = 0.0, 0
+    while rounds < ROUNDS_MAX:
         try:
             found: Record | Gone | None = yield Claiming(entry, replacing)
         except StoreUnavailable:
             if replacing is None:
                 yield from _disown(entry)
             raise
-        while isinstance(found, Record):
-            then = _decide.decide(found, asked, policy)
-            if then is not Then.REFUSE_RUNNING or waited >= policy.wait:
-                break
-            waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
-            then = Then.RUN
-            entry, replacing = new, None
-            found = yield Claiming(new)
         if found is None:
             return _written(work, entry, then), then
+        entry, then, replacing = new, Then.RUN, None
         if isinstance(found, Record):
+            then = _decide.decide(found, asked, policy)
+            if then is Then.REFUSE_RUNNING and waited < policy.wait:
+                waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
+                then = Then.RUN
+                continue
             settled = answer(work, found, then, waited)
             if settled is not None:
                 return settled, then
             entry, replacing = _decide.entry(then, found, asked, policy, token), found
-        else:
-            entry, then, replacing = new, Then.RUN, None
+        rounds += 1
     raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
 
 
@@ -142,13 +139,26 @@ def carry_out(work: Work, entry: Entry, then: Then) -> Flow[Outcome[Any]]:
         if then is Then.FINISH:
             return (yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True))
         if then is Then.HOLD:
-            remark = _doubt(answered, entry.attempt - 1)
+            remark = _doubt(answered, entry.attempt)
             yield from finish(work, claim, _held(remark, entry.notes))
             work.tell(Kind.HELD, work.asked.address, entry.attempt, remark)
             raise OnHold.about(work.asked.address, remark=remark)
+        entry = yield from _count_start(work, entry)
     work.tell(Kind.STARTED, work.asked.address, entry.attempt)
     ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
     return (yield from close(work, entry, ended))
+
+
+def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
+    """Write the next attempt into a record that was taken over only to ask about it. It keeps its token."""
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(entry.address)
+        if found is None or found.token != entry.token:
+            break
+        counted = _decide.change(entry, attempt=found.attempt + 1, age=found.age, notes=found.notes)
+        if (yield Claiming(counted, found)) is None:
+            return counted
+    raise refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER))
 
 
 def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
@@ -164,7 +174,7 @@ def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
             case Then.LEAVE:
                 work.tell(Kind.LEFT, work.asked.address, entry.attempt, type(ended.error).__name__)
             case Then.ASK:
-                answered = yield from ask(work, entry)
+                answered = yield from _ask_after(work, entry, ended)
                 if isinstance(answered, Done):
                     return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
                 if isinstance(answered, NotDone):
@@ -226,8 +236,11 @@ def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
 
 
 def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
-    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over."""
-    pause = FINISH_PAUSE_FIRST
+    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over.
+
+    A heartbeat that still gets through must not make it endless: it ends after one lease in any case.
+    """
+    pause, waited = FINISH_PAUSE_FIRST, 0.0
     while True:
         try:
             ours: bool = yield Finishing(claim, ending)
@@ -235,9 +248,9 @@ def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
         except Exception as error:  # noqa: BLE001 - an effect that happened is never reported as failed
             work.tell(Kind.STORE_FAILED, claim.address, detail=f"finish: {type(error).__name__}")
         left = yield LeaseLeft(claim)
-        if left <= claim.lease * LEASE_MARGIN:
+        if min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
             return None
-        yield Pausing(min(pause, left / 2))
+        waited += yield Pausing(min(pause, left / 2))
         pause = min(pause * 2, FINISH_PAUSE_MAX)
 
 
@@ -251,6 +264,17 @@ def ask(work: Work, entry: Entry) -> Flow[Answer]:
         raise ended.error
     work.tell(Kind.PROBED, work.asked.address, entry.attempt, type(ended.value).__name__)
     return cast("Answer", ended.value)
+
+
+def _ask_after(work: Work, entry: Entry, ended: Ended) -> Flow[Answer]:
+    """The probe's answer after an error of the handler, which must not be hidden if the probe fails too."""
+    try:
+        return (yield from ask(work, entry))
+    except Exception as error:  # noqa: BLE001 - whatever a probe raises, it must not hide the handler's own error
+        failure = error
+    assert ended.error is not None
+    ended.error.add_note(f"onefold: the probe failed too, so the claim stays until its lease ends: {failure!r}")
+    raise ended.error
 
 
 def without_store(work: Work, down: StoreUnavailable) -> Flow[Outcome[Any]]:

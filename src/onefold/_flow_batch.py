@@ -68,7 +68,8 @@ def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[li
     if batching:
         yield from _together(parts.values(), Closing, ClosingAll)
     for part in parts.values():
-        part.at = yield from _alone(part)
+        over = yield from _alone(part)
+        interrupt = interrupt or _interrupt(over.error)
     if interrupt is not None:
         raise interrupt
     told: set[Address] = set()
@@ -93,7 +94,11 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
     """
     interrupt: BaseException | None = None
     for part in parts:
+        if interrupt is not None and not isinstance(part.at, Over):
+            part.at = Over(error=interrupt)
+            continue
         over = yield from _alone(part)
+        interrupt = interrupt or _interrupt(over.error)
         if _has_won(over):
             entry, then = over.value
             if interrupt is None:
@@ -101,22 +106,26 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
             else:
                 part.flow = close(part.work, entry, Ended(error=interrupt, started=False))
         elif isinstance(over.error, StoreUnavailable) and interrupt is None:
-            part.flow = without_store(part.work, over.error)
+            over = yield from _alone(Part(part.work, without_store(part.work, over.error)))
+            part.flow, interrupt = _ended(over), _interrupt(over.error)
         else:
             part.flow = _ended(over)
         part.at = None
-        if not batching:
-            part.at = yield from _alone(part)
+        # What a batch shares is the last round trip; a probe that has to be asked before it is asked now.
+        at = yield from _alone(part, until=Closing if batching else Over)
+        interrupt = interrupt or (_interrupt(at.error) if isinstance(at, Over) else None)
     return interrupt
 
 
 def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseException | None]]:
     """Call one handler; the answer is the flow that closes its record, and the interrupt that hit it."""
     claim = claim_of(entry)
-    yield Watching((claim,))
     if then is Then.ASK:
         over = yield from _alone(Part(work, carry_out(work, entry, then)))
         return _ended(over), _interrupt(over.error)
+    if (yield Watching((claim,))) <= 0:
+        late = Ended(error=refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER)), started=False)
+        return close(work, entry, late), None
     if entry.attempt == 0:
         try:
             ours = yield Extending(claim, STARTED)
@@ -151,11 +160,11 @@ def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[Claiming
             part.at = _advance(part.flow, reply)
 
 
-def _alone(part: Part) -> Flow[Over]:
-    """Go on with one flow to its end."""
+def _alone(part: Part, until: type[Step | Over] = Over) -> Flow[Any]:
+    """Go on with one flow to its end, or to a step of this kind."""
     if part.at is None:
         part.at = _advance(part.flow)
-    while not isinstance(part.at, Over):
+    while not isinstance(part.at, (Over, until)):
         try:
             reply = yield part.at
         except Exception as error:  # noqa: BLE001 - the flow knows what it means there

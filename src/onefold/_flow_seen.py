@@ -24,13 +24,15 @@ def look(work: Work) -> Flow[Outcome[Any]]:
         found: Record | None = yield Reading(asked.address)
     except StoreUnavailable as down:
         return (yield from without_store(work, down))
-    attempt = 1
+    then = Then.RUN if found is None else _decide.decide(found, asked, policy)
     if found is not None:
-        settled = answer(work, found, _decide.decide(found, asked, policy))
+        settled = answer(work, found, then)
         if settled is not None:
             return settled
-        attempt = found.attempt + 1
-    entry = _decide.change(_decide.entry(Then.RUN, None, asked, policy, work.mint()), attempt=attempt, lease=0.0)
+    entry = _decide.change(_decide.entry(then, found, asked, policy, work.mint()), lease=0.0)
+    attempt = entry.attempt
+    if then is Then.RUN_AGAIN:
+        work.tell(Kind.BYPASSED, asked.address, attempt)
     work.tell(Kind.STARTED, asked.address, attempt)
     ended: Ended = yield Running(work.call, entry, claimed=False)
     if ended.error is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from onefold import keys
-from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, returns_of
+from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, name_of, returns_of
 from onefold._flow import deliver
 from onefold._flow_seen import look
 from onefold._model import Asked, Claim, Outcome, Policy
@@ -60,7 +60,12 @@ class Toolbox:
         return enter(Current(entry, self, beat=beat))
 
     def leave(self, current: Current | None) -> bytes | None:
-        return None if current is None else leave(current)
+        if current is None:
+            return None
+        beat = current.beat
+        if beat is not None:
+            beat.cancel = None
+        return leave(current)
 
     def rescue(self, running: Running, error: BaseException) -> BaseException:
         """The error to go on with: a cancellation that came from a lost claim is `ClaimLost`."""
@@ -150,16 +155,23 @@ class Front:
     ) -> Work:
         return Work(asked, policy or self.policy, call, returns, self._codec, self._tell, mint)
 
-    def _deliver(self, work: Work, tools: Toolbox) -> Flow[Outcome[Any]]:
-        if is_inside(work.asked.address, tools.store):
-            raise InsideItself.about(work.asked.address)
+    def _check_outside(self, asked: Asked) -> None:
+        if is_inside(asked.address, self._tools().store):
+            raise InsideItself.about(asked.address)
+
+    def _deliver(self, work: Work) -> Flow[Outcome[Any]]:
+        self._check_outside(work.asked)
         return look(work) if work.policy.mode == "seen" else deliver(work)
 
     def _asked(
         self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool = False
     ) -> Asked:
-        fingerprint = None if payload is None else keys.fingerprint(_PAYLOAD, payload)
-        return Asked(keys.address(operation, key, self._scoped(scope)), fingerprint, bypass)
+        address = keys.address(operation, key, self._scoped(scope))
+        try:
+            fingerprint = None if payload is None else keys.fingerprint(_PAYLOAD, payload)
+        except UsageError as error:
+            raise UsageError(f"{operation}: fingerprint={type(payload).__name__}: {error}. Nothing ran") from error
+        return Asked(address, fingerprint, bypass)
 
     def _asked_by(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False) -> Asked:
         bound = call.bind(args, kwargs)
@@ -194,7 +206,9 @@ class Front:
         try:
             whose = scope(message) if callable(scope) else scope
             payload = None if fingerprint is None else fingerprint(message)
-            return self._work(self._asked(operation, key(message), whose, payload), call, returns, policy)
+            asked = self._asked(operation, key(message), whose, payload)
+            self._check_outside(asked)
+            return self._work(asked, call, returns, policy)
         except Exception as error:  # noqa: BLE001 - one poison message never fails its neighbours
             return error
 
@@ -226,19 +240,21 @@ class Front:
         return call, result_type
 
     def _returns(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
-        """The checked type of a function's result."""
+        """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""
         if returns is Any:
             returns = returns_of(function)
         if (policy or self.policy).keep_result:
             self._check_returns(function, returns)
         return returns
 
+    def _returns_now(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
+        return _named(function, lambda: self._returns(function, returns, policy))
+
     def _check_returns(self, function: Callable[..., Any], returns: Any) -> None:
         try:
             self._codec.check(returns)
         except UsageError as error:
-            name = getattr(function, "__qualname__", repr(function))
-            raise UsageError(f"what {name}() returns cannot be remembered: {error}") from error
+            raise UsageError(f"what {name_of(function)}() returns cannot be remembered: {error}") from error
 
     def __repr__(self) -> str:
         source = self._source if isinstance(self._source, str) else type(self._source).__name__
@@ -261,7 +277,7 @@ def _named(function: Callable[..., Any], result_type: Callable[[], Any]) -> Any:
         return result_type()
     except NameError as error:
         raise UsageError(
-            f"the return annotation of {function.__qualname__}() cannot be read: {error}. "
+            f"the return annotation of {name_of(function)}() cannot be read: {error}. "
             "Nothing ran. Pass the type as returns="
         ) from error
 

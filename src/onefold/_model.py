@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from onefold._checks import at_least, error_kinds, finite, one_of, positive
+from onefold._checks import at_least, error_classes, error_kinds, finite, one_of, positive
 from onefold.durations import Duration, seconds
 from onefold.errors import OutcomeUnknown, UsageError
 
@@ -300,7 +300,7 @@ class Policy:
         put("rerun_within", math.inf if rerun_within is None else positive(rerun_within, "rerun_within"))
         put("attempts_max", at_least(1, attempts_max, "attempts_max"))
         put("unknown", error_kinds(unknown, "unknown"))
-        put("remember", error_kinds(remember, "remember"))
+        put("remember", error_classes(remember, "remember"))
         put("store_down", one_of(store_down, ("refuse", "run"), "store_down"))
         put("result_bytes_max", at_least(0, result_bytes_max, "result_bytes_max"))
         put("keep_result", keep_result)

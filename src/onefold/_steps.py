@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -200,16 +200,9 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             reply = failure = None
             if isinstance(step, Ask):
-                try:
-                    sent = time.monotonic()
-                    reply = step.send(hands.store)
-                except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
-                    failure = error
-                except BaseException as error:
-                    if isinstance(step, Once):
-                        raise
-                    interrupt = error
-                    reply, failure = _again(step, hands)
+                sent = time.monotonic()
+                reply, failure, stop = _ask(step, hands)
+                interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
             elif isinstance(step, Pausing):
@@ -221,13 +214,16 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             else:
                 reply = _attend(step, hands, watched, sent)
     except StopIteration as end:
-        if interrupt:
-            raise interrupt from None
-        return end.value  # type: ignore[no-any-return]
+        if interrupt is None:
+            return end.value  # type: ignore[no-any-return]
+    except Exception:
+        if interrupt is None:
+            raise
     finally:
         flow.close()
         if watched:
             hands.unwatch(watched)
+    raise interrupt
 
 
 async def drive_async(flow: Flow[T], hands: Hands) -> T:
@@ -242,16 +238,9 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             reply = failure = None
             if isinstance(step, Ask):
-                try:
-                    sent = time.monotonic()
-                    reply = await step.send(hands.store)
-                except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
-                    failure = error
-                except BaseException as error:
-                    if isinstance(step, Once):
-                        raise
-                    interrupt = error
-                    reply, failure = await _again_shielded(step, hands)
+                sent = time.monotonic()
+                reply, failure, stop = await _ask_async(step, hands)
+                interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
             elif isinstance(step, Pausing):
@@ -263,13 +252,16 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
             else:
                 reply = _attend(step, hands, watched, sent)
     except StopIteration as end:
-        if interrupt:
-            raise interrupt from None
-        return end.value  # type: ignore[no-any-return]
+        if interrupt is None:
+            return end.value  # type: ignore[no-any-return]
+    except Exception:
+        if interrupt is None:
+            raise
     finally:
         flow.close()
         if watched:
             hands.unwatch(watched)
+    raise interrupt
 
 
 def _attend(step: Step, hands: Hands, watched: list[Claim], sent: float) -> Any:
@@ -289,10 +281,9 @@ def _run(step: Running, hands: Hands) -> Ended:
     except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
         return Ended(error=error, notes=hands.leave(current))
     notes = hands.leave(current)
-    if isinstance(value, (CoroutineType, GeneratorType)):
-        value.close()
-        return Ended(error=_not_run(value), notes=notes)
-    return Ended(value=value, notes=notes)
+    return (
+        Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)
+    )
 
 
 async def _run_async(step: Running, hands: Hands) -> Ended:
@@ -304,39 +295,66 @@ async def _run_async(step: Running, hands: Hands) -> Ended:
     except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
         return Ended(error=hands.rescue(step, error), notes=hands.leave(current))
     notes = hands.leave(current)
-    if isinstance(value, GeneratorType):
-        value.close()
-        return Ended(error=_not_run(value), notes=notes)
-    return Ended(value=value, notes=notes)
+    return (
+        Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)
+    )
+
+
+# What a lambda can hand back instead of running it.
+UNSTARTED = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 def _not_run(value: Any) -> UsageError:
+    if isinstance(value, (CoroutineType, GeneratorType)):
+        value.close()
     if isinstance(value, CoroutineType):
         return UsageError("the handler is async, and this guard is not: nothing ran. Use an AsyncGuard")
     return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
 
 
-def _again(step: Ask, hands: Hands) -> tuple[Any, Exception | None]:
+# A reply, or what the store raised; and an interrupt that came meanwhile.
+Asked = tuple[Any, Exception | None, BaseException | None]
+
+
+def _ask(step: Ask, hands: Hands) -> Asked:
+    """One operation of the store. An interrupt is answered by sending it again: it must not stay half done."""
     try:
-        return step.send(hands.store), None
+        return step.send(hands.store), None, None
     except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
-        return None, error
+        return None, error, None
+    except BaseException as interrupt:
+        if isinstance(step, Once):
+            raise
+        reply, failure, _ = _ask(step, hands)
+        return reply, failure, interrupt
 
 
-async def _again_shielded(step: Ask, hands: Hands) -> tuple[Any, Exception | None]:
-    """The operation once more, in a task that a further cancellation of ours does not reach."""
+async def _ask_async(step: Ask, hands: Hands) -> Asked:
+    """The same, awaited. It is sent again in a task that a further cancellation of ours does not reach."""
+    try:
+        return await step.send(hands.store), None, None
+    except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
+        return None, error, None
+    except BaseException as interrupt:
+        if isinstance(step, Once):
+            raise
+        task = await _to_its_end(step.send(hands.store))
+        failure = task.exception()
+        if isinstance(failure, Exception):
+            return None, failure, interrupt
+        return task.result(), None, interrupt
+
+
+async def _to_its_end(awaitable: Any) -> Any:
     import asyncio
 
-    task = asyncio.ensure_future(step.send(hands.store))
+    task = asyncio.ensure_future(awaitable)
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             continue
-    error = task.exception()
-    if isinstance(error, Exception):
-        return None, error
-    return task.result(), None
+    return task
 
 
 async def _sleep(seconds: float) -> None:

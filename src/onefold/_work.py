@@ -74,14 +74,29 @@ def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | No
 
 def stored_error(work: Work, found: Record) -> Exception:
     """The remembered exception, rebuilt if its class is one that the policy remembers."""
-    stored = {} if found.result is None else work.codec.decode(found.result, Any)
+    try:
+        stored = {} if found.result is None else work.codec.decode(found.result, Any)
+    except Unreadable:
+        stored = {}
     type_name, message = stored.get("type", "an error"), stored.get("message", found.remark)
     for kind in _with_subclasses(work.policy.remember):
         if _full_name(kind) == type_name and "args" in stored:
-            error = kind(*stored["args"])
-            error.add_note("onefold: replayed; the failure was remembered as final")
-            return error
+            error = _rebuilt(kind, stored["args"], message)
+            if error is not None:
+                return error
     return RememberedFailure.about(work.asked.address, type_name=type_name, message=message)
+
+
+def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception | None:
+    """The error again, or nothing where its class has changed since."""
+    try:
+        error = kind(*args)
+    except Exception:  # noqa: BLE001 - a constructor that wants something else today
+        return None
+    if str(error) != message:
+        return None
+    error.add_note("onefold: replayed; the failure was remembered as final")
+    return error
 
 
 def failed(work: Work, error: Exception) -> Ending:

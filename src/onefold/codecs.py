@@ -16,6 +16,10 @@ import msgspec
 
 from onefold.errors import UsageError
 
+# The first byte of what is stored: whether it reads back without a type.
+PLAIN: Final = b"\x00"
+TYPED: Final = b"\x01"
+
 PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, list, dict})
 
 
@@ -52,29 +56,37 @@ class MsgspecCodec:
             stored = _encoder.encode(value)
         except Exception as error:
             raise Unstorable(f"{type(value).__name__} cannot be stored: {error}") from error
-        if _is_any(returns):
-            if not _is_plain(value):
-                raise Unstorable(
-                    f"{type(value).__name__} reads back as it is only with a type: "
-                    "annotate what the function returns, or pass returns="
-                )
-        elif not _reads_back(stored, value, _reader(returns)):
+        plain = _is_plain(value)
+        if _is_any(returns) and not plain:
+            raise Unstorable(
+                f"{type(value).__name__} reads back as it is only with a type: "
+                "annotate what the function returns, or pass returns="
+            )
+        if not _is_any(returns) and not _reads_back(stored, value, _reader(returns)):
             raise Unstorable(f"{type(value).__name__} would not read back the same as {type_name(returns)}")
-        return stored
+        return (PLAIN if plain else TYPED) + stored
 
     def decode(self, stored: bytes, returns: Any) -> Any:
-        if _is_any(returns):
-            return msgspec.msgpack.decode(stored)
-        reader = _reader(returns)
+        form, body = stored[:1], stored[1:]
         try:
-            value = reader.decoder.decode(stored)
+            if not _is_any(returns):
+                return _decode_typed(body, _reader(returns))
+            if form == PLAIN:
+                return msgspec.msgpack.decode(body)
+        except Unreadable:
+            raise
         except Exception as error:
             raise Unreadable(str(error)) from error
-        again = _encoder.encode(value)
-        lost = again != stored and _lost_field(msgspec.msgpack.decode(stored), msgspec.msgpack.decode(again), "$")
-        if lost:
-            raise Unreadable(f"it has no place for the stored field `{lost}`")
-        return value
+        raise Unreadable("it was stored with a type, and reads back only with one: pass returns=")
+
+
+def _decode_typed(body: bytes, reader: _Reader) -> Any:
+    value = reader.decoder.decode(body)
+    again = _encoder.encode(value)
+    lost = again != body and _lost_field(msgspec.msgpack.decode(body), msgspec.msgpack.decode(again), "$")
+    if lost:
+        raise Unreadable(f"it has no place for the stored field `{lost}`")
+    return value
 
 
 class _Reader(NamedTuple):
@@ -88,14 +100,14 @@ def type_name(returns: Any) -> str:
 
 
 def encode_by_hook(value: Any) -> Any:
-    """What msgspec does not know: pydantic models, in the form that they validate themselves."""
-    if hasattr(type(value), "model_dump_json"):
-        return value.model_dump_json(by_alias=True, round_trip=True)
+    """What msgspec does not know: pydantic models, in the JSON form that they validate themselves."""
+    if hasattr(type(value), "model_dump"):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
     raise NotImplementedError(f"{type(value).__module__}.{type(value).__qualname__} is no type that msgspec can encode")
 
 
 def _decode_by_hook(wanted: type, value: Any) -> Any:
-    return wanted.model_validate_json(value)  # type: ignore[attr-defined]
+    return wanted.model_validate_json(msgspec.json.encode(value))  # type: ignore[attr-defined]
 
 
 _encoder: Final = msgspec.msgpack.Encoder(enc_hook=encode_by_hook)
@@ -196,6 +208,8 @@ def _lost_field(stored: Any, again: Any, path: str) -> str:
             if lost:
                 return lost
     elif isinstance(stored, list) and isinstance(again, list):
+        if len(again) < len(stored):
+            return f"{path}[{len(again)}]"
         for index, (part, part_again) in enumerate(zip(stored, again, strict=False)):
             lost = _lost_field(part, part_again, f"{path}[{index}]")
             if lost:

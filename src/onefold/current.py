@@ -45,6 +45,11 @@ class Current:
         self._reset: Token[Current | None] | None = None
 
     @property
+    def beat(self) -> Beat | None:
+        """The heartbeat of this claim; none without a claim."""
+        return self._beat
+
+    @property
     def operation(self) -> str:
         return self._entry.address.operation
 

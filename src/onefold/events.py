@@ -88,12 +88,12 @@ class Teller:
         for listener in (*self._own, *_process):
             try:
                 listener(event)
-            except Exception:
-                _log_failure(event)
+            except Exception as error:  # noqa: BLE001 - a listener must not turn an effect that happened into a failure
+                _log_failure(event, error)
 
 
-def _log_failure(event: Event) -> None:
+def _log_failure(event: Event, error: Exception) -> None:
     import logging
 
     words = "a listener failed on %s of %s [key %s]"
-    logging.getLogger("onefold").exception(words, event.kind, event.operation, event.digest)
+    logging.getLogger("onefold").error(words, event.kind, event.operation, event.digest, exc_info=error)

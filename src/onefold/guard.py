@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf
+from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
@@ -44,7 +44,7 @@ class Guarded(Protocol[P, R]):
     @overload
     def __get__(self, instance: None, owner: type) -> Guarded[P, R]: ...
     @overload
-    def __get__(self: Guarded[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Callable[Q, R]: ...
+    def __get__(self: Guarded[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Guarded[Q, R]: ...
 
 
 class Guard(Front):
@@ -89,7 +89,7 @@ class Guard(Front):
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
                 tools, wanted = self._tools(), result_type()
                 work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
-                outcome = drive(self._deliver(work, tools), tools)
+                outcome = drive(self._deliver(work), tools)
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
             @functools.wraps(function)
@@ -104,7 +104,7 @@ class Guard(Front):
 
             guarded.outcome = outcome  # type: ignore[attr-defined]
             guarded.bypass = bypass  # type: ignore[attr-defined]
-            return cast("Guarded[P, R]", guarded)
+            return cast("Guarded[P, R]", as_written(guarded, call))
 
         return decorate
 
@@ -127,8 +127,8 @@ class Guard(Front):
         """
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         tools = self._tools()
-        work = self._work(asked, call, self._returns(call, returns, policy), policy)
-        return drive(self._deliver(work, tools), tools)
+        work = self._work(asked, call, self._returns_now(call, returns, policy), policy)
+        return drive(self._deliver(work), tools)
 
     def run_batch(
         self,
@@ -147,7 +147,7 @@ class Guard(Front):
         One round trip claims all, one ends all. One poison message never fails its neighbours; of equal keys one runs,
         and the others share its outcome.
         """
-        tools, returns = self._tools(), self._returns(handler, returns, policy)
+        tools, returns = self._tools(), self._returns_now(handler, returns, policy)
         works = [
             self._batch_work(
                 message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf
+from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
@@ -46,7 +46,7 @@ class AsyncGuarded(Protocol[P, R]):
     @overload
     def __get__(
         self: AsyncGuarded[Concatenate[S, Q], R], instance: S, owner: type | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R]]: ...
+    ) -> AsyncGuarded[Q, R]: ...
 
 
 class AsyncGuard(Front):
@@ -84,7 +84,7 @@ class AsyncGuard(Front):
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
                 tools, wanted = self._tools(), result_type()
                 work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
-                outcome = await drive_async(self._deliver(work, tools), tools)
+                outcome = await drive_async(self._deliver(work), tools)
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
             @functools.wraps(function)
@@ -99,7 +99,7 @@ class AsyncGuard(Front):
 
             guarded.outcome = outcome  # type: ignore[attr-defined]
             guarded.bypass = bypass  # type: ignore[attr-defined]
-            return cast("AsyncGuarded[P, R]", guarded)
+            return cast("AsyncGuarded[P, R]", as_written(guarded, call))
 
         return decorate
 
@@ -118,8 +118,8 @@ class AsyncGuard(Front):
         """Await `call` once for this key; a duplicate gets the stored result. See `Guard.run`."""
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         tools = self._tools()
-        work = self._work(asked, call, self._returns(call, returns, policy), policy)
-        return await drive_async(self._deliver(work, tools), tools)
+        work = self._work(asked, call, self._returns_now(call, returns, policy), policy)
+        return await drive_async(self._deliver(work), tools)
 
     async def run_batch(
         self,
@@ -134,7 +134,7 @@ class AsyncGuard(Front):
         policy: Policy | None = None,
     ) -> list[Outcome[R] | Exception]:
         """Await `handler` for each message that is new, one after the other. See `Guard.run_batch`."""
-        tools, returns = self._tools(), self._returns(handler, returns, policy)
+        tools, returns = self._tools(), self._returns_now(handler, returns, policy)
         works = [
             self._batch_work(
                 message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy

@@ -146,15 +146,22 @@ class Heartbeat:
         self.reset()
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wakes_at = self.beats.next_due()
-                pause = self._wakes_at - time.monotonic()
-                if not self._closed:
-                    self._wake.wait(None if math.isinf(pause) else max(pause, 0.0))
-                if self._closed:
-                    return
+        while self._sleep():
             self.beat()
+            with self._wake:
+                # First forever, then what is due: a claim that comes in between sees the one or is seen by the other.
+                self._wakes_at = math.inf
+                self._wakes_at = self.beats.next_due()
+
+    def _sleep(self) -> bool:
+        """Until the next beat is due, also if its claim has ended meanwhile. False: closed."""
+        with self._wake:
+            while not self._closed:
+                pause = self._wakes_at - time.monotonic()
+                if pause <= 0:
+                    return True
+                self._wake.wait(None if math.isinf(pause) else pause)
+            return False
 
     def beat(self) -> None:
         """Renew what is due. A store that fails is asked again at the next beat; `lost` keeps the truth meanwhile."""

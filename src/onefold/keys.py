@@ -69,9 +69,14 @@ def checked_scope(scope: object) -> str:
     return scope
 
 
-def joined(parts: tuple[object, ...]) -> str:
-    """One key made of several: each part with its length before it, so that no two lists collide."""
-    texts = [checked_key(part) for part in parts]
+def joined(parts: Mapping[str, object]) -> str:
+    """One key made of several by name: each part with its length before it, so that no two lists collide."""
+    texts = []
+    for name, part in parts.items():
+        try:
+            texts.append(checked_key(part))
+        except MissingKey as error:
+            raise MissingKey(f"{name}: {error}") from None
     return "".join(f"{len(text)}:{text}" for text in texts)
 
 
@@ -87,15 +92,8 @@ def downstream(address: Address, name: str, bypasses: int) -> str:
     return str(uuid.UUID(int=number & ~((0xF << 76) | (0b11 << 62)) | version_and_variant))
 
 
-def _canonical_by_hook(value: object) -> object:
-    # A pydantic model as a mapping, whose members are sorted; the stored form is text, whose members are not.
-    if hasattr(type(value), "model_dump"):
-        return value.model_dump(mode="json", by_alias=True)  # type: ignore[attr-defined]
-    return encode_by_hook(value)
-
-
 # Members of mappings and sets are sorted: two forms of one payload have one digest.
-_canonical: Final = msgspec.msgpack.Encoder(enc_hook=_canonical_by_hook, order="deterministic")
+_canonical: Final = msgspec.msgpack.Encoder(enc_hook=encode_by_hook, order="deterministic")
 
 
 def recipe(*names: str) -> bytes:

@@ -1,0 +1,241 @@
+"""Records by hand: resolved, forgotten, bypassed; and the keys for the systems downstream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onefold import (
+    FOREVER,
+    AsyncGuard,
+    ClaimLost,
+    Guard,
+    InProgress,
+    OnHold,
+    OutcomeUnknown,
+    Policy,
+    Record,
+    RememberedFailure,
+    State,
+    UsageError,
+    current,
+    done,
+    failed,
+    rerun,
+)
+from onefold.keys import address
+from onefold.stores.memory import MemoryStore
+from support import Clock, Handler, Heard, die_running, elsewhere
+
+CHARGE = address("charge", "pay_1")
+
+HOLD = Policy(after_crash="hold", keep=FOREVER)
+
+WHO: dict[str, Any] = {"by": "ada", "reason": "asked the bank"}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+def record(store: MemoryStore) -> Record:
+    found = store.read(CHARGE)
+    assert found is not None
+    return found
+
+
+def charge(guard: Guard, call: Callable[[], Any] = lambda: "ok", **options: Any) -> Any:
+    return guard.run("charge", "pay_1", call, **options)
+
+
+def put_on_hold(store: MemoryStore, policy: Policy = HOLD) -> Guard:
+    """A guard on this store, where a charge has ended in a doubt."""
+    guard = Guard(store, policy=policy)
+    with pytest.raises(OutcomeUnknown):
+        charge(guard, Handler(error=OutcomeUnknown("no answer")))
+    assert record(store).state is State.HELD
+    return guard
+
+
+# Resolved.
+
+
+def test_resolved_as_done_every_duplicate_gets_the_value_and_the_record_says_who_and_why(store: MemoryStore) -> None:
+    guard = put_on_hold(store)
+
+    before = guard.resolve("charge", "pay_1", done("receipt"), **WHO)
+    outcome = charge(guard, pytest.fail)
+
+    assert before.state is State.HELD
+    assert (outcome.value, outcome.replayed) == ("receipt", True)
+    assert record(store).remark == outcome.remark == "resolved as done by ada: asked the bank"
+
+
+def test_resolved_as_failed_every_duplicate_gets_the_error(store: MemoryStore) -> None:
+    guard = put_on_hold(store, HOLD.but(remember=(ValueError,)))
+    guard.resolve("charge", "pay_1", failed(ValueError("refused")), **WHO)
+
+    with pytest.raises(ValueError, match="refused"):
+        charge(guard, pytest.fail)
+    with pytest.raises(RememberedFailure, match="ValueError: refused"):
+        charge(Guard(store), pytest.fail)
+
+    assert record(store).state is State.FAILED
+
+
+def test_resolved_as_rerun_the_next_delivery_runs_with_the_same_downstream_key(store: MemoryStore) -> None:
+    guard = Guard(store, policy=HOLD)
+    keys: list[str] = []
+
+    def handler() -> int:
+        keys.append(current().key_for("bank"))
+        if len(keys) == 1:
+            raise OutcomeUnknown
+        return current().attempt
+
+    with pytest.raises(OutcomeUnknown):
+        charge(guard, handler)
+    guard.resolve("charge", "pay_1", rerun(), **WHO)
+    remark = record(store).remark
+    outcome = charge(guard, handler)
+
+    assert (outcome.value, outcome.replayed) == (1, False)
+    assert keys[0] == keys[1]
+    assert remark == "resolved as rerun by ada: asked the bank"
+
+
+@pytest.mark.parametrize("resolution", [done("receipt"), failed(ValueError("refused")), rerun()])
+def test_after_a_resolution_the_late_owner_is_refused(clock: Clock, store: MemoryStore, resolution: Any) -> None:
+    guard = Guard(store, policy=HOLD)
+    resolved: list[Record] = []
+
+    def slow() -> str:
+        clock.advance(31)
+        elsewhere(lambda: guard.resolve("charge", "pay_1", resolution, **WHO))
+        resolved.append(record(store))
+        return "late"
+
+    with pytest.raises(ClaimLost) as lost:
+        charge(guard, slow)
+
+    assert lost.value.value == "late"
+    assert record(store) == resolved[0]
+
+
+def test_only_what_is_in_doubt_can_be_resolved(store: MemoryStore) -> None:
+    guard = Guard(store, policy=HOLD)
+    charge(guard)
+    die_running(store, "charge", "running", HOLD)
+
+    with pytest.raises(UsageError, match="it is done, not held"):
+        guard.resolve("charge", "pay_1", rerun(), **WHO)
+    with pytest.raises(InProgress):
+        guard.resolve("charge", "running", rerun(), **WHO)
+
+
+def test_an_async_guard_resolves_and_forgets_too() -> None:
+    guard = AsyncGuard("memory:", policy=HOLD)
+
+    async def doubtful() -> int:
+        raise OutcomeUnknown
+
+    async def story() -> tuple[int, list[bool], Record | None]:
+        with pytest.raises(OutcomeUnknown):
+            await guard.run("charge", "pay_1", doubtful)
+        await guard.resolve("charge", "pay_1", done(7), **WHO)
+        replayed = await guard.run("charge", "pay_1", doubtful)
+        forgotten = [await guard.forget("charge", "pay_1") for _ in range(2)]
+        return replayed.value, forgotten, await guard.read("charge", "pay_1")
+
+    assert asyncio.run(story()) == (7, [True, False], None)
+
+
+# Forgotten.
+
+
+def test_what_is_forgotten_runs_again_and_what_runs_is_not_forgotten(store: MemoryStore) -> None:
+    guard, handler = Guard(store), Handler()
+    charge(guard, handler)
+
+    forgotten = [guard.forget("charge", "pay_1") for _ in range(2)]
+    again = charge(guard, handler)
+    die_running(store, "charge", "running")
+
+    assert forgotten == [True, False]
+    assert (again.replayed, handler.starts) == (False, 2)
+    with pytest.raises(InProgress):
+        guard.forget("charge", "running")
+
+
+# Bypassed, and the keys for others.
+
+
+@pytest.mark.parametrize("mode", ["claim", "seen"])
+def test_a_bypass_runs_what_is_finished_once_more_and_the_record_says_so(store: MemoryStore, mode: Any) -> None:
+    heard = Heard()
+    guard = Guard(store, policy=Policy(mode=mode), on_event=heard)
+    keys = [charge(guard, lambda: current().key_for("bank")).value for _ in range(2)]
+
+    bypassed = charge(guard, lambda: current().key_for("bank"), bypass=True)
+    replayed = charge(guard, pytest.fail)
+
+    assert keys[0] == keys[1] != bypassed.value
+    assert (bypassed.replayed, replayed.value) == (False, bypassed.value)
+    assert record(store).bypasses == 1
+    assert "bypassed" in heard.kinds
+
+
+def test_a_bypass_of_a_decorated_function_runs_it_and_is_refused_while_it_runs_or_is_held(store: MemoryStore) -> None:
+    guard, handler = Guard(store, policy=HOLD), Handler()
+    decorated = guard.idempotent("charge", key="number")(lambda number: handler())
+    decorated(1)
+
+    assert decorated.bypass(1).replayed is False
+    assert handler.starts == 2
+    die_running(store, "charge", "running", HOLD)
+    put_on_hold(store)
+    with pytest.raises(InProgress):
+        guard.run("charge", "running", pytest.fail, bypass=True)
+    with pytest.raises(OnHold):
+        charge(guard, pytest.fail, bypass=True)
+
+
+def test_the_key_for_others_is_the_same_on_every_attempt_machine_and_rerun(clock: Clock) -> None:
+    keys: list[str] = []
+
+    def handler() -> None:
+        keys.append(current().key_for("bank"))
+        raise TimeoutError
+
+    for store in (MemoryStore(clock=clock), MemoryStore(clock=clock)):
+        die_running(store, "charge", "pay_1")
+        clock.advance(31)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                charge(Guard(store), handler)
+
+    assert len(keys) == 4
+    assert len(set(keys)) == 1
+    assert uuid.UUID(keys[0]).version == 8
+
+
+def test_the_key_for_others_depends_on_scope_operation_key_and_name(store: MemoryStore) -> None:
+    guard = Guard(store)
+
+    pairs = [
+        guard.run(operation, key, lambda: [current().key_for("bank"), current().key_for("post")], scope=scope).value
+        for scope, operation, key in itertools.product((None, "acme"), ("charge", "mail"), ("1", "2"))
+    ]
+
+    assert len({key for pair in pairs for key in pair}) == 16

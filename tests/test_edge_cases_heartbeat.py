@@ -1,0 +1,142 @@
+"""Rows 2, 5 and 11 of the edge cases: what the heartbeat keeps alive, and how a handler learns that it did not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onefold import AsyncGuard, ClaimLost, Guard, InProgress, Outcome, Policy, current
+from onefold._model import Record
+from onefold.keys import address
+from onefold.stores.memory import AsyncMemoryStore, MemoryStore
+from support import PATIENCE, AsyncProxyStore, Clock, Heard, ProxyStore, die_running, elsewhere, eventually
+
+CHARGE = address("charge", "pay_1")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+def charge(guard: Guard, call: Callable[[], Any] = lambda: "ok") -> Outcome[Any]:
+    return guard.run("charge", "pay_1", call)
+
+
+def record(store: MemoryStore) -> Record:
+    found = store.read(CHARGE)
+    assert found is not None
+    return found
+
+
+def test_the_heartbeat_keeps_the_claim_of_a_handler_that_outlives_its_lease(clock: Clock, store: MemoryStore) -> None:
+    proxy, lease = ProxyStore(store), 0.15
+    guard = Guard(proxy, policy=Policy(lease=lease))
+    refusals = []
+
+    def handler() -> str:
+        for _ in range(3):
+            clock.advance(lease * 0.9)
+            # The second answer from here on is that of a beat sent after the clock had moved.
+            proxy.wait_for("extend", proxy.count("extend") + 2)
+        with pytest.raises(InProgress) as refusal:
+            elsewhere(lambda: charge(Guard(store)))
+        refusals.append(refusal.value)
+        return "slow"
+
+    outcome = charge(guard, handler)
+
+    assert len(refusals) == 1
+    assert (outcome.value, outcome.remembered, outcome.attempt) == ("slow", True, 1)
+
+
+def test_a_zombies_heartbeat_is_refused_and_the_handler_can_see_it(clock: Clock, store: MemoryStore) -> None:
+    # A third of this lease is the time of a beat. The inner claim's next beat shows that the outer's answer was heard.
+    proxy = ProxyStore(store)
+    guard = Guard(proxy, policy=Policy(lease=0.3))
+    seen: list[Any] = []
+
+    def zombie() -> None:
+        clock.advance(31)
+        die_running(store, "charge", "pay_1")
+        owned, mine = record(store), current()
+        guard.run("other", "k", lambda: until_refused_and_one_more(proxy))
+        seen.extend((owned, mine.lost))
+
+    with pytest.raises(ClaimLost):
+        charge(guard, zombie)
+
+    owned, lost = seen
+    assert lost
+    assert (record(store).token, record(store).lease_left) == (owned.token, owned.lease_left)
+
+
+def until_refused_and_one_more(proxy: ProxyStore) -> None:
+    assert eventually(lambda: ("extend", False) in proxy.answers)
+    proxy.wait_for("extend", proxy.count("extend") + 1)
+
+
+def test_a_blocked_event_loop_makes_the_lost_claim_visible(clock: Clock) -> None:
+    guard = AsyncGuard(AsyncMemoryStore(clock=clock), policy=Policy(lease=0.1))
+
+    async def handler() -> tuple[bool, bool]:
+        before = current().lost
+        return before, eventually(lambda: current().lost)
+
+    outcome = asyncio.run(guard.run("charge", "pay_1", handler))
+
+    assert outcome.value == (False, True)
+
+
+def test_by_policy_an_async_handler_is_cancelled_when_its_claim_is_lost(clock: Clock) -> None:
+    store = AsyncMemoryStore(clock=clock)
+    heard = Heard()
+    guard = AsyncGuard(store, policy=Policy(lease=0.1, cancel_when_lost=True), on_event=heard)
+
+    async def zombie() -> None:
+        eventually(lambda: current().lost)
+        clock.advance(31)
+        elsewhere(lambda: charge(Guard(store.sync), lambda: "theirs"))
+        await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
+
+    async def story() -> int:
+        with pytest.raises(ClaimLost):
+            await guard.run("charge", "pay_1", zombie)
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert asyncio.run(story()) == 0
+    assert heard.kinds == ["started", "left"]
+    assert charge(Guard(store.sync)).value == "theirs"
+
+
+def test_a_claim_that_ends_while_it_is_being_finished_does_not_cancel_the_finished(clock: Clock) -> None:
+    store = AsyncProxyStore(AsyncMemoryStore(clock=clock))
+    guard = AsyncGuard(store, policy=Policy(lease=0.15, cancel_when_lost=True))
+
+    refused = asyncio.Event()
+
+    async def until_the_beat_is_refused() -> None:
+        # A beat that crosses the finish on its way finds the record done: refused, but nothing is lost.
+        store.after["extend"] = refused.set
+        await refused.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    store.after["finish"] = until_the_beat_is_refused
+
+    async def handler() -> str:
+        return "ok"
+
+    outcome = asyncio.run(asyncio.wait_for(guard.run("charge", "pay_1", handler), PATIENCE))
+
+    assert (outcome.value, outcome.remembered) == ("ok", True)

@@ -1,0 +1,192 @@
+"""Row 13 of the edge cases: nested guards, threads, forked children, greenlets. Each keeps its own claim."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from onefold import AsyncGuard, Guard, InsideItself, Outcome, Policy, current
+from onefold.stores.memory import MemoryStore
+from support import PATIENCE, Elsewhere, Handler, ProxyStore, in_own_context
+
+# A duplicate that waited for itself would hang as long as this.
+PATIENT = Policy(wait=PATIENCE)
+
+
+def test_nested_guards_keep_a_claim_each() -> None:
+    store = MemoryStore()
+    outer, inner = Guard(store), Guard(store)
+    tokens: list[str] = []
+
+    def pay() -> str:
+        tokens.append(current().token)
+        inner.run("mail", "pay_1", lambda: tokens.append(current().token))
+        tokens.append(current().token)
+        return "paid"
+
+    outcome = outer.run("charge", "pay_1", pay)
+
+    assert outcome.value == "paid"
+    assert tokens[0] == tokens[2] != tokens[1]
+    assert inner.run("charge", "pay_1", pytest.fail).replayed
+    assert outer.run("mail", "pay_1", pytest.fail).replayed
+
+
+def test_the_same_address_inside_itself_is_an_error_at_once() -> None:
+    store = MemoryStore()
+    guard, other = Guard(store, policy=PATIENT), Guard(store, policy=PATIENT)
+
+    def handler() -> Outcome[Any]:
+        return guard.run("mail", 1, lambda: other.run("charge", "pay_1", pytest.fail))
+
+    with pytest.raises(InsideItself, match="operation or a key of its own"):
+        guard.run("charge", "pay_1", handler, returns=Any)
+
+    assert guard.read("charge", "pay_1") is None
+
+
+def test_the_same_address_inside_itself_is_an_error_when_awaited_too() -> None:
+    guard = AsyncGuard("memory:", policy=PATIENT)
+
+    async def handler() -> None:
+        await guard.run("charge", "pay_1", handler)
+
+    with pytest.raises(InsideItself):
+        asyncio.run(guard.run("charge", "pay_1", handler))
+
+
+def test_the_same_address_inside_itself_is_an_error_in_a_batch_too() -> None:
+    guard = Guard("memory:")
+
+    def handler() -> list[str]:
+        results = guard.run_batch("charge", ["pay_1", "pay_2"], key=str, handler=str)
+        return [type(result).__name__ for result in results]
+
+    assert guard.run("charge", "pay_1", handler).value == ["InsideItself", "Outcome"]
+
+
+def test_a_task_that_outlives_its_handler_is_not_inside_it_any_more() -> None:
+    guard = AsyncGuard("memory:")
+
+    async def story() -> Outcome[str]:
+        ended = asyncio.Event()
+
+        async def later() -> Outcome[str]:
+            await ended.wait()
+            return await guard.run("charge", "pay_1", handler)
+
+        async def handler() -> str:
+            tasks.append(asyncio.create_task(later()))
+            return "ok"
+
+        tasks: list[asyncio.Task[Outcome[str]]] = []
+        await guard.run("charge", "pay_1", handler)
+        ended.set()
+        return await tasks[0]
+
+    assert asyncio.run(story()).replayed
+
+
+def test_two_tasks_on_one_async_guard_share_one_run() -> None:
+    guard = AsyncGuard("memory:", policy=PATIENT)
+
+    async def story() -> list[Outcome[str]]:
+        inside, may_end = asyncio.Event(), asyncio.Event()
+
+        async def handler() -> str:
+            inside.set()
+            await may_end.wait()
+            return "ok"
+
+        first = in_own_context(guard.run("charge", "pay_1", handler))
+        await inside.wait()
+        second = in_own_context(guard.run("charge", "pay_1", handler))
+        may_end.set()
+        return [await first, await second]
+
+    assert [outcome.replayed for outcome in asyncio.run(story())] == [False, True]
+
+
+def test_many_threads_on_one_guard_run_each_key_once() -> None:
+    guard = Guard("memory:", policy=PATIENT)
+    handlers = [Handler(str(key)) for key in range(50)]
+
+    def work() -> list[str]:
+        return [guard.run("charge", key, handler).value for key, handler in enumerate(handlers)]
+
+    workers = [Elsewhere(work) for _ in range(8)]
+    values = [worker.result() for worker in workers]
+
+    assert [handler.starts for handler in handlers] == [1] * 50
+    assert values == [[str(key) for key in range(50)]] * 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="THIS SYSTEM HAS NO FORK: that a guard survives one is not proven")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_has_claims_and_a_heartbeat_of_its_own() -> None:
+    proxy = ProxyStore()
+    guard = Guard(proxy, policy=Policy(lease=0.15))
+    guard.run("charge", "before the fork", lambda: proxy.wait_for("extend", 1))
+
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        try:
+            guard.run("charge", "in the child", lambda: proxy.wait_for("extend", proxy.count("extend") + 2))
+            assert guard.run("charge", "before the fork", pytest.fail).replayed
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert guard.read("charge", "in the child") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="THIS SYSTEM HAS NO FORK: that a guard survives one is not proven")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_does_not_keep_its_parents_claims_alive() -> None:
+    proxy = ProxyStore()
+    guard = Guard(proxy, policy=Policy(lease=0.15))
+
+    def handler() -> int:
+        child = os.fork()
+        if child == 0:  # pragma: no cover - another process
+            proxy.extended.clear()
+            guard.run("charge", "in the child", lambda: proxy.wait_for("extend", proxy.count("extend") + 3))
+            os._exit(len(set(proxy.extended)))
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    assert guard.run("charge", "in the parent", handler).value == 1
+
+
+GEVENT = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import gevent
+from onefold import Guard, Policy, State, current
+guard, starts = Guard("memory:", policy=Policy(wait=10, lease=0.15)), []
+def handler(key):
+    mine, first = current(), guard.read("charge", key).revision
+    while guard.read("charge", key).revision < first + 4:  # longer than a lease: the heartbeat is a greenlet now
+        gevent.sleep(0.005)
+    assert current() is mine and mine.key == str(key) and not mine.lost
+    starts.append(key)
+    return key
+jobs = [gevent.spawn(lambda key=n % 5: guard.run("charge", key, lambda: handler(key)).value) for n in range(20)]
+gevent.joinall(jobs, raise_error=True, timeout=10)
+print(sorted(starts), [job.value for job in jobs] == [n % 5 for n in range(20)])
+"""
+
+
+def test_under_gevent_each_greenlet_keeps_its_own_claim() -> None:
+    command = [sys.executable, "-c", GEVENT]
+
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+    assert (ran.stdout, ran.returncode) == ("[0, 1, 2, 3, 4] True\n", 0), ran.stderr

@@ -1,0 +1,69 @@
+"""Decorated functions keep their signature: what mypy says of good calls, and of wrong ones."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+from onefold import AsyncGuard, Guard, Outcome
+
+guard = Guard("memory:")
+async_guard = AsyncGuard("memory:")
+
+
+class Receipt:
+    """What a charge gives."""
+
+
+@guard.idempotent("charge", key="payment_id")
+def charge(payment_id: str, amount: int, /, currency: str = "eur", *, note: str | None = None) -> Receipt:
+    return Receipt()
+
+
+@guard.idempotent("mail", key=("payment_id", "to"), fingerprint=None, scope=lambda payment_id, to: to)
+def mail(payment_id: str, to: str) -> None:
+    return None
+
+
+@async_guard.idempotent("charge", key="payment_id")
+async def charge_awaited(payment_id: str, amount: int = 1) -> list[Receipt]:
+    return []
+
+
+assert_type(charge("pay_1", 4200), Receipt)
+assert_type(charge("pay_1", 4200, "usd", note="x"), Receipt)
+assert_type(charge.outcome("pay_1", 4200), Outcome[Receipt])
+assert_type(charge.outcome("pay_1", 4200).value, Receipt)
+assert_type(charge.outcome("pay_1", 4200).replayed, bool)
+assert_type(charge.bypass("pay_1", 4200, currency="usd"), Outcome[Receipt])
+assert_type(mail("pay_1", to="ada"), None)
+run = assert_type(charge_awaited("pay_1"), Coroutine[Any, Any, list[Receipt]])
+outcome = assert_type(charge_awaited.outcome("pay_1", amount=2), Coroutine[Any, Any, Outcome[list[Receipt]]])
+bypass = assert_type(charge_awaited.bypass("pay_1"), Coroutine[Any, Any, Outcome[list[Receipt]]])
+
+as_before: Callable[[str, int], Receipt] = charge
+name: str = charge.__name__
+
+
+async def awaited() -> None:
+    assert_type(await charge_awaited("pay_1", 2), list[Receipt])
+    assert_type((await charge_awaited.outcome("pay_1")).value, list[Receipt])
+
+
+charge(1, 4200)  # type: ignore[arg-type]
+charge("pay_1")  # type: ignore[call-arg]
+charge("pay_1", "4200")  # type: ignore[arg-type]
+charge("pay_1", 4200, curency="usd")  # type: ignore[call-arg]
+charge("pay_1", amount=4200)  # type: ignore[call-arg]
+charge.outcome("pay_1", None)  # type: ignore[arg-type]
+charge.bypass()  # type: ignore[call-arg]
+charge.nothing  # type: ignore[attr-defined]  # noqa: B018
+charge_awaited(amount="2", payment_id="pay_1")  # type: ignore[arg-type, unused-coroutine]
+
+
+@async_guard.idempotent("charge", key="payment_id")  # type: ignore[arg-type]
+def wrong_colour(payment_id: str) -> int:
+    return 1
+
+
+@guard.idempotent("charge")  # type: ignore[call-arg]
+def without_a_key(payment_id: str) -> int:
+    return 1

@@ -1,0 +1,56 @@
+"""Decorated methods are bound as methods are: mypy checks the arguments after `self`."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+from onefold import AsyncGuard, Guard, Outcome
+
+guard = Guard("memory:")
+async_guard = AsyncGuard("memory:")
+
+
+class Shop:
+    @guard.idempotent("charge", key="payment_id")
+    def charge(self, payment_id: str, amount: int = 1) -> float:
+        return 1.5
+
+    @async_guard.idempotent("ship", key="order")
+    async def ship(self, order: int, *, fast: bool = False) -> str:
+        return ""
+
+    @staticmethod
+    @guard.idempotent("refund", key="payment_id")
+    def refund(payment_id: str, amount: int) -> bytes:
+        return b""
+
+    @classmethod
+    @guard.idempotent("close", key="day")
+    def close(cls, day: str) -> int:
+        return 1
+
+
+shop = Shop()
+
+assert_type(shop.charge("pay_1"), float)
+assert_type(shop.charge("pay_1", amount=3), float)
+assert_type(Shop.charge(shop, "pay_1", 3), float)
+assert_type(Shop.charge.outcome(shop, "pay_1", 3), Outcome[float])
+ship = assert_type(shop.ship(1, fast=True), Coroutine[Any, Any, str])
+outcome = assert_type(Shop.ship.outcome(shop, 1), Coroutine[Any, Any, Outcome[str]])
+assert_type(Shop.refund("pay_1", amount=3), bytes)
+assert_type(shop.close(day="monday"), int)
+
+bound: Callable[[str], float] = shop.charge
+
+shop.charge(1)  # type: ignore[arg-type]
+shop.charge()  # type: ignore[call-arg]
+shop.charge("pay_1", "3")  # type: ignore[arg-type]
+shop.charge("pay_1", amout=3)  # type: ignore[call-arg]
+Shop.charge("pay_1", 3)  # type: ignore[arg-type]
+shop.ship("1")  # type: ignore[arg-type, unused-coroutine]
+Shop.refund("pay_1")  # type: ignore[call-arg]
+shop.close(1)  # type: ignore[arg-type]
+
+# Both work; but mypy takes any object with a `__get__` for a method of the instance, whatever stands above it.
+shop.refund("pay_1", 3)  # type: ignore[call-arg, arg-type]
+Shop.close("monday")  # type: ignore[call-arg, arg-type]
