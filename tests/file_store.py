@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +84,6 @@ class AsyncFileStore:
         return self.sync.purge(limit)
 
 
-def open_in_a_file_of_its_own() -> FileStore:
+def open_in_a_file_of_its_own(folder: Path) -> FileStore:
     """Broken on purpose: every process that opens it sees other records."""
-    return FileStore(Path(tempfile.gettempdir()) / f"onefold-{os.getpid()}-{time.monotonic_ns()}")
+    return FileStore(folder / str(os.getpid()))

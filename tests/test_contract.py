@@ -111,7 +111,7 @@ class TestProcesses:
                 return FileStore(tmp_path / "records")
 
             def process_source(self) -> Any:
-                return open_in_a_file_of_its_own
+                return partial(open_in_a_file_of_its_own, tmp_path)
 
         assert not kept(Contract(), promise)
 

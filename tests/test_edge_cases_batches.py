@@ -20,6 +20,7 @@ from onefold import (
     State,
     current,
     done,
+    not_done,
     unknown,
 )
 from onefold._front import BATCH_MAX
@@ -272,6 +273,28 @@ def test_a_message_not_started_when_the_process_died_is_not_unknown(consumer: Co
 
     assert shown(results) == [None if way == "skip" else OnHold, "B", "C"]
     assert [result.attempt for result in results[1:]] == [1, 1]
+
+
+def test_a_start_inside_a_batch_is_counted_as_an_attempt(consumer: Consumer) -> None:
+    policy = Policy(after_crash=lambda _current: not_done())
+
+    def handler(message: str) -> int:
+        if message == "dies":
+            consumer.proxy.die()
+            raise Died
+        return current().attempt
+
+    finished = consumer.poll(["ends"], handler, policy)
+    with pytest.raises(Died):
+        consumer.poll(["dies"], handler, policy)
+    consumer.proxy.down.clear()
+    consumer.clock.advance(31)
+    again = consumer.poll(["dies"], lambda _message: current().attempt, policy)
+
+    record = Guard(consumer.memory).read("charge", "ends")
+    assert record is not None
+    assert (shown(finished), record.attempt) == ([1], 1)
+    assert shown(again) == [2]
 
 
 def test_an_abandoned_message_under_a_probe_is_asked_for_and_its_neighbours_run(consumer: Consumer) -> None:

@@ -131,6 +131,15 @@ def test_an_awaited_handler_that_raises_is_released_and_its_own_error_surfaces_u
     assert traceback.extract_tb(error.__traceback__)[-1].name == "handler"
 
 
+def test_an_iterator_that_ran_out_inside_a_handler_surfaces_as_just_that(store: MemoryStore) -> None:
+    empty: list[int] = []
+
+    with pytest.raises(StopIteration):
+        Guard(store).run("charge", "pay_1", lambda: next(iter(empty)))
+
+    assert store.read(CHARGE) is None
+
+
 def test_the_cause_of_a_handlers_error_stays_its_cause(store: MemoryStore) -> None:
     def handler() -> None:
         try:
@@ -160,6 +169,15 @@ def test_a_final_error_is_replayed_with_the_same_class_and_arguments(store: Memo
     assert "replayed" in "".join(again.value.__notes__)
     assert handler.starts == 1
     assert heard.kinds == ["started", "failed", "replayed"]
+
+
+def test_a_note_on_a_final_error_does_not_make_it_another_error(store: MemoryStore) -> None:
+    guard, error = Guard(store, policy=FINAL), Declined("card")
+    error.add_note("seen by the till")
+
+    for _ in range(2):
+        with pytest.raises(Declined, match="card"):
+            guard.run("charge", "pay_1", Handler(error=error))
 
 
 @pytest.mark.parametrize("error", [Awkward(bank="acme"), Declined(object()), Declined((1, 2))])

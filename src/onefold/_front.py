@@ -93,6 +93,14 @@ class Opened(NamedTuple):
     ours: bool
 
 
+class Place(NamedTuple):
+    """Where a guard keeps its records: what it was given, what it has opened of it, and whether it is closed."""
+
+    source: Any
+    opened: Opened | None = None
+    closed: bool = False
+
+
 class Front:
     """Options, checks and the making of a delivery. `Guard` and `AsyncGuard` add their colour."""
 
@@ -138,12 +146,15 @@ class Front:
     def _toolbox(self, store: Any) -> Toolbox:
         raise NotImplementedError
 
-    def _swap(self, source: Any, opened: Opened | None) -> tuple[Any, Opened | None]:
-        """Put another store in place; the answer is the one that was there. For `onefold.testing.use`."""
+    def _swap(self, source: Any) -> Place:
+        """Put another store in place; the answer is what was there. For `onefold.testing.use`."""
         check_source(source)
+        return self._put(Place(source))
+
+    def _put(self, place: Place) -> Place:
         with self._opening:
-            before = self._source, self._opened
-            self._source, self._opened = source, opened
+            before = Place(self._source, self._opened, self._closed)
+            self._source, self._opened, self._closed = place
         return before
 
     def _work(

@@ -191,7 +191,7 @@ class Guard(Front):
         with self._opening:
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
-            cast("Heartbeat", opened.tools.heartbeat).close()
+            opened.tools.heartbeat.close()
             if opened.ours:
                 opened.tools.store.close()
 

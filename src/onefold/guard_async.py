@@ -175,7 +175,7 @@ class AsyncGuard(Front):
         with self._opening:
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
-            await cast("AsyncHeartbeat", opened.tools.heartbeat).aclose()
+            opened.tools.heartbeat.close()
             if opened.ours:
                 await opened.tools.store.aclose()
 

@@ -233,13 +233,13 @@ class AsyncHeartbeat:
             return error
         return error if task.uncancel() else ClaimLost.about(claim.address, value=None)
 
-    async def aclose(self) -> None:
-        """Stop the timer of this loop; claims that are still alive end with their leases."""
-        here = self._here()
-        if here.timer is not None:
-            here.timer.cancel()
-        if here.task is not None and not here.task.done():
-            here.task.cancel()
+    def close(self) -> None:
+        """Stop the timers; claims that are still alive end with their leases."""
+        for here in list(self._loops.values()):
+            if here.timer is not None:
+                here.timer.cancel()
+            if here.task is not None and not here.task.done():
+                here.task.cancel()
         self.reset()
 
     def _here(self) -> LoopBeats:

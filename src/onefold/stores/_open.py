@@ -20,7 +20,7 @@ def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
     """The store, and whether it is ours to close."""
     if isinstance(source, str):
         return _from_url(source, awaited=awaited), True
-    if isinstance(source, Store):
+    if _is_store(source):
         return _checked(source, awaited=awaited), False
     if callable(source):
         return _checked(source(), awaited=awaited), False
@@ -31,8 +31,13 @@ def check_source(source: Any) -> None:
     """What can be said before the store is opened."""
     if isinstance(source, str):
         _scheme(source)
-    elif not isinstance(source, Store) and not callable(source):
+    elif not _is_store(source) and not callable(source):
         raise UsageError(_what_it_takes(source))
+
+
+def _is_store(source: Any) -> bool:
+    # A class of stores has the methods too; it is a function that returns one.
+    return isinstance(source, Store) and not isinstance(source, type)
 
 
 def _scheme(url: str) -> str:
@@ -61,7 +66,7 @@ def _from_url(url: str, *, awaited: bool) -> Any:
 def _checked(store: Any, *, awaited: bool) -> Any:
     import inspect
 
-    if not isinstance(store, Store):
+    if not _is_store(store):
         raise UsageError(_what_it_takes(store))
     if inspect.iscoroutinefunction(store.claim) != awaited:
         mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")

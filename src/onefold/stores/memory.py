@@ -84,7 +84,7 @@ class MemoryStore:
     def purge(self, limit: int) -> int:
         with self._mutex:
             now = self._clock()
-            expired = [address for address, row in self._rows.items() if row.expires <= now][:limit]
+            expired = [address for address, row in self._rows.items() if row.expires <= now][: max(limit, 0)]
             for address in expired:
                 del self._rows[address]
             return len(expired)
@@ -92,6 +92,8 @@ class MemoryStore:
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         with self._mutex:
             now = self._clock()
+            # All or none: a store that is full refuses before it has written anything.
+            self._make_room(now, len({entry.address for entry in entries if self._alive(entry.address, now) is None}))
             return [self._claim(entry, None, now) for entry in entries]
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
@@ -207,13 +209,13 @@ class MemoryStore:
         """Whether the row is what its finder saw: neither token nor revision alone would be enough."""
         return row.token == replacing.token and row.revision == replacing.revision
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, now: float, wanted: int = 1) -> None:
         """A few steps of the sweep; where a bound is reached, a whole one, before refusing."""
         self._sweep_some(SWEPT_PER_CLAIM, now)
-        if self._limit is None or len(self._rows) < self._limit:
+        if self._limit is None or len(self._rows) + wanted <= self._limit:
             return
         self._sweep_some(len(self._rows), now)
-        if len(self._rows) >= self._limit:
+        if len(self._rows) + wanted > self._limit:
             raise StoreUnavailable(
                 f"the memory store is full: it holds limit={self._limit} records that are still needed. "
                 "Raise the limit, keep records for a shorter time, or use a store with a disk"
@@ -282,7 +284,7 @@ def _limit(url: str) -> int | None:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     limit = options.pop("limit", None)
-    if options or parts.path or parts.netloc:
+    if options or parts.path or parts.netloc or parts.fragment or parts.query.count("limit=") > 1:
         raise UsageError(f"{url!r}: a memory store is written as memory: or memory:?limit=10000")
     if limit is None:
         return None

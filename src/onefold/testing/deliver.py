@@ -20,7 +20,8 @@ def deliver_twice(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     The second call has to be a replay with an equal value, or an `AssertionError` says what it was. Takes decorated
     functions and methods, and any other function that uses a guard inside. For an async one await the answer.
     """
-    call = _outcome_of(function)
+    # Where it is decorated, `outcome` tells what happened.
+    call = getattr(function, "outcome", function)
     first = call(*args, **kwargs)
     if inspect.isawaitable(first):
         return _awaited(first, call, args, kwargs)
@@ -34,15 +35,6 @@ async def _awaited(first: Awaitable[Any], call: Callable[..., Any], args: Any, k
     with _heard() as events:
         second = await call(*args, **kwargs)
     return _compared(value, second, events)
-
-
-def _outcome_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The way to call it that tells what happened, if there is one."""
-    outcome = getattr(function, "outcome", None)
-    if not callable(outcome):
-        return function
-    # A bound method hands out the attributes of its function, which know nothing of `self`.
-    return outcome.__get__(function.__self__) if inspect.ismethod(function) else outcome  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from typing import Any
 from onefold.errors import UsageError
 from onefold.guard import Guard
 from onefold.guard_async import AsyncGuard
-from onefold.heartbeat import AsyncHeartbeat, Heartbeat
 from onefold.stores._open import AsyncStoreSource, StoreSource
 
 
@@ -31,15 +30,12 @@ class Swap:
         self._guard = guard
         self._source = source
         # One for each `with` that we are inside of.
-        self._before: list[tuple[Any, Any, bool]] = []
+        self._before: list[Any] = []
 
     def __enter__(self) -> Any:
-        guard = self._guard
-        was_closed = guard._closed
-        self._before.append((*guard._swap(self._source, None), was_closed))
-        guard._closed = False
+        self._before.append(self._guard._swap(self._source))
         try:
-            return guard.store
+            return self._guard.store
         except BaseException:
             self._put_back()
             raise
@@ -48,7 +44,7 @@ class Swap:
         lent = self._put_back()
         if lent is None:
             return
-        _stop(lent.tools.heartbeat)
+        lent.tools.heartbeat.close()
         if not lent.ours:
             return
         if isinstance(self._guard, AsyncGuard):
@@ -66,28 +62,13 @@ class Swap:
     ) -> None:
         lent = self._put_back()
         if lent is not None:
-            _stop(lent.tools.heartbeat)
+            lent.tools.heartbeat.close()
             if lent.ours:
                 await lent.tools.store.aclose()
 
     def _put_back(self) -> Any:
         """The guard is as it was; the answer is what it had opened meanwhile, if anything."""
-        source, opened, was_closed = self._before.pop()
-        _, lent = self._guard._swap(source, opened)
-        self._guard._closed = was_closed
-        return lent
-
-
-def _stop(heartbeat: Heartbeat | AsyncHeartbeat) -> None:
-    if isinstance(heartbeat, Heartbeat):
-        heartbeat.close()
-        return
-    for here in list(heartbeat._loops.values()):
-        if here.timer is not None:
-            here.timer.cancel()
-        if here.task is not None and not here.task.done():
-            here.task.cancel()
-    heartbeat.reset()
+        return self._guard._put(self._before.pop()).opened
 
 
 def _close_at_once(store: Any) -> None:
