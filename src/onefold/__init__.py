@@ -35,12 +35,14 @@ from onefold.errors import (
 from onefold.events import Event, subscribe
 from onefold.guard import Guard
 from onefold.guard_async import AsyncGuard
+from onefold.transactions import TX, Column
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncGuard",
     "ClaimLost",
+    "Column",
     "Current",
     "Event",
     "FOREVER",
@@ -64,6 +66,7 @@ __all__ = [
     "SCOPE_MAX",
     "State",
     "StoreUnavailable",
+    "TX",
     "UsageError",
     "current",
     "done",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onefold import keys
 from onefold._checks import did_you_mean
 from onefold.errors import MissingKey, UsageError
+
+if TYPE_CHECKING:
+    import inspect
 
 # The other ways to call a decorated function, besides calling it.
 OTHER_WAYS: Final = ("outcome", "bypass")
@@ -20,6 +23,9 @@ KeyOf = str | Sequence[str] | Callable[..., Any]
 ScopeOf = str | Callable[..., str | None] | None
 FingerprintOf = str | Sequence[str] | Callable[..., Any] | None
 
+# The parameter that gets the transaction, by its name.
+TX_NAME: Final = "tx"
+
 # Never part of a payload: the object that a method belongs to, and an injected transaction.
 NOT_PAYLOAD: Final = frozenset({"self", "cls", "tx"})
 
@@ -28,7 +34,14 @@ class Call:
     """One decorated function, and how its arguments are read."""
 
     def __init__(
-        self, function: Callable[..., Any], operation: str, key: KeyOf, scope: ScopeOf, fingerprint: FingerprintOf
+        self,
+        function: Callable[..., Any],
+        operation: str,
+        key: KeyOf,
+        scope: ScopeOf,
+        fingerprint: FingerprintOf,
+        *,
+        injects_tx: bool = False,
     ) -> None:
         # Imported here, where a function is decorated: it is the heaviest import of all.
         import inspect
@@ -37,6 +50,8 @@ class Call:
         self.name = name_of(function)
         self.operation = keys.checked_operation(operation)
         self.signature = inspect.signature(function)
+        if injects_tx:
+            self.signature = self._without_tx()
         parameters = self.signature.parameters.values()
         self._names = tuple(self.signature.parameters)
         self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
@@ -47,6 +62,19 @@ class Call:
         self._payload_names, self._payload = self._payload_of(fingerprint)
         self._recipe = keys.recipe(*(self._payload_names if self._payload is None else (_recipe_name(self._payload),)))
         self._no_payload = fingerprint is None
+
+    def _without_tx(self) -> inspect.Signature:
+        """The signature as callers see it: the transaction is passed by the guard."""
+        parameters = dict(self.signature.parameters)
+        if parameters.pop(TX_NAME, None) is None:
+            raise UsageError(f"{self.name}{self.signature} gets its transaction as an argument: add `*, tx`")
+        return self.signature.replace(parameters=list(parameters.values()))
+
+    def with_tx(self, args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Callable[[], Any]:
+        """The call with its transaction, wherever in the signature that stands."""
+        if self._simple:
+            return functools.partial(self.function, **self.bind(args, kwargs), tx=tx)
+        return functools.partial(self.function, *args, **kwargs, tx=tx)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> object:
         if self._key is not None:
@@ -160,10 +188,14 @@ class Method:
         return bound
 
 
-def as_written(guarded: Callable[..., Any], call: Call) -> Callable[..., Any]:
+def as_written(guarded: Any, call: Call, **other_ways: Callable[..., Any]) -> Callable[..., Any]:
     """A function stays a function, for all frameworks that look at it; a method becomes one that binds."""
+    guarded.__signature__ = call.signature
+    for name, way in other_ways.items():
+        setattr(guarded, name, way)
     first = next(iter(call.signature.parameters), "")
-    return Method(guarded) if first in ("self", "cls") else guarded
+    written: Callable[..., Any] = Method(guarded) if first in ("self", "cls") else guarded
+    return written
 
 
 def returns_of(function: Callable[..., Any]) -> Any:

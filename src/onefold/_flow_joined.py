@@ -32,8 +32,11 @@ from onefold.events import Kind
 TRANSACTIONS_MAX: Final = 8
 
 
-def join(work: Work) -> Flow[Outcome[Any]]:
-    """One delivery in the caller's transaction: one statement before the handler, one after it for a result."""
+def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
+    """One delivery in the caller's transaction: one statement before the handler, one after it for a result.
+
+    `confirm` sends the second one in any case: where the record is a row that the handler has to write.
+    """
     won = yield from _insert(work)
     if isinstance(won, Outcome):
         return won
@@ -41,7 +44,7 @@ def join(work: Work) -> Flow[Outcome[Any]]:
     if ended.error is not None:
         yield from _take_back(work, won)
         raise ended.error
-    return (yield from _keep(work, won, ended.value))
+    return (yield from _keep(work, won, ended.value, confirm=confirm))
 
 
 def transact(work: Work) -> Flow[Outcome[Any]]:
@@ -118,10 +121,10 @@ def _insert(work: Work, ours: dict[bytes, Outcome[Any]] | None = None) -> Flow[E
     raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
 
 
-def _keep(work: Work, entry: Entry, value: Any) -> Flow[Outcome[Any]]:
+def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """The second statement, where there is a result."""
     ending = done(work, value, entry.attempt)
-    if ending.result is not None or ending.omitted:
+    if ending.result is not None or ending.omitted or confirm:
         yield Finishing(claim_of(entry), ending)
     work.tell(Kind.FINISHED, entry.address, entry.attempt)
     return Outcome(value=value, attempt=entry.attempt)

@@ -21,6 +21,7 @@ from onefold.errors import InsideItself, ResultNotKept, UsageError
 from onefold.events import Listener, Teller
 from onefold.heartbeat import AsyncHeartbeat, Heartbeat
 from onefold.stores._open import check_source, open_store
+from onefold.stores.base import Joinable
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -39,12 +40,22 @@ class Toolbox:
     """A store that is open, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
 
     def __init__(
-        self, store: Any, heartbeat: Heartbeat | AsyncHeartbeat, codec: Codec, tell: Teller, conduct: Callable[..., Any]
+        self,
+        store: Any,
+        front: Front,
+        conduct: Callable[..., Any],
+        *,
+        heartbeat: Heartbeat | AsyncHeartbeat | None = None,
+        home: object = None,
+        transaction: Any = None,
     ) -> None:
         self.store = store
+        # None inside a transaction: there is no claim to keep alive.
         self.heartbeat = heartbeat
-        self.codec = codec
-        self.tell = tell
+        self.codec = front._codec
+        self.tell = front._tell
+        self.home = store if home is None else home
+        self.transaction = transaction
         self._conduct = conduct
 
     def conduct(self, flow: Flow[Any]) -> Any:
@@ -54,9 +65,11 @@ class Toolbox:
         entry = running.entry
         if entry is None:
             return None
-        beat = self.heartbeat.find(Claim(entry.address, entry.token)) if running.claimed else None
-        if beat is not None and running.cancel_when_lost:
-            self.heartbeat.cancel_when_lost(beat)
+        beat = None
+        if running.claimed and self.heartbeat is not None:
+            beat = self.heartbeat.find(Claim(entry.address, entry.token))
+            if beat is not None and running.cancel_when_lost:
+                self.heartbeat.cancel_when_lost(beat)
         return enter(Current(entry, self, beat=beat))
 
     def leave(self, current: Current | None) -> bytes | None:
@@ -69,20 +82,27 @@ class Toolbox:
 
     def rescue(self, running: Running, error: BaseException) -> BaseException:
         """The error to go on with: a cancellation that came from a lost claim is `ClaimLost`."""
-        if running.entry is None or not running.cancel_when_lost:
+        if running.entry is None or not running.cancel_when_lost or self.heartbeat is None:
             return error
         return self.heartbeat.rescue(Claim(running.entry.address, running.entry.token), error)
 
     def watch(self, claims: Sequence[Claim], sent: float) -> None:
+        assert self.heartbeat is not None
         for claim in claims:
             self.heartbeat.watch(claim, sent)
 
     def unwatch(self, claims: Sequence[Claim]) -> None:
+        assert self.heartbeat is not None
         for claim in claims:
             self.heartbeat.unwatch(claim)
 
+    def close(self) -> None:
+        """Stop the heartbeat; the store is its owner's to close."""
+        if self.heartbeat is not None:
+            self.heartbeat.close()
+
     def lease_left(self, claim: Claim) -> float:
-        beat = self.heartbeat.find(claim)
+        beat = None if self.heartbeat is None else self.heartbeat.find(claim)
         return 0.0 if beat is None else beat.left
 
 
@@ -146,6 +166,15 @@ class Front:
     def _toolbox(self, store: Any) -> Toolbox:
         raise NotImplementedError
 
+    def _joinable(self) -> Joinable:
+        store = self.store
+        if not isinstance(store, Joinable):
+            raise UsageError(
+                f"{type(store).__name__} has no transactions of its own: use a store in your database, such as "
+                "sqlite:///app.db, or guard.within(connection)"
+            )
+        return store
+
     def _swap(self, source: Any) -> Place:
         """Put another store in place; the answer is what was there. For `onefold.testing.use`."""
         check_source(source)
@@ -166,9 +195,19 @@ class Front:
     ) -> Work:
         return Work(asked, policy or self.policy, call, returns, self._codec, self._tell, mint)
 
-    def _check_outside(self, asked: Asked) -> None:
-        if is_inside(asked.address, self._tools().store):
+    def _check_outside(self, asked: Asked, home: object = None) -> None:
+        if is_inside(asked.address, self._tools().home if home is None else home):
             raise InsideItself.about(asked.address)
+
+    def _joined_policy(self, policy: Policy | None) -> Policy:
+        """The policy inside a transaction of the caller's, whose rollback would take a remembered failure back."""
+        found = policy or self.policy
+        if found.remember:
+            raise UsageError(
+                "within() cannot remember a failure: the rollback takes it back. Use transactional(), or pass "
+                "policy=guard.policy.but(remember=())"
+            )
+        return found
 
     def _deliver(self, work: Work) -> Flow[Outcome[Any]]:
         self._check_outside(work.asked)
@@ -232,12 +271,14 @@ class Front:
         fingerprint: FingerprintOf,
         policy: Policy | None,
         returns: Any,
+        *,
+        injects_tx: bool = False,
     ) -> tuple[Call, Callable[[], Any]]:
         """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
         check_function(function, awaited=self._awaited, guard=type(self).__name__)
         if policy is not None:
             _checked_policy(policy)
-        call = Call(function, operation, key, scope, fingerprint)
+        call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
 
         @functools.cache
         def result_type() -> Any:

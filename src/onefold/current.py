@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from typing import Any, Protocol, TypeVar
 
@@ -21,8 +21,12 @@ T = TypeVar("T")
 class Tools(Protocol):
     """What `step` works with: the guard's own."""
 
+    # What two deliveries have to share for one to be inside of the other: a store, or the caller's connection.
     @property
-    def store(self) -> Any: ...
+    def home(self) -> object: ...
+    # The transaction that the handler runs in, if it is ours.
+    @property
+    def transaction(self) -> Any: ...
     @property
     def codec(self) -> Codec: ...
     @property
@@ -125,12 +129,23 @@ def leave(inside: Current) -> bytes | None:
     return inside._entry.notes if inside._log is None else inside._log.notes
 
 
-def is_inside(address: Address, store: object) -> bool:
-    """Whether a handler of this address, at the same store, is running around us."""
+def is_inside(address: Address, home: object) -> bool:
+    """Whether a handler of this address, at the same store or connection, is running around us."""
+    return any(one._tools.home is home and one._entry.address == address for one in _around())
+
+
+def transaction_around(home: object) -> Any:
+    """The transaction of ours, on this store, that is open around us; None if there is none."""
+    return next(
+        (one._tools.transaction for one in _around() if one._tools.home is home and one._tools.transaction), None
+    )
+
+
+def _around() -> Iterator[Current]:
+    """The deliveries whose handlers are running around us, the innermost first."""
     around = _current.get()
     while around is not None:
         # A task that outlives the handler inherits its context, but not its claim.
-        if around._reset is not None and around._tools.store is store and around._entry.address == address:
-            return True
+        if around._reset is not None:
+            yield around
         around = around._outer
-    return False

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
+from onefold._flow_joined import join, transact
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
 from onefold._model import Outcome, Policy, Record, Resolution
-from onefold._steps import drive
+from onefold._steps import Flow, drive
+from onefold._work import Work
 from onefold.codecs import Codec
+from onefold.current import transaction_around
 from onefold.events import Listener
 from onefold.heartbeat import Heartbeat
 from onefold.keys import Key
 from onefold.stores._open import StoreSource
 from onefold.stores.base import Batching
+from onefold.transactions import Column
+from onefold.transactions import join as join_connection
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -92,21 +98,78 @@ class Guard(Front):
                 outcome = drive(self._deliver(work), tools)
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
-            @functools.wraps(function)
-            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", deliver(args, kwargs, bypass=False, bare=True))
-
-            def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-                return cast("Outcome[R]", deliver(args, kwargs, bypass=False, bare=False))
-
-            def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-                return cast("Outcome[R]", deliver(args, kwargs, bypass=True, bare=False))
-
-            guarded.outcome = outcome  # type: ignore[attr-defined]
-            guarded.bypass = bypass  # type: ignore[attr-defined]
-            return cast("Guarded[P, R]", as_written(guarded, call))
+            return self._decorated(function, call, deliver)
 
         return decorate
+
+    def _decorated(self, function: Callable[P, R], call: Call, deliver: Callable[..., Any]) -> Guarded[P, R]:
+        """The function as callers see it, with its three ways to be called."""
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            return cast("R", deliver(args, kwargs, bypass=False, bare=True))
+
+        def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+            return cast("Outcome[R]", deliver(args, kwargs, bypass=False, bare=False))
+
+        def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+            return cast("Outcome[R]", deliver(args, kwargs, bypass=True, bare=False))
+
+        return cast("Guarded[P, R]", as_written(guarded, call, outcome=outcome, bypass=bypass))
+
+    def transactional(
+        self,
+        operation: str,
+        *,
+        key: KeyOf,
+        scope: ScopeOf = None,
+        fingerprint: FingerprintOf = ALL,
+        policy: Policy | None = None,
+        returns: Any = Any,
+    ) -> Callable[[Callable[P, R]], Guarded[P, R]]:
+        """Decorate a function that works on rows in the guard's own database: the record commits with them, or neither.
+
+        The function gets the transaction as its argument `tx`, which its callers do not see; type checkers are told so
+        by a default: `tx: Connection = TX`. Serialization failures and deadlocks are tried again in a new transaction.
+        Inside another transactional function of the same guard it joins that one's transaction.
+        """
+
+        def decorate(function: Callable[P, R]) -> Guarded[P, R]:
+            prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
+            call, result_type = prepared
+
+            def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+                asked = self._asked_by(call, args, kwargs, bypass=bypass)
+                self._check_outside(asked)
+                wanted = result_type()
+                with self._transaction() as (transaction, flow):
+                    work = self._work(asked, call.with_tx(args, kwargs, transaction.tx), wanted, policy)
+                    outcome = drive(flow(work), self._inside(transaction))
+                return unwrap(outcome, asked, wanted) if bare else outcome
+
+            return self._decorated(function, call, deliver)
+
+        return decorate
+
+    def _transaction(self) -> AbstractContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
+        """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
+        around = transaction_around(self._tools().home)
+        return nullcontext((around, join)) if around is not None else self._own_transaction()
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
+        with self._joinable().transaction() as transaction:
+            yield transaction, transact
+
+    def _inside(self, transaction: Any) -> Toolbox:
+        return Toolbox(transaction, self, drive, home=self._tools().home, transaction=transaction)
+
+    def within(self, connection: Any, *, record: Column | None = None) -> Within:
+        """Deliver inside a transaction that you own: the record is written on your connection, and commits with it.
+
+        `record` names the column of your own table that is the record, where there is one.
+        """
+        return Within(self, connection, record)
 
     def run(
         self,
@@ -191,7 +254,7 @@ class Guard(Front):
         with self._opening:
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
-            opened.tools.heartbeat.close()
+            opened.tools.close()
             if opened.ours:
                 opened.tools.store.close()
 
@@ -202,4 +265,39 @@ class Guard(Front):
         self.close()
 
     def _toolbox(self, store: Any) -> Toolbox:
-        return Toolbox(store, Heartbeat(lambda: store, self._tell), self._codec, self._tell, drive)
+        return Toolbox(store, self, drive, heartbeat=Heartbeat(lambda: store, self._tell))
+
+
+class Within:
+    """A guard inside a transaction that the caller owns. Made by `guard.within`."""
+
+    def __init__(self, guard: Guard, connection: Any, record: Column | None) -> None:
+        self._guard = guard
+        self._connection = connection
+        self._record = record
+
+    def run(
+        self,
+        operation: str,
+        key: Key,
+        call: Callable[[], R],
+        *,
+        returns: Any = Any,
+        scope: str | None = None,
+        fingerprint: object = None,
+        policy: Policy | None = None,
+        bypass: bool = False,
+    ) -> Outcome[R]:
+        """Run `call` once for this key, in the transaction of the connection; a duplicate gets the stored result.
+
+        Raises `NotInTransaction` where none is open. If `call` raises, the record is taken back, so that a caller who
+        catches the error and commits does not lose the delivery.
+        """
+        guard = self._guard
+        asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
+        policy = guard._joined_policy(policy)
+        guard._check_outside(asked, self._connection)
+        work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
+        joined = join_connection(self._connection, self._record, awaited=False)
+        tools = Toolbox(joined, guard, drive, home=self._connection)
+        return drive(join(work, confirm=self._record is not None), tools)

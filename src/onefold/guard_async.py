@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._calls import ALL, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
+from onefold._flow_joined import join, transact
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
 from onefold._model import Outcome, Policy, Record, Resolution
-from onefold._steps import drive_async
+from onefold._steps import Flow, drive_async
+from onefold._work import Work
 from onefold.codecs import Codec
+from onefold.current import transaction_around
 from onefold.events import Listener
 from onefold.heartbeat import AsyncHeartbeat
 from onefold.keys import Key
 from onefold.stores._open import AsyncStoreSource
 from onefold.stores.base import AsyncBatching
+from onefold.transactions import Column
+from onefold.transactions import join as join_connection
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -87,21 +93,72 @@ class AsyncGuard(Front):
                 outcome = await drive_async(self._deliver(work), tools)
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
-            @functools.wraps(function)
-            async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", await deliver(args, kwargs, bypass=False, bare=True))
-
-            async def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-                return cast("Outcome[R]", await deliver(args, kwargs, bypass=False, bare=False))
-
-            async def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-                return cast("Outcome[R]", await deliver(args, kwargs, bypass=True, bare=False))
-
-            guarded.outcome = outcome  # type: ignore[attr-defined]
-            guarded.bypass = bypass  # type: ignore[attr-defined]
-            return cast("AsyncGuarded[P, R]", as_written(guarded, call))
+            return self._decorated(function, call, deliver)
 
         return decorate
+
+    def _decorated(
+        self, function: Callable[P, Coroutine[Any, Any, R]], call: Call, deliver: Callable[..., Awaitable[Any]]
+    ) -> AsyncGuarded[P, R]:
+        """The function as callers see it, with its three ways to be called."""
+
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            return cast("R", await deliver(args, kwargs, bypass=False, bare=True))
+
+        async def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+            return cast("Outcome[R]", await deliver(args, kwargs, bypass=False, bare=False))
+
+        async def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+            return cast("Outcome[R]", await deliver(args, kwargs, bypass=True, bare=False))
+
+        return cast("AsyncGuarded[P, R]", as_written(guarded, call, outcome=outcome, bypass=bypass))
+
+    def transactional(
+        self,
+        operation: str,
+        *,
+        key: KeyOf,
+        scope: ScopeOf = None,
+        fingerprint: FingerprintOf = ALL,
+        policy: Policy | None = None,
+        returns: Any = Any,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncGuarded[P, R]]:
+        """Decorate an async function whose work is rows in the guard's own database. See `Guard.transactional`."""
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]:
+            prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
+            call, result_type = prepared
+
+            async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+                asked = self._asked_by(call, args, kwargs, bypass=bypass)
+                self._check_outside(asked)
+                wanted = result_type()
+                async with self._transaction() as (transaction, flow):
+                    work = self._work(asked, call.with_tx(args, kwargs, transaction.tx), wanted, policy)
+                    outcome = await drive_async(flow(work), self._inside(transaction))
+                return unwrap(outcome, asked, wanted) if bare else outcome
+
+            return self._decorated(function, call, deliver)
+
+        return decorate
+
+    def _transaction(self) -> AbstractAsyncContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
+        """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
+        around = transaction_around(self._tools().home)
+        return nullcontext((around, join)) if around is not None else self._own_transaction()
+
+    @asynccontextmanager
+    async def _own_transaction(self) -> AsyncIterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
+        async with self._joinable().transaction() as transaction:
+            yield transaction, transact
+
+    def _inside(self, transaction: Any) -> Toolbox:
+        return Toolbox(transaction, self, drive_async, home=self._tools().home, transaction=transaction)
+
+    def within(self, connection: Any, *, record: Column | None = None) -> AsyncWithin:
+        """Deliver inside a transaction that you own. See `Guard.within`."""
+        return AsyncWithin(self, connection, record)
 
     async def run(
         self,
@@ -175,7 +232,7 @@ class AsyncGuard(Front):
         with self._opening:
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
-            opened.tools.heartbeat.close()
+            opened.tools.close()
             if opened.ours:
                 await opened.tools.store.aclose()
 
@@ -186,4 +243,35 @@ class AsyncGuard(Front):
         await self.aclose()
 
     def _toolbox(self, store: Any) -> Toolbox:
-        return Toolbox(store, AsyncHeartbeat(lambda: store, self._tell), self._codec, self._tell, drive_async)
+        return Toolbox(store, self, drive_async, heartbeat=AsyncHeartbeat(lambda: store, self._tell))
+
+
+class AsyncWithin:
+    """An async guard inside a transaction that the caller owns. Made by `guard.within`."""
+
+    def __init__(self, guard: AsyncGuard, connection: Any, record: Column | None) -> None:
+        self._guard = guard
+        self._connection = connection
+        self._record = record
+
+    async def run(
+        self,
+        operation: str,
+        key: Key,
+        call: Callable[[], Awaitable[R]],
+        *,
+        returns: Any = Any,
+        scope: str | None = None,
+        fingerprint: object = None,
+        policy: Policy | None = None,
+        bypass: bool = False,
+    ) -> Outcome[R]:
+        """Await `call` once for this key, in the transaction of the connection. See `Within.run`."""
+        guard = self._guard
+        asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
+        policy = guard._joined_policy(policy)
+        guard._check_outside(asked, self._connection)
+        work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
+        joined = join_connection(self._connection, self._record, awaited=True)
+        tools = Toolbox(joined, guard, drive_async, home=self._connection)
+        return await drive_async(join(work, confirm=self._record is not None), tools)

@@ -33,6 +33,8 @@ shop = Shop()
 
 assert_type(shop.charge("pay_1"), float)
 assert_type(shop.charge("pay_1", amount=3), float)
+assert_type(shop.charge.outcome("pay_1", amount=3), Outcome[float])
+assert_type(shop.charge.bypass("pay_1"), Outcome[float])
 assert_type(Shop.charge(shop, "pay_1", 3), float)
 assert_type(Shop.charge.outcome(shop, "pay_1", 3), Outcome[float])
 ship = assert_type(shop.ship(1, fast=True), Coroutine[Any, Any, str])
@@ -46,6 +48,7 @@ shop.charge(1)  # type: ignore[arg-type]
 shop.charge()  # type: ignore[call-arg]
 shop.charge("pay_1", "3")  # type: ignore[arg-type]
 shop.charge("pay_1", amout=3)  # type: ignore[call-arg]
+shop.charge.outcome(1)  # type: ignore[arg-type]
 Shop.charge("pay_1", 3)  # type: ignore[arg-type]
 shop.ship("1")  # type: ignore[arg-type, unused-coroutine]
 Shop.refund("pay_1")  # type: ignore[call-arg]

@@ -13,9 +13,9 @@ A store compares and swaps. It never looks at a lease or a fingerprint to decide
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Memory, Record, State
 
 # The words of the seam come with it: a store of your own needs no other import.
 __all__ = [
@@ -28,14 +28,17 @@ __all__ = [
     "Browsable",
     "Claim",
     "Close",
+    "Commit",
     "Ending",
     "Entry",
     "Gone",
+    "Joinable",
     "Memory",
     "Query",
     "Record",
     "State",
     "Store",
+    "Transaction",
 ]
 
 
@@ -96,6 +99,32 @@ class AsyncBatching(Protocol):
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
     async def close_all(self, closes: Sequence[Close]) -> list[bool]: ...
+
+
+class Transaction(Protocol):
+    """A store inside a transaction of its own: what is written here commits with the work, or not at all."""
+
+    # What the handler gets as `tx`: the connection, session or cursor to work on.
+    tx: Any
+
+    def begin(self) -> None: ...
+    def save(self) -> None: ...
+    def commit(self) -> Commit: ...
+    def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        """Undo all, or what followed `save`. True: the database asks to try it again in a new transaction."""
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
+    def finish(self, claim: Claim, ending: Ending) -> bool: ...
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool: ...
+    def read(self, address: Address) -> Record | None: ...
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """Transactions in which the record is written beside the work. An async store gives an async context manager."""
+
+    def transaction(self) -> Any:
+        """A context manager around a `Transaction` that is not begun yet; it gives the connection back."""
 
 
 class Query(NamedTuple):

@@ -44,7 +44,7 @@ class Swap:
         lent = self._put_back()
         if lent is None:
             return
-        lent.tools.heartbeat.close()
+        lent.tools.close()
         if not lent.ours:
             return
         if isinstance(self._guard, AsyncGuard):
@@ -62,7 +62,7 @@ class Swap:
     ) -> None:
         lent = self._put_back()
         if lent is not None:
-            lent.tools.heartbeat.close()
+            lent.tools.close()
             if lent.ours:
                 await lent.tools.store.aclose()
 

@@ -1,0 +1,53 @@
+"""Joins a guard to a transaction: the record is written on the same connection as the work, and commits with it.
+
+Each driver has a module here with one name, `join(connection, record)`, for a transaction that the caller owns. It is
+found by the module of the connection's class, and imported on use. How a store opens one of its own, the store knows.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from onefold.errors import UsageError
+
+# The root of the module in which the connection's class lives, and the module of ours that knows it.
+DRIVERS: Final = {"sqlite3": "onefold.transactions.sqlite3", "_sqlite3": "onefold.transactions.sqlite3"}
+
+# The default of a handler's argument `tx`, for type checkers: the guard passes the transaction, callers do not.
+TX: Any = None
+
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Column(NamedTuple):
+    """The column of the caller's own table that *is* the record: `Column("payments", "idempotency_key")`.
+
+    It needs a unique index, and the handler has to write the row. Where there are tenants, `scope` names their column,
+    and the unique index is on both.
+    """
+
+    table: str
+    name: str
+    scope: str | None = None
+
+
+def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
+    """The store that works inside the transaction of this connection."""
+    for kind in type(connection).__mro__:
+        driver = DRIVERS.get(kind.__module__.partition(".")[0])
+        if driver is not None:
+            return import_module(driver).join(connection, None if record is None else checked(record), awaited=awaited)
+    raise UsageError(
+        f"within({type(connection).__qualname__}): no driver is known for it. Known are: sqlite3. "
+        "Pass the connection on which your own statements run"
+    )
+
+
+def checked(record: Column) -> Column:
+    """The column, if its names are names: they become part of a statement."""
+    for name in (record.table, record.name, record.scope):
+        if name is not None and not NAME.fullmatch(name):
+            raise UsageError(f"record={record!r}: {name!r} is not the plain name of a table or column")
+    return record

@@ -1,0 +1,104 @@
+"""sqlite3: inside the transaction of a caller's connection."""
+
+# ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
+# ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold.errors import NotInTransaction, UsageError
+from onefold.stores._sqlite_joined import AsyncJoinedRecords, JoinedRecords
+from onefold.stores.sqlite import Records
+from onefold.transactions import Column
+
+
+def join(connection: sqlite3.Connection, record: Column | None, *, awaited: bool) -> Any:
+    """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
+    _enter(connection)
+    joined = JoinedRecords(Records(connection)) if record is None else ColumnRecords(connection, record)
+    return AsyncJoinedRecords(joined) if awaited else joined
+
+
+def _enter(connection: sqlite3.Connection) -> None:
+    """Be inside a transaction, and with the right to write.
+
+    Python's sqlite3 opens one by itself before the first write, unless it is told not to; then we are the first write.
+    """
+    if connection.in_transaction:
+        return
+    if getattr(connection, "autocommit", -1) == -1 and connection.isolation_level is not None:
+        connection.execute("BEGIN IMMEDIATE")
+        return
+    raise NotInTransaction(
+        "this connection is in autocommit mode, and no transaction is open: the record and the work would not be "
+        "committed together. Nothing ran. Execute BEGIN IMMEDIATE before, or connect without isolation_level=None"
+    )
+
+
+class ColumnRecords(JoinedRecords):
+    """The caller's own row is the record: it is there, or it is not. The handler writes it."""
+
+    def __init__(self, connection: sqlite3.Connection, column: Column) -> None:
+        super().__init__(Records(connection))
+        self._column = column
+        self._check_unique()
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if not self._is_there(entry.address):
+            return None
+        return Record(
+            address=entry.address,
+            token=b"",
+            revision=1,
+            state=State.DONE,
+            attempt=1,
+            lease_left=0.0,
+            stay_left=float("inf"),
+            age=0.0,
+            omitted=True,
+            remark=f"the record is the row in {self._column.table}",
+        )
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        if not self._is_there(claim.address):
+            raise UsageError(
+                f"{claim.address.operation} [key {claim.address.digest}]: the handler has to write the row whose "
+                f"{self._column.table}.{self._column.name} is the key, and it did not. Roll back, and deliver it again"
+            )
+        return True
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return True
+
+    def _is_there(self, address: Address) -> bool:
+        column = self._column
+        if address.scope and column.scope is None:
+            raise UsageError(f"record={column!r} has no scope=, and this delivery has one: name the tenant's column")
+        statement = f"SELECT 1 FROM {column.table} WHERE {column.name} = ?"
+        values = [address.key]
+        if column.scope is not None:
+            statement += f" AND {column.scope} = ?"
+            values.append(address.scope)
+        return bool(self._rows(statement, values))
+
+    def _rows(self, statement: str, values: list[str]) -> list[Any]:
+        cursor = self.tx.cursor()
+        # The connection is the caller's, who may want rows in another form.
+        cursor.row_factory = None
+        return cursor.execute(statement, values).fetchall()
+
+    def _check_unique(self) -> None:
+        """Two deliveries at once are kept apart by the index, and by nothing else."""
+        column = self._column
+        wanted = {column.name} | ({column.scope} if column.scope else set())
+        whole = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
+        for (index,) in self._rows(whole, [column.table]):
+            if {name for (name,) in self._rows("SELECT name FROM pragma_index_info(?)", [index])} == wanted:
+                return
+        raise UsageError(
+            f"record={column!r}: {column.table} has no unique index on {' and '.join(sorted(wanted))}, so that two "
+            "deliveries at once could both write. Create one, or leave record= out"
+        )
