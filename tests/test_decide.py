@@ -12,6 +12,8 @@ from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unkno
 from onefold._decide import (
     AFTER,
     FOUND,
+    STARTED,
+    UNSTARTED,
     Then,
     after,
     decide,
@@ -57,8 +59,8 @@ def record(state: State = State.RUNNING, **fields: Any) -> Record:
         (record(), Policy(after_crash="hold"), Then.HOLD),
         (record(), Policy(after_crash="skip"), Then.SKIP),
         (record(), Policy(after_crash=probe), Then.ASK),
-        (record(attempt=0), Policy(after_crash="hold"), Then.TAKE_OVER),
-        (record(attempt=0, notes=b"\x80"), Policy(after_crash="hold"), Then.HOLD),
+        (record(notes=UNSTARTED), Policy(after_crash="hold"), Then.TAKE_OVER),
+        (record(notes=STARTED), Policy(after_crash="hold"), Then.HOLD),
     ],
 )
 def test_what_follows_from_the_record_that_is_found(found: Record, policy: Policy, then: Then) -> None:
@@ -97,7 +99,7 @@ def test_every_record_finds_a_row_and_every_row_is_found() -> None:
         Policy(attempts_max=1),
         Policy(rerun_within=1),
     ]
-    found = itertools.product(State, (0, 1), (-1.0, 1.0), (None, b"\x80"), (False, True), policies)
+    found = itertools.product(State, (0, 1), (-1.0, 1.0), (None, UNSTARTED), (False, True), policies)
     hit = set()
     for state, attempt, lease_left, notes, bypass, policy in found:
         asked = Asked(ADDRESS, None, bypass)

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transactions": FRONT | {"transactions"},
     "guard": FRONT | {"transactions"},
     "guard_async": FRONT | {"transactions"},
-    "__init__": FRONT,
+    "__init__": FRONT | {"transactions"},
 }
 
 # The simulator runs the production flows, and so it has to reach them.

@@ -181,8 +181,8 @@ class Method:
         # A partial, because that is a function to all who look: its signature, and whether it has to be awaited.
         bound = functools.partial(self._guarded, instance)
         functools.update_wrapper(bound, self._guarded)
-        # It leads to the function that still has `self`.
-        delattr(bound, "__wrapped__")
+        # These tell of the function that still has `self`.
+        del bound.__dict__["__wrapped__"], bound.__dict__["__signature__"]
         for way in OTHER_WAYS:
             setattr(bound, way, functools.partial(getattr(self._guarded, way), instance))
         return bound

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,10 @@ from onefold._model import (
     Unknown,
 )
 from onefold.errors import ClaimLost, OutcomeUnknown
+
+# In the place of a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
+UNSTARTED: Final = b"\xc0"
+STARTED: Final = b"\x80"
 
 
 class Then(enum.Enum):
@@ -74,7 +78,7 @@ def lease_live(found: Record, _asked: Asked, _policy: Policy) -> bool:
 
 
 def never_started(found: Record, _asked: Asked, _policy: Policy) -> bool:
-    return found.attempt == 0 and found.notes is None
+    return starts(found) == 0
 
 
 def may_hold(_found: Record, _asked: Asked, policy: Policy) -> bool:
@@ -90,7 +94,7 @@ def has_probe(_found: Record, _asked: Asked, policy: Policy) -> bool:
 
 
 def used_up(found: Record, _asked: Asked, policy: Policy) -> bool:
-    return found.attempt >= policy.attempts_max
+    return starts(found) >= policy.attempts_max
 
 
 def too_old(found: Record, _asked: Asked, policy: Policy) -> bool:
@@ -230,10 +234,10 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
         return change(new, bypasses=found.bypasses + 1)
     kept = change(
         new,
-        attempt=found.attempt,
+        attempt=starts(found),
         age=found.age,
         bypasses=found.bypasses,
-        notes=found.notes,
+        notes=None if found.notes in (UNSTARTED, STARTED) else found.notes,
         fingerprint=asked.fingerprint if found.fingerprint is None else found.fingerprint,
     )
     if then is Then.HOLD:
@@ -242,19 +246,24 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
             kept, state=State.HELD, token=found.token, lease=0.0, stay=math.inf, remark=why_held(found, policy)
         )
     if then is Then.SKIP:
-        remark = f"skipped: attempt {found.attempt} was abandoned"
+        remark = f"skipped: attempt {starts(found)} was abandoned"
         return change(kept, state=State.DONE, lease=0.0, stay=policy.keep, notes=None, omitted=True, remark=remark)
     # A question to a probe is no start: the attempt is counted when the handler starts.
-    return kept if then is Then.ASK else change(kept, attempt=found.attempt + 1)
+    return kept if then is Then.ASK else change(kept, attempt=starts(found) + 1)
+
+
+def starts(found: Record) -> int:
+    """How often a handler has started: all attempts, but for one that a batch has claimed and not started yet."""
+    return found.attempt - 1 if found.notes == UNSTARTED else found.attempt
 
 
 def why_held(found: Record, policy: Policy) -> str:
     """For people: what led to the hold."""
     if found.age >= policy.rerun_within:
-        return f"attempt {found.attempt} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
+        return f"attempt {starts(found)} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
     if policy.after_crash == "rerun":
-        return f"all {found.attempt} attempts were abandoned, and attempts_max={policy.attempts_max}"
-    return f"attempt {found.attempt} was abandoned: its lease ended without an answer"
+        return f"all {starts(found)} attempts were abandoned, and attempts_max={policy.attempts_max}"
+    return f"attempt {starts(found)} was abandoned: its lease ended without an answer"
 
 
 def stay_running(policy: Policy) -> float:
@@ -280,7 +289,7 @@ def memory(entry: Entry, error: BaseException, notes: bytes | None, policy: Poli
 
 def memory_unstarted(entry: Entry, policy: Policy) -> Memory | None:
     """What is left of a claim whose handler was not started: the state before it, as far as there was one."""
-    if entry.attempt <= 1 and not entry.notes and not entry.bypasses:
+    if entry.attempt <= 1 and entry.notes in (None, UNSTARTED) and not entry.bypasses:
         return None
     stay = policy.keep if math.isinf(policy.rerun_within) else math.inf
     return Memory(stay=stay, attempt=entry.attempt - 1, notes=entry.notes, remark="interrupted before it started")

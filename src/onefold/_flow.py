@@ -50,7 +50,7 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
     asked, policy, token = work.asked, work.policy, work.mint()
     new = _decide.entry(Then.RUN, None, asked, policy, token)
     if unstarted:
-        new = _decide.change(new, attempt=0)
+        new = _decide.change(new, notes=_decide.UNSTARTED)
     entry, then, replacing = new, Then.RUN, None
     waited, rounds = 0.0, 0
     while rounds < ROUNDS_MAX:

@@ -7,7 +7,7 @@ point is asked together. One message never fails its neighbours: each gets its o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -32,9 +32,6 @@ from onefold._steps import (
 from onefold._work import Work, refused
 from onefold.errors import InProgress, KeyReused, StoreUnavailable
 from onefold.events import Kind
-
-# "This handler has started": an empty log of steps.
-STARTED: Final = b"\x80"
 
 Result = Outcome[Any] | Exception
 
@@ -126,15 +123,15 @@ def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseExce
     if (yield Watching((claim,))) <= 0:
         late = Ended(error=refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER)), started=False)
         return close(work, entry, late), None
-    if entry.attempt == 0:
+    if entry.notes == _decide.UNSTARTED:
         try:
-            ours = yield Extending(claim, STARTED)
+            ours = yield Extending(claim, _decide.STARTED)
         except StoreUnavailable as down:
             return _ended(Over(error=down)), None
         if not ours:
             lost = refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
             return _ended(Over(error=lost)), None
-        entry = _decide.change(entry, attempt=1)
+        entry = _decide.change(entry, notes=None)
     work.tell(Kind.STARTED, work.asked.address, entry.attempt)
     ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
     return close(work, entry, ended), _interrupt(ended.error)

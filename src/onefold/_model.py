@@ -114,7 +114,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     # Counts every write under this token, from 1.
     revision: int
     state: State
-    # Handler starts so far; 0 means claimed, but not started yet.
+    # Handler starts so far, with the one that this claim is for.
     attempt: int
     # Zero or less: over. Meaningless unless running.
     lease_left: float

@@ -193,6 +193,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
+    handed: BaseException | None = None
     watched: list[Claim] = []
     sent = 0.0
     try:
@@ -205,6 +206,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
+                handed = reply.error
             elif isinstance(step, Pausing):
                 if interrupt:
                     raise interrupt
@@ -216,14 +218,15 @@ def drive(flow: Flow[T], hands: Hands) -> T:
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
-    except Exception:
-        if interrupt is None:
+    except Exception as error:
+        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
+        if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
             raise
     finally:
         flow.close()
         if watched:
             hands.unwatch(watched)
-    raise interrupt
+    raise interrupt or handed  # type: ignore[misc]
 
 
 async def drive_async(flow: Flow[T], hands: Hands) -> T:

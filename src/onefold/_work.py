@@ -41,9 +41,7 @@ def replay(work: Work, found: Record) -> Outcome[Any]:
                 work.asked.address, expected=type_name(work.returns), problem=str(error)
             ) from error
     work.tell(Kind.REPLAYED, work.asked.address, found.attempt)
-    return Outcome(
-        value=value, replayed=True, attempt=max(found.attempt, 1), omitted=found.omitted, remark=found.remark
-    )
+    return Outcome(value=value, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.remark)
 
 
 def done(work: Work, value: Any, attempt: int) -> Ending:
@@ -118,7 +116,9 @@ def _can_be_rebuilt(error: Exception) -> bool:
         again = type(error)(*error.args)
     except Exception:  # noqa: BLE001 - a constructor that wants something else
         return False
-    return str(again) == str(error) and again.args == error.args and vars(again) == vars(error)
+    # Notes are for people, and are no part of what it says.
+    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    return str(again) == str(error) and again.args == error.args and vars(again) == attributes
 
 
 def _with_subclasses(kinds: tuple[type[Exception], ...]) -> list[type[Exception]]:
