@@ -19,6 +19,7 @@ from onefold import (
     ResultNotKept,
     ResultUnreadable,
     State,
+    StoreUnavailable,
     UsageError,
     current,
 )
@@ -26,6 +27,7 @@ from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from support import (
     PATIENCE,
     AsyncProxyStore,
+    BatchingProxyStore,
     Clock,
     Elsewhere,
     Handler,
@@ -334,3 +336,13 @@ def test_blocking_and_awaited_guards_share_their_records() -> None:
     asyncio.run(AsyncGuard(store).run("charge", "pay_1", handler))
 
     assert Guard(store.sync).run("charge", "pay_1", pytest.fail).value == "awaited"
+
+
+def test_a_batch_on_a_store_that_is_down_asks_twice_and_not_once_for_each_message() -> None:
+    store = BatchingProxyStore()
+    store.die()
+
+    outcomes = Guard(store).run_batch("credit", range(1, 101), key=lambda number: number, handler=pytest.fail)
+
+    assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
+    assert store.calls == {"claim_all": 1, "close_all": 1}

@@ -59,6 +59,8 @@ def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[li
             parts[work.asked.address] = Part(work, _begin(work))
     if batching:
         yield from _together(parts.values(), Claiming, ClaimingAll)
+        # Where the store did not answer, all that may have been written is taken back in one round trip too.
+        yield from _together(parts.values(), Closing, ClosingAll)
         won = [cast("Over", part.at).value[0] for part in parts.values() if _has_won(part.at)]
         yield Watching([claim_of(entry) for entry in won])
     interrupt = yield from _run_each(parts.values(), batching=batching)
