@@ -4,23 +4,86 @@ Nothing here begins or ends a transaction of the caller's. A missing table is ma
 statement: SQLite rolls that back like everything else.
 """
 
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable, UsageError
-from onefold.stores._sql import SQLITE
-from onefold.stores.sqlite import BUSY, BUSY_PAUSE, Records
+from onefold.stores._sql import ADDRESS, REWRITTEN, SQLITE, TABLE, VERSION, WRITTEN, Parameters
+from onefold.stores.sqlite import BUSY, BUSY_PAUSE, PROBLEMS, Records
 from onefold.stores.sqlite import _code as code_of
-from onefold.stores.sqlite import _schema as schema_of
 
 T = TypeVar("T")
 
 SAVEPOINT: Final = "onefold_handler"
+
+# Nobody has looked at the tables before a caller's connection comes with them, and a look of its own would cost every
+# delivery a statement: the write and the read look by themselves, and find nothing in tables of a newer version.
+USABLE: Final = f"(SELECT usable_from FROM onefold_schema) <= {VERSION}"
+LOOKING: Final = {
+    SQLITE.insert: (
+        f"INSERT INTO {TABLE} ({', '.join((*ADDRESS, *WRITTEN))}) "
+        f"SELECT :scope, :operation, :key, {', '.join(WRITTEN.values())} WHERE {USABLE} "
+        f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
+    ),
+    SQLITE.read: f"{SQLITE.read} AND {USABLE}",
+}
+
+ENDED: Final = (
+    "the handler ended the transaction by itself, so that its record and its work were not committed together. "
+    "Leave commit(), rollback(), executescript() and `with connection:` to whoever began it"
+)
+
+
+class CallersRecords(Records):
+    """Records on a connection of the caller's: its tables may be of any version, and its rows have any form."""
+
+    def read(self, address: Address) -> Record | None:
+        found = super().read(address)
+        if found is None:
+            has_tables(self.connection)
+        return found
+
+    def _execute(self, statement: str, values: Parameters) -> sqlite3.Cursor:
+        return super()._execute(LOOKING.get(statement, statement), values)
+
+    def _rows(self, statement: str, values: Parameters) -> list[Any]:
+        with text_as_str(self.connection):
+            return super()._rows(statement, values)
+
+
+@contextmanager
+def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
+    """While it lasts, text comes as `str`: a caller may want it in another form, and a cursor has no say in it."""
+    wanted = connection.text_factory
+    connection.text_factory = str
+    try:
+        yield
+    finally:
+        connection.text_factory = wanted
+
+
+def has_tables(connection: sqlite3.Connection) -> bool:
+    """Whether the tables are there. Raises `StoreUnavailable` if they are not for this version."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    if cursor.execute(SQLITE.count_tables).fetchall() != [(2,)]:
+        return False
+    for version, usable_from in cursor.execute(SQLITE.version).fetchall():
+        if usable_from > VERSION:
+            raise StoreUnavailable(
+                f"the tables of Onefold in this database are of version {version}, and this Onefold knows version "
+                f"{VERSION}. Nothing ran. Upgrade Onefold"
+            )
+        return True
+    return False
 
 
 class JoinedRecords:
@@ -34,6 +97,8 @@ class JoinedRecords:
         return self._do(lambda records: records.claim(entry, replacing=replacing))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
+        if not self.tx.in_transaction:
+            raise UsageError(ENDED)
         return self._do(lambda records: records.finish(claim, ending))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
@@ -48,8 +113,9 @@ class JoinedRecords:
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
             return work(self._records)
-        except sqlite3.OperationalError:
-            if schema_of(self.tx) is not None:
+        except sqlite3.OperationalError as error:
+            # A missing table has no code of its own; everything else is the driver's to tell.
+            if code_of(error) != sqlite3.SQLITE_ERROR or has_tables(self.tx):
                 raise
         for statement in SQLITE.create:
             self.tx.execute(statement)
@@ -92,26 +158,40 @@ class SqliteTransaction(JoinedRecords):
 
     def commit(self) -> Commit:
         if not self.tx.in_transaction:
-            raise UsageError(
-                "the handler ended the transaction by itself, so that its record and its work were not committed "
-                "together. Leave commit() and rollback() to the guard"
-            )
+            raise UsageError(ENDED)
         try:
             self.tx.execute("COMMIT")
+        except sqlite3.IntegrityError:
+            # A constraint that is checked at the end: the handler's own mistake, which trying again would not mend.
+            self._undo()
+            raise
         except sqlite3.Error as error:
             # A COMMIT that fails has written nothing, whatever made it fail: SQLite is in this process.
             self._undo()
             if code_of(error) in BUSY:
                 return Commit.CONFLICT
-            raise StoreUnavailable(f"{self._path}: the transaction was not committed: {error}") from error
+            raise self._translated(error) from error
         return Commit.DONE
 
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         if to_savepoint and self.tx.in_transaction:
             self.tx.execute(f"ROLLBACK TO {SAVEPOINT}")
             return False
+        if not self.tx.in_transaction and not isinstance(error, sqlite3.Error):
+            error.add_note(f"Besides, {ENDED}")
         self._undo()
-        return isinstance(error, sqlite3.OperationalError) and code_of(error) in BUSY
+        # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
+        return False
+
+    def _do(self, work: Callable[[Records], T]) -> T:
+        try:
+            return super()._do(work)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
+        problem = PROBLEMS.get(code_of(error), f"SQLite says: {error}")
+        return StoreUnavailable(f"{self._path}: the transaction was not committed: {problem}")
 
     def _undo(self) -> None:
         if self.tx.in_transaction:

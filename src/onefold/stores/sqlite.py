@@ -61,6 +61,10 @@ ROUNDS_MAX: Final = 8
 # eight: 1 ms costs half of the throughput, and 10 ms gains nothing.
 BUSY_PAUSE: Final = 0.005
 
+# How long a fork waits for all operations of other threads that are under way: each ends within its busy_timeout, and
+# only a transaction of a user's may take longer.
+FORK_PATIENCE: Final = 10.0
+
 # How long the end of a process waits for a daemon thread that is still writing.
 EXIT_PATIENCE: Final = 1.0
 
@@ -143,6 +147,7 @@ class Line:
         self._path = path
         self._patience = patience
         self._turn = threading.Lock()
+        self._user: int | None = None
         self._records: Records | None = None
         self._at_exit: weakref.finalize[Any, Line] | None = None
         with _forking:
@@ -171,15 +176,16 @@ class Line:
         """The connection for as long as a transaction of somebody else's takes, who begins and ends it."""
         self.do(lambda _records: None)
         with self._turn:
+            self._user = threading.get_ident()
             try:
                 yield self._opened()
             finally:
                 self._settle()
 
-    def close_for_fork(self) -> bool:
-        """Close, and keep the turn until `reopen_after_fork`. False: it is in use, by the very thread that forks."""
-        # Twice, because another thread may just have begun to wait for the file.
-        if not self._turn.acquire(timeout=2 * self._patience):
+    def close_for_fork(self, patience: float) -> bool:
+        """Close, and keep the turn until `reopen_after_fork`. False: it is in use."""
+        # A signal's handler forks in the middle of an operation, and a user's in the middle of a transaction.
+        if self._user == threading.get_ident() or not self._turn.acquire(timeout=patience):
             return False
         self._drop()
         return True
@@ -191,10 +197,11 @@ class Line:
         """In a child that could not be spared its parent's connection: neither use nor close it."""
         if self._at_exit is not None:
             _abandoned.append(self._at_exit.detach())
-        self._turn, self._records, self._at_exit = threading.Lock(), None, None
+        self._turn, self._user, self._records, self._at_exit = threading.Lock(), None, None, None
 
     def _attempt(self, work: Callable[[Records], T], *, together: bool) -> T:
         self._settle()
+        self._user = threading.get_ident()
         try:
             records = self._opened()
             if not together:
@@ -215,6 +222,7 @@ class Line:
 
     def _settle(self) -> None:
         """Leave no transaction open, whatever interrupted it: the next operation would become a part of it."""
+        self._user = None
         if self._records is not None and self._records.connection.in_transaction:
             try:
                 self._records.connection.rollback()
@@ -550,8 +558,10 @@ _abandoned: list[Any] = []
 
 def _before_fork() -> None:
     _forking.acquire()
+    ends = time.monotonic() + FORK_PATIENCE
     for line in list(_lines):
-        (_closed if line.close_for_fork() else _inherited).append(line)
+        closed = line.close_for_fork(max(ends - time.monotonic(), 0.0))
+        (_closed if closed else _inherited).append(line)
 
 
 def _after_fork() -> None:

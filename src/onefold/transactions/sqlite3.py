@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, Final
 
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import NotInTransaction, UsageError
-from onefold.stores._sqlite_joined import AsyncJoinedRecords, JoinedRecords
-from onefold.stores.sqlite import Records
+from onefold.stores._sqlite_joined import AsyncJoinedRecords, CallersRecords, JoinedRecords, text_as_str
 from onefold.transactions import Column
+
+# The unique indexes, each with the columns in it; and the primary key, because INTEGER PRIMARY KEY has no index.
+UNIQUE: Final = (
+    "SELECT one.name, part.name FROM pragma_index_list(?) AS one, pragma_index_info(one.name) AS part "
+    'WHERE one."unique" AND NOT one.partial '
+    "UNION ALL SELECT '', name FROM pragma_table_info(?) WHERE pk"
+)
 
 
 def join(connection: sqlite3.Connection, record: Column | None, *, awaited: bool) -> Any:
     """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
     _enter(connection)
-    joined = JoinedRecords(Records(connection)) if record is None else ColumnRecords(connection, record)
+    joined = JoinedRecords(CallersRecords(connection)) if record is None else ColumnRecords(connection, record)
     return AsyncJoinedRecords(joined) if awaited else joined
 
 
@@ -42,11 +48,16 @@ class ColumnRecords(JoinedRecords):
     """The caller's own row is the record: it is there, or it is not. The handler writes it."""
 
     def __init__(self, connection: sqlite3.Connection, column: Column) -> None:
-        super().__init__(Records(connection))
+        super().__init__(CallersRecords(connection))
         self._column = column
         self._check_unique()
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if replacing is not None:
+            raise UsageError(
+                f"{entry.address.operation} [key {entry.address.digest}]: bypass=True cannot run it again, because its "
+                f"row in {self._column.table} is there. Nothing ran. Delete the row before"
+            )
         if not self._is_there(entry.address):
             return None
         return Record(
@@ -75,29 +86,35 @@ class ColumnRecords(JoinedRecords):
 
     def _is_there(self, address: Address) -> bool:
         column = self._column
-        if address.scope and column.scope is None:
-            raise UsageError(f"record={column!r} has no scope=, and this delivery has one: name the tenant's column")
-        statement = f"SELECT 1 FROM {column.table} WHERE {column.name} = ?"
+        if bool(address.scope) != (column.scope is not None):
+            raise UsageError(
+                f"record={column!r} and a delivery with {'a' if address.scope else 'no'} scope: both "
+                "have one, or neither. Name the tenant's column with Column(..., scope=...), and the tenant with scope="
+            )
+        # In quotes, because a table may be called `order`. That the columns exist was checked with their index.
+        statement = f'SELECT 1 FROM "{column.table}" WHERE "{column.name}" = ?'
         values = [address.key]
         if column.scope is not None:
-            statement += f" AND {column.scope} = ?"
+            statement += f' AND "{column.scope}" = ?'
             values.append(address.scope)
         return bool(self._rows(statement, values))
 
     def _rows(self, statement: str, values: list[str]) -> list[Any]:
         cursor = self.tx.cursor()
-        # The connection is the caller's, who may want rows in another form.
+        # The connection is the caller's, who may want rows and text in another form.
         cursor.row_factory = None
-        return cursor.execute(statement, values).fetchall()
+        with text_as_str(self.tx):
+            return cursor.execute(statement, values).fetchall()
 
     def _check_unique(self) -> None:
         """Two deliveries at once are kept apart by the index, and by nothing else."""
         column = self._column
         wanted = {column.name} | ({column.scope} if column.scope else set())
-        whole = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
-        for (index,) in self._rows(whole, [column.table]):
-            if {name for (name,) in self._rows("SELECT name FROM pragma_index_info(?)", [index])} == wanted:
-                return
+        unique: dict[str, set[str | None]] = {}
+        for index, name in self._rows(UNIQUE, [column.table, column.table]):
+            unique.setdefault(index, set()).add(name and name.lower())
+        if {name.lower() for name in wanted} in unique.values():
+            return
         raise UsageError(
             f"record={column!r}: {column.table} has no unique index on {' and '.join(sorted(wanted))}, so that two "
             "deliveries at once could both write. Create one, or leave record= out"
