@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from onefold import Guard, InProgress, OnHold, Policy, Record, State, UsageError, current, done, not_done, unknown
+from onefold import (
+    Guard,
+    InProgress,
+    OnHold,
+    Policy,
+    Record,
+    ResultNotKept,
+    State,
+    UsageError,
+    current,
+    done,
+    not_done,
+    unknown,
+)
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
 from support import YEAR, Clock, Handler, Heard, die_running, elsewhere
@@ -87,6 +100,25 @@ def test_under_skip_an_abandoned_run_counts_as_done_without_a_result(clock: Cloc
     assert [(outcome.replayed, outcome.omitted) for outcome in outcomes] == [(True, True)] * 2
     assert guard.run("charge", "pay_2", pytest.fail).omitted
     assert heard.kinds[:2] == ["skipped", "replayed"]
+
+
+def test_a_skipped_function_without_a_result_has_nothing_to_miss(clock: Clock, store: MemoryStore) -> None:
+    skip = Policy(after_crash="skip")
+    for operation in ("mail", "charge"):
+        die_running(store, operation, "1", skip)
+    clock.advance(31)
+
+    @Guard(store, policy=skip).idempotent("mail", key="number", fingerprint=None)
+    def mail(number: int) -> None:
+        pytest.fail("it ran")
+
+    @Guard(store, policy=skip).idempotent("charge", key="number", fingerprint=None)
+    def charge(number: int) -> str:
+        pytest.fail("it ran")
+
+    mail(1)
+    with pytest.raises(ResultNotKept, match="skipped: attempt 1 was abandoned"):
+        charge(1)
 
 
 # Probed.

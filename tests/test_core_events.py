@@ -38,7 +38,7 @@ from support import PATIENCE, Clock, Elsewhere, Handler, Heard, ProxyStore, die_
 
 SECRET = "sk_live_4242"
 
-SHORT = Policy(lease=0.1)
+SHORT = Policy(lease=0.3)
 HOLD = Policy(after_crash="hold")
 SKIP = Policy(after_crash="skip")
 PROBE = Policy(after_crash=lambda _current: done("receipt"))

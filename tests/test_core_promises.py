@@ -110,7 +110,7 @@ def test_two_functions_on_one_store_in_sixteen_threads_run_each_key_exactly_once
     assert len(store) == 2 * keys
 
 
-at_module_level = AsyncGuard("memory:", policy=Policy(lease=0.15))
+at_module_level = AsyncGuard("memory:", policy=Policy(lease=0.3))
 
 
 def test_an_async_guard_at_module_level_serves_one_event_loop_after_the_other() -> None:
@@ -342,7 +342,7 @@ def test_a_batch_on_a_store_that_is_down_asks_twice_and_not_once_for_each_messag
     store = BatchingProxyStore()
     store.die()
 
-    outcomes = Guard(store).run_batch("credit", range(1, 101), key=lambda number: number, handler=pytest.fail)
+    outcomes = Guard(store).run_batch("credit", range(1, 101), key=lambda number: number, handler=Handler())
 
     assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
     assert store.calls == {"claim_all": 1, "close_all": 1}

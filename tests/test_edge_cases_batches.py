@@ -231,7 +231,7 @@ def test_a_batch_above_the_bound_is_taken_in_parts_that_share_nothing_but_the_st
 
 def test_a_store_that_fails_at_the_end_of_a_batch_loses_no_value() -> None:
     consumer = Consumer(awaited=False, batching=True)
-    short = Policy(lease=0.1)
+    short = Policy(lease=0.3)
 
     def handler(message: str) -> str:
         if message == "b":
@@ -312,12 +312,12 @@ def test_the_heartbeat_keeps_the_whole_batch_while_its_first_handler_runs() -> N
     consumer = Consumer(awaited=False, batching=True)
 
     def handler(message: str) -> str:
-        for _ in range(3 if message == "a" else 0):
-            consumer.clock.advance(0.13)
+        for _ in range(2 if message == "a" else 0):
+            consumer.clock.advance(0.25)
             consumer.proxy.wait_for("extend_all", consumer.proxy.count("extend_all") + 2)
         return message
 
-    results = consumer.poll(["a", "b", "c"], handler, Policy(lease=0.15))
+    results = consumer.poll(["a", "b", "c"], handler, Policy(lease=0.3))
 
     assert shown(results) == ["a", "b", "c"]
 
@@ -334,7 +334,7 @@ def test_a_handler_whose_claim_ended_while_it_waited_for_its_turn_does_not_start
         elsewhere(lambda: Guard(consumer.memory).run("charge", "b", lambda: "theirs"))
         return message
 
-    results = consumer.poll(["a", "b"], handler, Policy(lease=0.15))
+    results = consumer.poll(["a", "b"], handler, Policy(lease=0.3))
 
     assert started == ["a"]
     assert shown(results) in (["a", InProgress], ["a", "theirs"])

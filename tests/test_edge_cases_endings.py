@@ -43,6 +43,13 @@ class Awkward(Declined):
         super().__init__(f"declined by {bank}")
 
 
+class Doubled(Declined):
+    """Its arguments make another one."""
+
+    def __init__(self, bank: str) -> None:
+        super().__init__(f"declined by {bank}")
+
+
 FINAL = Policy(remember=(Declined, KeyError))
 
 
@@ -180,7 +187,7 @@ def test_a_note_on_a_final_error_does_not_make_it_another_error(store: MemorySto
             guard.run("charge", "pay_1", Handler(error=error))
 
 
-@pytest.mark.parametrize("error", [Awkward(bank="acme"), Declined(object()), Declined((1, 2))])
+@pytest.mark.parametrize("error", [Awkward(bank="acme"), Doubled("acme"), Declined(object()), Declined((1, 2))])
 def test_a_final_error_that_cannot_be_made_again_is_replayed_as_a_remembered_failure(
     store: MemoryStore, error: Exception
 ) -> None:

@@ -38,12 +38,12 @@ def record(store: MemoryStore) -> Record:
 
 
 def test_the_heartbeat_keeps_the_claim_of_a_handler_that_outlives_its_lease(clock: Clock, store: MemoryStore) -> None:
-    proxy, lease = ProxyStore(store), 0.15
+    proxy, lease = ProxyStore(store), 0.3
     guard = Guard(proxy, policy=Policy(lease=lease))
     refusals = []
 
     def handler() -> str:
-        for _ in range(3):
+        for _ in range(2):
             clock.advance(lease * 0.9)
             # The second answer from here on is that of a beat sent after the clock had moved.
             proxy.wait_for("extend", proxy.count("extend") + 2)
@@ -85,7 +85,7 @@ def until_refused_and_one_more(proxy: ProxyStore) -> None:
 
 
 def test_a_blocked_event_loop_makes_the_lost_claim_visible(clock: Clock) -> None:
-    guard = AsyncGuard(AsyncMemoryStore(clock=clock), policy=Policy(lease=0.1))
+    guard = AsyncGuard(AsyncMemoryStore(clock=clock), policy=Policy(lease=0.25))
 
     async def handler() -> tuple[bool, bool]:
         before = current().lost
@@ -99,7 +99,7 @@ def test_a_blocked_event_loop_makes_the_lost_claim_visible(clock: Clock) -> None
 def test_by_policy_an_async_handler_is_cancelled_when_its_claim_is_lost(clock: Clock) -> None:
     store = AsyncMemoryStore(clock=clock)
     heard = Heard()
-    guard = AsyncGuard(store, policy=Policy(lease=0.1, cancel_when_lost=True), on_event=heard)
+    guard = AsyncGuard(store, policy=Policy(lease=0.25, cancel_when_lost=True), on_event=heard)
 
     async def zombie() -> None:
         eventually(lambda: current().lost)
@@ -121,7 +121,7 @@ def test_by_policy_an_async_handler_is_cancelled_when_its_claim_is_lost(clock: C
 
 def test_a_claim_that_ends_while_it_is_being_finished_does_not_cancel_the_finished(clock: Clock) -> None:
     store = AsyncProxyStore(AsyncMemoryStore(clock=clock))
-    guard = AsyncGuard(store, policy=Policy(lease=0.15, cancel_when_lost=True))
+    guard = AsyncGuard(store, policy=Policy(lease=0.3, cancel_when_lost=True))
 
     refused = asyncio.Event()
 

@@ -107,6 +107,8 @@ def test_an_interrupt_while_the_store_is_down_leaves_what_is_unknown_claimed(sto
     with pytest.raises(KeyboardInterrupt):
         Guard(proxy, policy=HOLD).run("charge", "pay_1", Handler())
 
+    # Sent again once for the interrupt; after that nobody who pressed a key waits for a store.
+    assert proxy.calls["finish"] == 2
     assert state(store) is State.RUNNING
 
 

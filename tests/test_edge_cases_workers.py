@@ -130,7 +130,7 @@ def test_many_threads_on_one_guard_run_each_key_once() -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_claims_and_a_heartbeat_of_its_own() -> None:
     proxy = ProxyStore()
-    guard = Guard(proxy, policy=Policy(lease=0.15))
+    guard = Guard(proxy, policy=Policy(lease=0.3))
     guard.run("charge", "before the fork", lambda: proxy.wait_for("extend", 1))
 
     child = os.fork()
@@ -151,7 +151,7 @@ def test_a_forked_child_has_claims_and_a_heartbeat_of_its_own() -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_does_not_keep_its_parents_claims_alive() -> None:
     proxy = ProxyStore()
-    guard = Guard(proxy, policy=Policy(lease=0.15))
+    guard = Guard(proxy, policy=Policy(lease=0.3))
 
     def handler() -> int:
         child = os.fork()
@@ -170,7 +170,7 @@ import gevent.monkey
 gevent.monkey.patch_all()
 import gevent
 from onefold import Guard, Policy, State, current
-guard, starts = Guard("memory:", policy=Policy(wait=10, lease=0.15)), []
+guard, starts = Guard("memory:", policy=Policy(wait=10, lease=0.3)), []
 def handler(key):
     mine, first = current(), guard.read("charge", key).revision
     while guard.read("charge", key).revision < first + 4:  # longer than a lease: the heartbeat is a greenlet now
