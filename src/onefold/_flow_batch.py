@@ -78,8 +78,9 @@ def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[li
 def _begin(work: Work) -> Flow[Any]:
     if work.policy.mode == "seen":
         return _look(work)
-    # Under `rerun` nothing depends on whether a handler had started; elsewhere it is worth a round trip.
-    return win(work, unstarted=work.policy.after_crash != "rerun")
+    # Under `rerun` it hardly matters whether a handler had started; elsewhere it is worth a round trip.
+    policy = work.policy
+    return win(work, unstarted=policy.after_crash != "rerun" or policy.attempts_max == 1)
 
 
 def _look(work: Work) -> Flow[tuple[Outcome[Any], Then]]:
