@@ -7,10 +7,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint types simulate soak docs format wheel clean
+.PHONY: help demo test lint types simulate soak docs format wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## the double charge, made real: without a guard, and with one
+	$(BIN)/onefold demo $(ARGS)
 
 test: $(READY)  ## all everyday tests, the simulator among them
 	$(BIN)/python -m pytest $(ARGS)
@@ -19,14 +22,16 @@ lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)  ## mypy --strict on the package and the tests
+types: $(READY)  ## mypy --strict on the package, the tests and the examples
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
 	$(BIN)/onefold simulate --deep $(ARGS)
 
 soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
 	$(BIN)/onefold simulate $(if $(SHORT),,--deep) $(ARGS)
+	$(BIN)/python bench/soak.py $(if $(SHORT),--short)
 
 docs: $(READY)  ## write anew what the documentation shows of the source
 	$(BIN)/python docs/generate.py

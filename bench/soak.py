@@ -7,7 +7,7 @@ message is looked up in what the effects left behind, never in what a worker say
 It exits with 1 on the first promise that does not hold, and keeps the files as evidence. `--without-guard` must fail.
 """
 
-# ruff: noqa: S311 - chance is repeatable here, and no secret
+
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ class Queue:
             self.counts["tenths"] = acknowledged * 10 // size.deliveries
             kills, stops = self.counts["kill"], self.counts["stop"]
             progress = f"{self.plan.mode}: {acknowledged:,} of {size.deliveries:,}, {kills} kills, {stops} stops"
-            print(progress, file=sys.stderr, flush=True)  # noqa: T201 - a command's own words
+            print(progress, file=sys.stderr, flush=True)
 
 
 # The verdict.

@@ -25,8 +25,9 @@ import pytest
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, State
 from onefold.stores._sql import SQLITE
+from onefold.stores._sqlite_line import FORK_PATIENCE
 from onefold.stores.base import Query
-from onefold.stores.sqlite import FORK_PATIENCE, AsyncSqliteStore, SqliteStore, open_async_store, open_store
+from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore, open_async_store, open_store
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
 
 # Far more than any of it needs; it bounds how long a broken one hangs.

@@ -14,7 +14,7 @@ import pytest
 
 from onefold import TX, Guard, Outcome, Policy, StoreUnavailable
 from onefold.stores._sqlite_joined import SqliteTransaction
-from support import PATIENCE, Elsewhere, Handler, elsewhere
+from support import PATIENCE, Died, Elsewhere, Handler, elsewhere
 from wallet import Awaiting, Blocking, Worker, add, balance, connected, create, never_opened, records
 
 COLOURS = pytest.mark.parametrize("colour", [Blocking, Awaiting])
@@ -252,26 +252,49 @@ def test_threads_that_deliver_the_same_messages_credit_each_of_them_once(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @COLOURS
-def test_a_forked_child_goes_on_with_the_guard_of_its_parent(colour: type[Worker], url: str, path: Path) -> None:
+def test_a_forked_child_goes_on_with_the_guard_of_its_parent_also_when_that_has_closed_it(
+    colour: type[Worker], url: str, path: Path
+) -> None:
     worker = colour(url)
     worker.transactional("before", add)
+    closed, close = os.pipe()
 
     child = os.fork()
     if child == 0:
         done = False
         try:
-            done = (
-                worker.transactional("before", add).replayed and not worker.transactional("in the child", add).replayed
-            )
+            os.read(closed, 1)
+            outcomes = [worker.transactional(key, add) for key in ("before", "in the child")]
+            done = [outcome.replayed for outcome in outcomes] == [True, False]
         finally:
             os._exit(0 if done else 1)
-    _, status = os.waitpid(child, 0)
-    replayed = worker.transactional("in the child", add).replayed
     worker.transactional("after", add)
     worker.close()
+    os.write(close, b".")
+    _, status = os.waitpid(child, 0)
+    os.close(closed)
+    os.close(close)
 
-    assert (os.waitstatus_to_exitcode(status), replayed) == (0, True)
+    assert os.waitstatus_to_exitcode(status) == 0
     assert (balance(path), records(path)) == (30, ["after", "before", "in the child"])
+
+
+@COLOURS
+def test_an_interrupt_at_the_commit_leaves_no_transaction_open(
+    colour: type[Worker], url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = colour(url)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(SqliteTransaction, "commit", Handler(error=Died()))
+        with pytest.raises(Died):
+            worker.transactional("m1", add)
+
+    with connected(path, timeout=0.0, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+    assert not worker.transactional("m1", add).replayed
+    assert balance(path) == 10
+    worker.close()
 
 
 @COLOURS

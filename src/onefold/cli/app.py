@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from typing import Final
+
 import typer
 
 from onefold import __version__
-from onefold.cli import simulate
+from onefold.cli import records, settle, simulate
+from onefold.cli._shared import ends_in_one_line
+from onefold.cli.demo.command import demo
 
 app = typer.Typer(
     name="onefold",
@@ -13,8 +19,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # In a pipe no boxes, neither around the help nor around an error.
+    rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
-app.command("simulate", epilog="Example: onefold simulate --deep")(simulate.simulate)
+
+# In the order of the help; every command with an example of its use.
+COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
+    "demo": (demo, "onefold demo --store sqlite:///onefold.db"),
+    "ls": (records.ls, "onefold ls --store sqlite:///onefold.db --state running"),
+    "show": (records.show, "onefold show pay_7f3a --store sqlite:///onefold.db"),
+    "held": (records.held, "onefold held --store sqlite:///onefold.db"),
+    "resolve": (settle.resolve, "onefold resolve pay_7f3a --operation charge --rerun --reason 'the bank has no trace'"),
+    "forget": (settle.forget, "onefold forget pay_7f3a --operation charge"),
+    "simulate": (simulate.simulate, "onefold simulate --deep"),
+}
+
+for name, (command, example) in COMMANDS.items():
+    app.command(name, epilog=f"Example: {example}")(ends_in_one_line(command))
 
 
 def _version(asked: bool) -> None:

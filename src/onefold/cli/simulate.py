@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from onefold.cli._shared import WRONG_USAGE, Format, FormatOption, Refusal, counting
 from onefold.testing.simulate import DEEP, EVERYDAY, Report, Scenario, read_code, search, tell
-
-
-class Format(StrEnum):
-    TABLE = "table"
-    JSON = "json"
 
 
 def simulate(
     deep: Annotated[bool, typer.Option("--deep", help="More faults, more workers, more heartbeats.")] = False,
     story: Annotated[Path | None, typer.Option(help="Run the story in this file again ('-': standard input).")] = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,  # noqa: A002 - the option's name
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Run the production code through every interleaving of a few workers, and check what must hold.
 
@@ -45,11 +39,8 @@ def simulate(
 
 def _explored(scenario: Scenario) -> Report:
     """One search, with its progress on standard error."""
-    words = TextColumn("{task.description}: {task.completed:,} states")
-    columns = (SpinnerColumn(), words, TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(scenario.name, total=None)
-        return search(scenario, progress=lambda states: progress.update(task, completed=states))
+    with counting(scenario.name, "states") as tell_count:
+        return search(scenario, progress=tell_count)
 
 
 def _again(path: Path) -> None:
@@ -57,8 +48,7 @@ def _again(path: Path) -> None:
         code = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         scenario, actions = read_code(code)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        typer.echo(f"onefold: {path} holds no story that can be run again: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise Refusal(f"{path} holds no story that can be run again: {error}", WRONG_USAGE) from error
     told = tell(scenario, actions)
     typer.echo(str(told))
     raise typer.Exit(1 if told.violation else 0)

@@ -45,7 +45,7 @@ def _scheme(url: str) -> str:
     known = schemes()
     if not colon or scheme.lower() not in known:
         raise UsageError(
-            f"store={_without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known)} "
+            f"store={_without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
             f"Known are {', '.join(f'{name}:' for name in sorted(known))}"
         )
     return scheme.lower()

@@ -147,7 +147,7 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
     omitted INTEGER NOT NULL,
     result BLOB,
     PRIMARY KEY (scope, operation, key)
-) WITHOUT ROWID
+)
 """
 
 SQLITE: Final = Dialect(
@@ -164,6 +164,11 @@ SQLITE: Final = Dialect(
         f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
     ),
     size="length(CAST({} AS BLOB))",
+    # By the row's number, which is in every index.
+    purge=(
+        f"DELETE FROM {TABLE} WHERE rowid IN "
+        f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
+    ),
 )
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores._sql import ADDRESS, REWRITTEN, SQLITE, TABLE, VERSION, WRITTEN, Parameters
-from onefold.stores.sqlite import BUSY, BUSY_PAUSE, PROBLEMS, Records
-from onefold.stores.sqlite import _code as code_of
+from onefold.stores._sqlite_line import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
+from onefold.stores._sqlite_records import Records
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class SqliteTransaction(JoinedRecords):
         except sqlite3.OperationalError as error:
             if code_of(error) in BUSY:
                 return False
-            raise StoreUnavailable(f"{self._path}: {error}") from error
+            raise translated(self._path, error) from error
         return True
 
     def too_busy(self) -> StoreUnavailable:

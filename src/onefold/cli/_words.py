@@ -1,0 +1,194 @@
+"""A record in words for people, and as JSON for programs. Pure: no store, no printing.
+
+Keys are shown as they are, beside the digest that stands for them in logs: who asks has the store's credentials anyway.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import Any, Final
+
+import msgspec
+
+from onefold import FOREVER, Record, State
+from onefold.cli._shared import about, visible
+from onefold.codecs import PLAIN, TYPED
+
+COLUMNS: Final = ("scope", "operation", "key", "digest", "state", "attempt", "age", "left", "remark")
+
+STYLES: Final[dict[str, str]] = {
+    State.RUNNING: "cyan",
+    State.OPEN: "",
+    State.DONE: "green",
+    State.FAILED: "red",
+    State.HELD: "yellow",
+}
+
+MEANINGS: Final = {
+    State.RUNNING: "a worker runs it, or died while it did",
+    State.OPEN: "released: the next delivery runs it",
+    State.DONE: "every duplicate gets the result",
+    State.FAILED: "every duplicate gets the error",
+    State.HELD: "nobody knows whether it happened; it waits for a person",
+}
+
+# Python's own limit on nesting is near 1,000, and JSON for people ends long before this.
+DEPTH_MAX: Final = 100
+
+
+def row(record: Record) -> tuple[str, ...]:
+    """One line of a table, in the order of `COLUMNS`."""
+    address = record.address
+    who = (address.scope, address.operation, address.key, address.digest)
+    return (*who, record.state.value, str(record.attempt), about(record.age), _left(record), record.remark)
+
+
+def _left(record: Record) -> str:
+    """How long it lasts: the lease while it runs, the stay when it does not."""
+    if record.state is State.RUNNING:
+        return f"lease {about(record.lease_left)}" if record.lease_left > 0 else "lease over"
+    return about(record.stay_left)
+
+
+def is_abandoned(record: Record) -> bool:
+    """Its worker let the lease end. What that means, the policy of the next delivery decides."""
+    return record.state is State.RUNNING and record.lease_left <= 0
+
+
+def name(record: Record) -> str:
+    """The record as a sentence names it."""
+    address = record.address
+    whose = f" of {visible(address.scope)}" if address.scope else ""
+    return f"{visible(address.operation)} {visible(address.key)}{whose} [key {address.digest}]"
+
+
+def summary(record: Record) -> dict[str, object]:
+    """What `ls` and `held` say as JSON. Durations are seconds, and null is forever."""
+    address = record.address
+    return {
+        "scope": address.scope,
+        "operation": address.operation,
+        "key": address.key,
+        "digest": address.digest,
+        "state": record.state.value,
+        "attempt": record.attempt,
+        "age": _seconds(record.age),
+        "lease_left": _seconds(record.lease_left) if record.state is State.RUNNING else 0.0,
+        "stay_left": _seconds(record.stay_left),
+        "remark": record.remark,
+    }
+
+
+def facts(record: Record) -> dict[str, object]:
+    """Everything as JSON; bytes are base64."""
+    form, value = result_of(record)
+    return summary(record) | {
+        "bypasses": record.bypasses,
+        "revision": record.revision,
+        "token": _base64(record.token),
+        "fingerprint": None if record.fingerprint is None else _base64(record.fingerprint),
+        "steps": steps(record),
+        "notes": None if record.notes is None else _base64(record.notes),
+        "result_form": form,
+        "result": value,
+        "result_bytes": 0 if record.result is None else len(record.result),
+    }
+
+
+def lines(record: Record, *, indent: int | None = None) -> list[tuple[str, str]]:
+    """Every field with its words."""
+    address, lease = record.address, "not running"
+    if record.state is State.RUNNING:
+        lease = f"{about(record.lease_left)} left" if record.lease_left > 0 else "over: its worker died, or is stuck"
+    stay = "until it is resolved" if record.state is State.HELD else "forever"
+    named = steps(record)
+    return [
+        ("operation", visible(address.operation)),
+        ("key", visible(address.key)),
+        ("digest", f"{address.digest} (stands for the key in logs)"),
+        ("scope", visible(address.scope) or "none"),
+        ("state", f"{record.state.value}: {MEANINGS[record.state]}"),
+        ("remark", visible(record.remark) or "none"),
+        ("attempt", f"{record.attempt}" if record.attempt else "0: no handler was started yet"),
+        ("age", f"{about(record.age)} since it was first claimed"),
+        ("lease", lease),
+        ("kept", stay if record.stay_left == FOREVER else f"for {about(record.stay_left)} more"),
+        ("result", _result_in_words(record, indent)),
+        ("steps", "none" if named is None else visible(", ".join(named)) or f"{len(record.notes or b'')} bytes"),
+        ("bypasses", f"{record.bypasses}"),
+        ("fingerprint", "none" if record.fingerprint is None else record.fingerprint.hex()),
+        ("token", f"{record.token.hex()}, revision {record.revision}"),
+    ]
+
+
+def steps(record: Record) -> list[str] | None:
+    """The names of finished steps; an empty list where the notes cannot be read."""
+    if not record.notes:
+        return None
+    try:
+        return [str(step) for step in msgspec.msgpack.decode(record.notes, type=dict[str, Any])]
+    except Exception:  # noqa: BLE001 - whatever is wrong with foreign bytes, they are not a log of steps
+        return []
+
+
+def result_of(record: Record) -> tuple[str, object]:
+    """In which form the result is stored (none, omitted, plain, typed, unreadable), and its value for JSON."""
+    stored = record.result
+    if stored is None:
+        return ("omitted" if record.omitted else "none"), None
+    form = {PLAIN: "plain", TYPED: "typed"}.get(stored[:1])
+    if form is None:
+        return "unreadable", None
+    try:
+        return form, _as_json(msgspec.msgpack.decode(stored[1:]), DEPTH_MAX)
+    except Exception:  # noqa: BLE001 - a codec of the user's own wrote it, to encrypt it for instance
+        return "unreadable", None
+
+
+def _result_in_words(record: Record, indent: int | None) -> str:
+    form, value = result_of(record)
+    match form:
+        case "none":
+            return "none"
+        case "omitted":
+            return "done, but its result was not kept"
+        case "unreadable":
+            return f"{len(record.result or b'')} bytes, which only the codec that wrote them can read"
+        case _:
+            return json.dumps(value, indent=indent)
+
+
+def _as_json(value: Any, depth: int) -> Any:
+    """What MessagePack can hold, as JSON: what JSON lacks gets a mark."""
+    if depth == 0:
+        raise ValueError("nested too deeply")
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": str(value)}
+        case bytes():
+            return {"base64": _base64(value)}
+        case dict():
+            return {_as_name(key): _as_json(part, depth - 1) for key, part in value.items()}
+        case list() | tuple():
+            return [_as_json(part, depth - 1) for part in value]
+        case msgspec.msgpack.Ext():
+            return {"extension": value.code, "base64": _base64(bytes(value.data))}
+        case _:
+            # A moment, the one type that MessagePack itself adds.
+            return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _as_name(key: Any) -> str:
+    return key if isinstance(key, str) else json.dumps(_as_json(key, DEPTH_MAX))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _seconds(duration: float) -> float | None:
+    return None if duration == FOREVER else round(max(duration, 0.0), 3)

@@ -1,0 +1,90 @@
+"""Every command explains itself: an example that parses, `--format`, a place in docs/cli.md with all options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from onefold.cli.app import app
+
+PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+EXAMPLE = "Example: "
+
+
+def commands_of(group: typer.Typer) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(get_command(group), "commands", {})
+    return found
+
+
+def options_of(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+
+
+def parses(commands: dict[str, Any], line: str) -> bool:
+    """Whether a line such as `onefold ls --all` can be typed; nothing of it is run."""
+    program, name, *words = shlex.split(line)
+    try:
+        commands[name].make_context(name, words)
+    except Exception:
+        return False
+    return program == "onefold"
+
+
+def faults(commands: dict[str, Any], name: str, page: str) -> list[str]:
+    """What this command owes its users."""
+    command, found = commands[name], []
+    if not (command.help or "").strip():
+        found.append("no help")
+    example = (command.epilog or "").removeprefix(EXAMPLE)
+    if example == (command.epilog or "") or not example.startswith(f"onefold {name}") or not parses(commands, example):
+        found.append("no example")
+    if "--format" not in options_of(command):
+        found.append("no --format")
+    if f"\n## `onefold {name}`\n" not in page:
+        found.append("no heading")
+    found += [f"{option} is not in the page" for option in sorted(options_of(command)) if f"{option}" not in page]
+    return found
+
+
+def lines_of(page: str) -> Iterator[str]:
+    """The commands in the console blocks of the page; what comes after a pipe is not ours."""
+    for block in re.findall(r"^ *```console\n(.*?)^ *```$", page, flags=re.DOTALL | re.MULTILINE):
+        yield from (line.partition(" | ")[0] for line in re.findall(r"^ *\$ (onefold .*)$", block, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", sorted(commands_of(app)))
+def test_every_command_has_help_an_example_a_format_and_a_place_in_the_documentation(name: str) -> None:
+    assert faults(commands_of(app), name, PAGE.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("line", sorted(set(lines_of(PAGE.read_text(encoding="utf-8")))))
+def test_every_line_of_the_documentation_can_be_typed(line: str) -> None:
+    assert parses(commands_of(app), line)
+
+
+@pytest.mark.parametrize("name", sorted(commands_of(app)))
+def test_the_help_of_a_command_is_plain_in_a_pipe(name: str) -> None:
+    said = CliRunner().invoke(app, [name, "--help"])
+
+    assert said.exit_code == 0
+    assert EXAMPLE in said.stdout
+    assert said.stdout.isascii()
+
+
+def test_a_command_that_explains_nothing_is_found() -> None:
+    poor = typer.Typer()
+    poor.command("mute")(lambda: None)
+    poor.command("wrong", epilog="Example: onefold wrong --no-such-option")(lambda: None)
+
+    assert faults(commands_of(poor), "mute", "") == ["no help", "no example", "no --format", "no heading"]
+    assert "no example" in faults(commands_of(poor), "wrong", "")
+    assert faults(commands_of(app), "ls", "\n## `onefold ls`\n")[0] == "--all is not in the page"
+    assert not parses(commands_of(app), "onefold ls --no-such-option")
