@@ -175,7 +175,7 @@ def test_separators_inside_scope_operation_or_key_never_make_two_records_one(sto
 
 
 def test_two_lists_of_key_parts_never_make_one_key() -> None:
-    lists = [("a", "b"), ("ab", "c"), ("a", "bc"), ("a", "1:b"), ("a1:b", "c"), ("a", "b", "c"), ("1", "11:a")]
+    lists = [("a", "b"), ("ab", "c"), ("a", "bc"), ("a:b", "c"), ("a", "b:c"), ("a", "b", "c"), ("a", "1:b"), ("a1:b",)]
 
     assert len({joined({str(at): part for at, part in enumerate(parts)}) for parts in lists}) == len(lists)
 

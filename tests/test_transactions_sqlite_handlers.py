@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
+from onefold.stores.sqlite import IDLE_MAX
 from support import Handler
 from wallet import Awaiting, Blocking, Worker, add, balance, create, records
 
@@ -200,3 +202,47 @@ def test_a_handler_that_ends_the_transaction_and_raises_is_told_besides_its_own_
         worker.transactional("m1", handler)
 
     assert "ended the transaction by itself" in raised.value.__notes__[0]
+
+
+def test_a_transaction_finds_its_argument_wherever_it_stands(guard: Guard, path: Path) -> None:
+    @guard.transactional("first", key="message")
+    def first(tx: sqlite3.Connection, message: str, *, amount: int) -> None:
+        add(tx, amount)
+
+    @guard.transactional("between", key="message")
+    def between(message: str, tx: sqlite3.Connection = TX, *amounts: int) -> None:
+        add(tx, sum(amounts))
+
+    @guard.transactional("strict", key="message")
+    def strict(message: str, /, tx: sqlite3.Connection = TX, amount: int = 0) -> None:
+        add(tx, amount)
+
+    decorated: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (first, ("m1",), {"amount": 1}),
+        (between, ("m1", 10, 20), {}),
+        (strict, ("m1", 100), {}),
+        (strict, ("m2",), {"amount": 200}),
+    ]
+    for function, args, kwargs in decorated:
+        function(*args, **kwargs)
+
+    assert balance(path) == 331
+
+
+def test_the_same_address_within_the_transaction_of_its_own_handler_is_told(guard: Guard, path: Path) -> None:
+    @guard.transactional("credit", key="message")
+    def credit(message: str, *, tx: sqlite3.Connection = TX) -> None:
+        guard.within(tx).run("credit", message, lambda: add(tx, 1))
+
+    with pytest.raises(InsideItself):
+        credit("m1")
+
+    assert balance(path) == 0
+
+
+def test_many_transactions_leave_few_connections(guard: Guard) -> None:
+    with contextlib.ExitStack() as open_at_once:
+        for _ in range(IDLE_MAX + 3):
+            open_at_once.enter_context(guard.store.transaction())
+
+    assert len(guard.store._idle) == IDLE_MAX

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onefold import InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
+from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
 from support import Died, Handler
 from wallet import Awaiting, Blocking, Worker, add, balance, connected, create, never_opened, records, tables
 
@@ -351,3 +351,14 @@ def test_what_is_no_connection_is_refused_before_anything_runs(worker: Worker) -
         worker.within(wrong, "m1", handler)
 
     assert handler.starts == 0
+
+
+def test_a_handler_without_a_result_that_ends_the_transaction_is_told(
+    path: Path, connection: sqlite3.Connection
+) -> None:
+    guard = Guard(never_opened)
+
+    with pytest.raises(UsageError, match="ended the transaction by itself"):
+        guard.within(connection).run("credit", "m1", connection.rollback)
+
+    assert balance(path) == 0

@@ -66,15 +66,19 @@ class Call:
     def _without_tx(self) -> inspect.Signature:
         """The signature as callers see it: the transaction is passed by the guard."""
         parameters = dict(self.signature.parameters)
+        found = parameters.get(TX_NAME)
+        # Where it can be passed by position it must be: arguments of the caller's may follow it.
+        self._tx_at = None if found is None or found.kind is found.KEYWORD_ONLY else list(parameters).index(TX_NAME)
         if parameters.pop(TX_NAME, None) is None:
             raise UsageError(f"{self.name}{self.signature} gets its transaction as an argument: add `*, tx`")
         return self.signature.replace(parameters=list(parameters.values()))
 
     def with_tx(self, args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Callable[[], Any]:
         """The call with its transaction, wherever in the signature that stands."""
-        if self._simple:
-            return functools.partial(self.function, **self.bind(args, kwargs), tx=tx)
-        return functools.partial(self.function, *args, **kwargs, tx=tx)
+        at = self._tx_at
+        if at is None or len(args) < at:
+            return functools.partial(self.function, *args, **kwargs, tx=tx)
+        return functools.partial(self.function, *args[:at], tx, *args[at:], **kwargs)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> object:
         if self._key is not None:

@@ -23,6 +23,7 @@ from onefold._steps import (
     RollingBack,
     Running,
     Saving,
+    StillOpen,
 )
 from onefold._work import Work, done, failed, refused
 from onefold.errors import InProgress, OnHold, StoreUnavailable
@@ -126,6 +127,8 @@ def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flo
     ending = done(work, value, entry.attempt)
     if ending.result is not None or ending.omitted or confirm:
         yield Finishing(claim_of(entry), ending)
+    else:
+        yield StillOpen()
     work.tell(Kind.FINISHED, entry.address, entry.attempt)
     return Outcome(value=value, attempt=entry.attempt)
 

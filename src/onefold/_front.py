@@ -56,6 +56,7 @@ class Toolbox:
         self.tell = front._tell
         self.home = store if home is None else home
         self.transaction = transaction
+        self.tx = None if transaction is None else transaction.tx
         self._conduct = conduct
 
     def conduct(self, flow: Flow[Any]) -> Any:

@@ -128,6 +128,13 @@ class RollingBack(Once, frozen=True):
         return store.rollback(self.error, to_savepoint=self.to_savepoint)
 
 
+class StillOpen(Once, frozen=True):
+    """Raise where the handler has ended the transaction that it was to leave open."""
+
+    def send(self, store: Any) -> Any:
+        return store.check_open()
+
+
 class Watching(Step, frozen=True):
     """From now on the heartbeat keeps these claims alive, until the flow ends.
 

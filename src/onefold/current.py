@@ -24,6 +24,9 @@ class Tools(Protocol):
     # What two deliveries have to share for one to be inside of the other: a store, or the caller's connection.
     @property
     def home(self) -> object: ...
+    # The connection that the handler works on, where the guard has passed it.
+    @property
+    def tx(self) -> object: ...
     # The transaction that the handler runs in, if it is ours.
     @property
     def transaction(self) -> Any: ...
@@ -131,7 +134,7 @@ def leave(inside: Current) -> bytes | None:
 
 def is_inside(address: Address, home: object) -> bool:
     """Whether a handler of this address, at the same store or connection, is running around us."""
-    return any(one._tools.home is home and one._entry.address == address for one in _around())
+    return any(one._entry.address == address and home in (one._tools.home, one._tools.tx) for one in _around())
 
 
 def transaction_around(home: object) -> Any:

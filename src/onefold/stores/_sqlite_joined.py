@@ -97,9 +97,12 @@ class JoinedRecords:
         return self._do(lambda records: records.claim(entry, replacing=replacing))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
+        self.check_open()
+        return self._do(lambda records: records.finish(claim, ending))
+
+    def check_open(self) -> None:
         if not self.tx.in_transaction:
             raise UsageError(ENDED)
-        return self._do(lambda records: records.finish(claim, ending))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
         # Some errors end a transaction in SQLite; then the record is gone already, and must not be written anew.
@@ -157,8 +160,7 @@ class SqliteTransaction(JoinedRecords):
         self.tx.execute(f"SAVEPOINT {SAVEPOINT}")
 
     def commit(self) -> Commit:
-        if not self.tx.in_transaction:
-            raise UsageError(ENDED)
+        self.check_open()
         try:
             self.tx.execute("COMMIT")
         except sqlite3.IntegrityError:
@@ -216,6 +218,9 @@ class AsyncJoinedRecords:
 
     async def read(self, address: Address) -> Record | None:
         return self.sync.read(address)
+
+    async def check_open(self) -> None:
+        self.sync.check_open()
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):

@@ -109,6 +109,9 @@ class Transaction(Protocol):
 
     def begin(self) -> None: ...
     def save(self) -> None: ...
+    def check_open(self) -> None:
+        """Raise `UsageError` if the handler has ended the transaction by itself."""
+
     def commit(self) -> Commit: ...
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         """Undo all, or what followed `save`. True: the database asks to try it again in a new transaction."""

@@ -39,6 +39,9 @@ SYNCS: Final = ("full", "normal")
 # The first with ON CONFLICT DO UPDATE (2018).
 SQLITE_VERSION_MIN: Final = (3, 24)
 
+# Connections that are kept for the next transactions: SQLite lets one write at a time, so that few are enough.
+IDLE_MAX: Final = 4
+
 # SQLite counts it in milliseconds, in 32 bits; and who waits longer does not wait for a writer, but for a mistake.
 BUSY_TIMEOUT_MAX: Final = 3_600.0
 
@@ -126,7 +129,10 @@ class SqliteStore:
             with line.held() as records:
                 yield SqliteTransaction(records, self.path, self._patience)
         finally:
-            self._idle.append(line)
+            if len(self._idle) < IDLE_MAX:
+                self._idle.append(line)
+            else:
+                line.close()
 
     def close(self) -> None:
         """Close all connections. Whoever uses the store after that opens new ones."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from onefold import StoreUnavailable
 from onefold._model import Commit
-from onefold._steps import Ask, Beginning, Claiming, Committing, RollingBack
+from onefold._steps import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, Scenario
 from onefold.testing.simulate._statements import Violation
@@ -137,6 +137,8 @@ class Transactions:
         elif isinstance(step, Committing):
             world, reply = self._committed(world, client, way)
             client = replace(client, open=None)
+        elif isinstance(step, StillOpen):
+            pass
         elif isinstance(step, RollingBack):
             # A failed statement stands for a serialization error here: the database asks to try again.
             client, reply = replace(client, open=None), isinstance(step.error, StoreUnavailable)
