@@ -7,8 +7,6 @@ message is looked up in what the effects left behind, never in what a worker say
 It exits with 1 on the first promise that does not hold, and keeps the files as evidence. `--without-guard` must fail.
 """
 
-
-
 from __future__ import annotations
 
 import argparse

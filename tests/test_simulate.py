@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,27 @@ from msgspec.structs import replace
 from onefold import Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
-from onefold.testing.simulate import EVERYDAY, Scenario, Story, _scenario, read_code, search, tell
+from onefold.testing.simulate import EVERYDAY, Report, Scenario, Story, _scenario, read_code, search, tell
+
+EXPLORED: dict[Scenario, Report] = {}
 
 
 @pytest.mark.parametrize("scenario", EVERYDAY, ids=lambda scenario: scenario.name.replace(", ", "-").replace(" ", "_"))
 def test_every_statement_holds_in_every_history(scenario: Scenario) -> None:
-    report = search(scenario)
+    report = EXPLORED[scenario] = search(scenario)
 
     assert report.story is None, f"\n{report.story}"
     assert report.states > 100
+
+
+def test_the_readme_has_the_numbers() -> None:
+    if len(EXPLORED) < len(EVERYDAY):
+        pytest.skip("only a part of the scenarios was explored in this run")
+    histories = sum(report.histories for report in EXPLORED.values())
+    states = sum(report.states for report in EXPLORED.values())
+    readme = " ".join((Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8").split())
+
+    assert f"{histories:,} histories ({states:,} states) in {len(EVERYDAY)} scenarios" in readme
 
 
 class WithoutRevisionCheck(MemoryStore):
