@@ -272,6 +272,11 @@ class Elsewhere(Generic[T]):
             self._error = error
 
 
+def in_time(story: Coroutine[Any, Any, T]) -> T:
+    """Play a story in an event loop of its own; one that hangs fails."""
+    return asyncio.run(asyncio.wait_for(story, PATIENCE))
+
+
 def in_own_context(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task that inherits no running handler, as another worker would not."""
     return asyncio.get_running_loop().create_task(work, context=contextvars.Context())

@@ -16,7 +16,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -889,19 +888,27 @@ def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> No
 
 # --- as a process: pipes, signals and terminals
 
+MAIN = "from onefold.cli import main; main()"
 
-def process(shelf: Shelf, *words: str, stdout: int = subprocess.PIPE, **env: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+
+@contextlib.contextmanager
+def process(shelf: Shelf, *words: str, stdout: int = subprocess.PIPE, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that is under way; one that does not end by itself is ended."""
+    with subprocess.Popen(
         _command(*words),
         env=_environment(shelf) | env,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.PIPE,
-    )
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def _command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from onefold.cli import main; main()", *words]
+    return [sys.executable, "-c", MAIN, *words]
 
 
 def _environment(shelf: Shelf) -> dict[str, str]:
@@ -910,28 +917,41 @@ def _environment(shelf: Shelf) -> dict[str, str]:
     return inherited | {"ONEFOLD_STORE": shelf.url}
 
 
+# Makes its terminal the one whose Ctrl-C reaches it.
+AT_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+
+
 def on_a_terminal(shelf: Shelf, *words: str, answer: bytes = b"", **env: str) -> tuple[str, int]:
     """What a person sees, and the exit status; the answer is typed when the question comes."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        environment = _environment(shelf) | {"TERM": "xterm", "COLUMNS": "80"} | env
-        os.execve(sys.executable, _command(*words), environment)
-    seen, end = b"", time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            if select.select([terminal], [], [], 0.1)[0] and (more := os.read(terminal, 65_536)):
-                seen += more
-                if answer and b"[y/N] " in seen:
-                    os.write(terminal, answer)
-                    answer = b""
-                continue
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            os.close(terminal)
-            return seen.decode(), os.waitstatus_to_exitcode(status)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    raise AssertionError(f"it did not end: {seen.decode()}")
+    person, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{AT_TERMINAL}{MAIN}", *words],
+        env=_environment(shelf) | {"TERM": "xterm", "COLUMNS": "80"} | env,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    ) as running:
+        os.close(terminal)
+        try:
+            seen = _watched(person, answer)
+            return seen.decode(), running.wait(PATIENCE)
+        finally:
+            running.kill()
+            os.close(person)
+
+
+def _watched(person: int, answer: bytes) -> bytes:
+    """Everything that comes until the other side closes the terminal."""
+    seen = b""
+    # Linux says with an error that nobody is left at the other side, others with an empty answer.
+    with contextlib.suppress(OSError):
+        while select.select([person], [], [], PATIENCE)[0] and (more := os.read(person, 65_536)):
+            seen += more
+            if answer and b"[y/N] " in seen:
+                os.write(person, answer)
+                answer = b""
+    return seen
 
 
 def test_in_a_pipe_a_line_is_whole_and_plain(shelf: Shelf) -> None:

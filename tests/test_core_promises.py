@@ -35,6 +35,7 @@ from support import (
     ProxyStore,
     elsewhere,
     in_own_context,
+    in_time,
 )
 
 
@@ -118,15 +119,14 @@ def test_an_async_guard_at_module_level_serves_one_event_loop_after_the_other() 
         async def until_a_beat() -> bool:
             first = await at_module_level.read("charge", key)
             assert first is not None
-            async with asyncio.timeout(PATIENCE):
-                while (await revision(key)) < first.revision + 2:  # noqa: ASYNC110 - only the heartbeat moves it
-                    await asyncio.sleep(0.005)
+            while (await revision(key)) < first.revision + 2:  # noqa: ASYNC110 - only the heartbeat moves it
+                await asyncio.sleep(0.005)
             return current().lost
 
         own = await at_module_level.run("charge", key, until_a_beat)
         return own, await at_module_level.run("charge", "first", until_a_beat)
 
-    first, second = asyncio.run(story("first")), asyncio.run(story("second"))
+    first, second = in_time(story("first")), in_time(story("second"))
 
     assert [outcome.replayed for outcome in (*first, *second)] == [False, True, False, True]
     assert [outcome.value for outcome in (*first, *second)] == [False] * 4
@@ -186,7 +186,7 @@ def test_a_waiting_duplicate_runs_itself_where_the_running_one_fails() -> None:
             await running
         return await waiting
 
-    outcome = asyncio.run(story())
+    outcome = in_time(story())
 
     assert (outcome.value, outcome.replayed, outcome.attempt) == ("second", False, 1)
 
@@ -259,7 +259,7 @@ def test_awaited_steps_are_not_repeated_by_the_next_attempt() -> None:
             await guard.run("charge", "pay_1", handler)
         return await guard.run("charge", "pay_1", handler)
 
-    assert asyncio.run(story()).value == 7
+    assert in_time(story()).value == 7
     assert ran == {"reserve": 1, "handler": 2}
 
 

@@ -12,7 +12,7 @@ from onefold import AsyncGuard, ClaimLost, Guard, InProgress, Outcome, Policy, c
 from onefold._model import Record
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
-from support import PATIENCE, AsyncProxyStore, Clock, Heard, ProxyStore, die_running, elsewhere, eventually
+from support import PATIENCE, AsyncProxyStore, Clock, Heard, ProxyStore, die_running, elsewhere, eventually, in_time
 
 CHARGE = address("charge", "pay_1")
 
@@ -114,7 +114,7 @@ def test_by_policy_an_async_handler_is_cancelled_when_its_claim_is_lost(clock: C
         assert task is not None
         return task.cancelling()
 
-    assert asyncio.run(story()) == 0
+    assert in_time(story()) == 0
     assert heard.kinds == ["started", "left"]
     assert charge(Guard(store.sync)).value == "theirs"
 
@@ -137,6 +137,6 @@ def test_a_claim_that_ends_while_it_is_being_finished_does_not_cancel_the_finish
     async def handler() -> str:
         return "ok"
 
-    outcome = asyncio.run(asyncio.wait_for(guard.run("charge", "pay_1", handler), PATIENCE))
+    outcome = in_time(guard.run("charge", "pay_1", handler))
 
     assert (outcome.value, outcome.remembered) == ("ok", True)

@@ -12,7 +12,7 @@ from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, State
 from onefold._model import Record
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
-from support import AsyncProxyStore, Clock, Handler, ProxyStore, die_running
+from support import AsyncProxyStore, Clock, Handler, ProxyStore, die_running, in_time
 
 Stop = Callable[[], Coroutine[Any, Any, None]]
 
@@ -136,7 +136,7 @@ def cancelled_at(policy: Policy, prepare: Callable[[AsyncProxyStore, Stop], Any]
         with pytest.raises(asyncio.CancelledError):
             await delivery
 
-    asyncio.run(story())
+    in_time(story())
     return store
 
 
@@ -205,7 +205,7 @@ def test_the_clean_up_is_shielded_from_a_second_cancellation() -> None:
         with pytest.raises(asyncio.CancelledError):
             await delivery
 
-    asyncio.run(story())
+    in_time(story())
 
     assert state(store.inner.sync) is State.OPEN
 
@@ -219,7 +219,7 @@ def test_a_timeout_around_a_delivery_is_a_timeout_and_the_claim_is_released() ->
                 await guard.run("charge", "pay_1", asyncio.Event().wait)
         return await guard.read("charge", "pay_1")
 
-    found = asyncio.run(story())
+    found = in_time(story())
 
     assert found is not None
     assert (found.state, found.attempt) == (State.OPEN, 1)

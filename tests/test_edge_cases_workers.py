@@ -12,7 +12,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard, InsideItself, Outcome, Policy, current
 from onefold.stores.memory import MemoryStore
-from support import PATIENCE, Elsewhere, Handler, ProxyStore, in_own_context
+from support import PATIENCE, Elsewhere, Handler, ProxyStore, in_own_context, in_time
 
 # A duplicate that waited for itself would hang as long as this.
 PATIENT = Policy(wait=PATIENCE)
@@ -89,7 +89,7 @@ def test_a_task_that_outlives_its_handler_is_not_inside_it_any_more() -> None:
         ended.set()
         return await tasks[0]
 
-    assert asyncio.run(story()).replayed
+    assert in_time(story()).replayed
 
 
 def test_two_tasks_on_one_async_guard_share_one_run() -> None:
@@ -109,7 +109,7 @@ def test_two_tasks_on_one_async_guard_share_one_run() -> None:
         may_end.set()
         return [await first, await second]
 
-    assert [outcome.replayed for outcome in asyncio.run(story())] == [False, True]
+    assert [outcome.replayed for outcome in in_time(story())] == [False, True]
 
 
 def test_many_threads_on_one_guard_run_each_key_once() -> None:
