@@ -52,12 +52,21 @@ def meanings() -> str:
     return "\n".join(["| error | HTTP | queue |", "| --- | --- | --- |", *rows])
 
 
+CONSTANTS = {
+    "FOREVER": "A duration without an end.",
+    "KEY_MAX": f"{onefold.KEY_MAX}: how many bytes of UTF-8 a key may have.",
+    "OPERATION_MAX": f"{onefold.OPERATION_MAX}: the same for an operation.",
+    "SCOPE_MAX": f"{onefold.SCOPE_MAX}: the same for a scope.",
+    "TX": "The default of a handler's argument `tx`, for type checkers: the guard passes the transaction.",
+}
+
+
 def names() -> str:
-    """Every public name, with the first sentence of its docstring or its value."""
+    """Every public name, with the first sentence of its docstring."""
     rows = []
     for name in onefold.__all__:
         value = getattr(onefold, name)
-        about = repr(value) if isinstance(value, (int, float)) else (inspect.getdoc(value) or "").split("\n")[0]
+        about = CONSTANTS.get(name) or (inspect.getdoc(value) or "").split("\n")[0]
         rows.append(f"| `{name}` | {about} |")
     return "\n".join(["| name | what it is |", "| --- | --- |", *rows])
 

@@ -209,13 +209,15 @@ def returns_of(function: Callable[..., Any]) -> Any:
     """
     function = _innermost(function)
     hint = getattr(function, "__annotations__", {}).get("return", Any)
-    if not isinstance(hint, str):
-        return type(None) if hint is None else hint
+    if isinstance(hint, str):
+        hint = _evaluated(hint, getattr(function, "__globals__", {}))
+    return type(None) if hint in (None, typing.NoReturn, typing.Never) else hint
 
+
+def _evaluated(hint: str, names: dict[str, Any]) -> Any:
     def annotated() -> None: ...
 
     annotated.__annotations__ = {"return": hint}
-    names = getattr(function, "__globals__", {})
     return typing.get_type_hints(annotated, names, include_extras=True)["return"]
 
 

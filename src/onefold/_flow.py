@@ -155,7 +155,10 @@ def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
         found: Record | None = yield Reading(entry.address)
         if found is None or found.token != entry.token:
             break
-        counted = _decide.change(entry, attempt=found.attempt + 1, age=found.age, notes=found.notes)
+        counted = _decide.change(entry, attempt=entry.attempt + 1, age=found.age, notes=found.notes)
+        if found.attempt == counted.attempt:
+            # Written before, and only the answer got lost.
+            return counted
         if (yield Claiming(counted, found)) is None:
             return counted
     raise refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER))

@@ -6,6 +6,7 @@ point is asked together. One message never fails its neighbours: each gets its o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -154,7 +155,8 @@ def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[Claiming
         replies = yield all_at_once([cast("Any", part.at) for part in asking])
     except Exception as error:  # noqa: BLE001 - each flow knows what it means there
         for part in asking:
-            part.at = _advance(part.flow, failure=error)
+            # Each its own: what one message's flow notes on its error is not another's.
+            part.at = _advance(part.flow, failure=copy.copy(error))
     else:
         for part, reply in zip(asking, replies, strict=True):
             part.at = _advance(part.flow, reply)

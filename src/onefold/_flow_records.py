@@ -46,6 +46,10 @@ def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason
     ending: Ending | None = None
     if isinstance(resolution, Done):
         ending = done(work, resolution.value, found.attempt)
+        if ending.omitted and work.policy.keep_result:
+            raise UsageError(
+                f"done({type(resolution.value).__name__}) cannot be stored: {ending.remark}. Pass returns="
+            )
     elif isinstance(resolution, Failed):
         ending = failed(work, resolution.error)
     entry = Entry(
@@ -72,7 +76,10 @@ def forget(work: Work) -> Flow[bool]:
             return False
         if found.state is State.RUNNING and found.lease_left > 0:
             raise refused(work, InProgress.about(address, retry_after=found.lease_left))
-        if (yield Releasing(Claim(address, found.token))):
+        # First make it ours, exactly as it was seen: its owner may have come back to life since.
+        ours = Entry(address=address, token=work.mint(), state=State.OPEN, attempt=0, stay=work.policy.keep)
+        if (yield Claiming(ours, found)) is None:
+            yield Releasing(Claim(address, ours.token))
             work.tell(Kind.FORGOTTEN, address, found.attempt)
             return True
     raise refused(work, InProgress.about(address, retry_after=RETRY_AFTER))

@@ -20,7 +20,7 @@ from onefold.current import Current, enter, is_inside, leave
 from onefold.errors import InsideItself, ResultNotKept, UsageError
 from onefold.events import Listener, Teller
 from onefold.heartbeat import AsyncHeartbeat, Heartbeat
-from onefold.stores._open import check_source, open_store
+from onefold.stores._open import check_source, open_store, without_password
 from onefold.stores.base import Joinable
 
 T = TypeVar("T")
@@ -141,6 +141,7 @@ class Front:
         self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
         self._codec: Codec = MsgspecCodec() if codec is None else codec
         self._tell = Teller(on_event)
+        self._policies: dict[str, Policy] = {}
         self._source = store
         self._opened: Opened | None = None
         self._opening = threading.Lock()
@@ -240,7 +241,7 @@ class Front:
 
     def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Work:
         """What the record tools need: an address, and nothing to run."""
-        return self._work(self._asked(operation, key, scope), _nothing, returns, None)
+        return self._work(self._asked(operation, key, scope), _nothing, returns, self._policies.get(operation))
 
     def _batch_work(
         self,
@@ -278,7 +279,8 @@ class Front:
         """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
         check_function(function, awaited=self._awaited, guard=type(self).__name__)
         if policy is not None:
-            _checked_policy(policy)
+            # Whoever resolves a record by hand names its operation, and means that operation's own policy.
+            self._policies[operation] = _checked_policy(policy)
         call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
 
         @functools.cache
@@ -310,8 +312,9 @@ class Front:
             raise UsageError(f"what {name_of(function)}() returns cannot be remembered: {error}") from error
 
     def __repr__(self) -> str:
-        source = self._source if isinstance(self._source, str) else type(self._source).__name__
-        return f"{type(self).__name__}({source.partition('@')[2] or source!r})"
+        source = self._source
+        shown = repr(without_password(source)) if isinstance(source, str) else type(source).__name__
+        return f"{type(self).__name__}({shown})"
 
 
 def unwrap(outcome: Outcome[T], asked: Asked, returns: Any) -> T:

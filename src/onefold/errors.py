@@ -84,8 +84,8 @@ class OnHold(OnefoldError):
     """The outcome of an earlier run is unknown, and a person or a probe has to resolve it."""
 
     says = (
-        "on hold: {remark}. Find out whether the effect happened, then call guard.resolve(operation, key, "
-        "done(value) | failed(error) | rerun(), by=..., reason=...)"
+        "on hold: {remark}. Find out whether the effect happened, then settle it with `onefold resolve`, or call "
+        "guard.resolve(operation, key, done(value) | failed(error) | rerun(), by=..., reason=...)"
     )
 
     remark: str = ""

@@ -48,6 +48,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     # An error's name, a reason, who resolved it: short, for people.
     detail: str = ""
 
+    def __repr__(self) -> str:
+        # What a listener logs: the key itself is not in it.
+        return f"<{self.kind} {self.operation} [key {self.digest}] attempt {self.attempt} {self.detail}>"
+
     @property
     def operation(self) -> str:
         return self.address.operation

@@ -110,7 +110,7 @@ class Heartbeat:
         self._wake = threading.Condition()
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
 
     def watch(self, claim: Claim, sent: float) -> None:
         beat = self.beats.add(claim, sent)
@@ -118,8 +118,7 @@ class Heartbeat:
         if beat.due < self._wakes_at:
             with self._wake:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="onefold-heartbeat", daemon=True)
-                    self._thread.start()
+                    self._thread = _thread_for(self, self._wake)
                 self._wakes_at = min(self._wakes_at, beat.due)
                 self._wake.notify()
 
@@ -138,30 +137,23 @@ class Heartbeat:
     def close(self) -> None:
         """Stop the thread; claims that are still alive end with their leases."""
         with self._wake:
-            self._closed = True
+            self.closed = True
             self._wake.notify()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self.reset()
 
-    def _run(self) -> None:
-        while self._sleep():
-            self.beat()
-            with self._wake:
-                # First forever, then what is due: a claim that comes in between sees the one or is seen by the other.
-                self._wakes_at = math.inf
-                self._wakes_at = self.beats.next_due()
+    def pause(self) -> float:
+        """How long until the next beat is due; also if its claim has ended meanwhile, which costs less to see then."""
+        return self._wakes_at - time.monotonic()
 
-    def _sleep(self) -> bool:
-        """Until the next beat is due, also if its claim has ended meanwhile. False: closed."""
+    def beat_and_plan(self) -> None:
+        self.beat()
         with self._wake:
-            while not self._closed:
-                pause = self._wakes_at - time.monotonic()
-                if pause <= 0:
-                    return True
-                self._wake.wait(None if math.isinf(pause) else pause)
-            return False
+            # First forever, then what is due: a claim that comes in between sees the one or is seen by the other.
+            self._wakes_at = math.inf
+            self._wakes_at = self.beats.next_due()
 
     def beat(self) -> None:
         """Renew what is due. A store that fails is asked again at the next beat; `lost` keeps the truth meanwhile."""
@@ -290,6 +282,36 @@ class AsyncHeartbeat:
         if isinstance(store, AsyncBatching):
             return await store.extend_all(claims)
         return [await store.extend(claim) for claim in claims]
+
+
+def _thread_for(heartbeat: Heartbeat, wake: threading.Condition) -> threading.Thread:
+    """A thread that lives as long as the heartbeat, and does not keep it alive: a guard may be dropped unclosed."""
+    thread = threading.Thread(
+        target=_beat_until_gone, args=(weakref.ref(heartbeat), wake), name="onefold-heartbeat", daemon=True
+    )
+    weakref.finalize(heartbeat, _notify, wake).atexit = False
+    thread.start()
+    return thread
+
+
+def _beat_until_gone(find: weakref.ref[Heartbeat], wake: threading.Condition) -> None:
+    while True:
+        with wake:
+            heartbeat = find()
+            if heartbeat is None or heartbeat.closed:
+                return
+            pause = heartbeat.pause()
+            if pause > 0:
+                del heartbeat
+                wake.wait(None if math.isinf(pause) else pause)
+                continue
+        heartbeat.beat_and_plan()
+        del heartbeat
+
+
+def _notify(wake: threading.Condition) -> None:
+    with wake:
+        wake.notify_all()
 
 
 def _failed(tell: Teller, beats: Sequence[Beat], error: Exception) -> None:

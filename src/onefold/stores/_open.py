@@ -43,9 +43,11 @@ def _is_store(source: Any) -> bool:
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
     known = schemes()
+    if not colon and scheme in known:
+        raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
     if not colon or scheme.lower() not in known:
         raise UsageError(
-            f"store={_without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
+            f"store={without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
             f"Known are {', '.join(f'{name}:' for name in sorted(known))}"
         )
     return scheme.lower()
@@ -81,7 +83,7 @@ def _what_it_takes(source: object) -> str:
     )
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     before, at, after = url.rpartition("@")
     if not at or "://" not in before:
         return url
