@@ -188,8 +188,9 @@ class Statements:
         own = end.kind == "outcome" and not end.replayed
         if self.claims and own and worker.overlapped and end.remembered and not worker.lost:
             self._broken(3, "another handler had started meanwhile, and the older one was not told")
-        same_life = worker.epoch == past.epoch
-        if end.kind == "outcome" and end.replayed and not end.omitted and same_life and end.value != past.done:
+        # A probe's answer that the store could not be told is marked as not remembered: there is nothing to equal.
+        of_record = end.replayed and end.remembered and not end.omitted and worker.epoch == past.epoch
+        if end.kind == "outcome" and of_record and end.value != past.done:
             self._broken(5, f"the replay {end.value!r} is not what was accepted: {past.done!r}")
 
     def expired(self, past: Past, row: Row) -> Past:
