@@ -120,6 +120,8 @@ class Call:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults included; a wrong call raises what the function itself would."""
+        if self._simple and not kwargs and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))
         if self._simple and len(args) <= len(self._names):
             bound = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
             if len(bound) == len(self._names) and not any(name in kwargs for name in self._names[: len(args)]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -87,10 +88,15 @@ class Toolbox:
             return error
         return self.heartbeat.rescue(Claim(running.entry.address, running.entry.token), error)
 
-    def watch(self, claims: Sequence[Claim], sent: float) -> None:
+    def watch(self, claims: Sequence[Claim], sent: float) -> float:
+        """How long the first of them to end is certainly still ours."""
         assert self.heartbeat is not None
+        least = math.inf
         for claim in claims:
-            self.heartbeat.watch(claim, sent)
+            left = self.heartbeat.watch(claim, sent).left
+            if left < least:
+                least = left
+        return least
 
     def unwatch(self, claims: Sequence[Claim]) -> None:
         assert self.heartbeat is not None

@@ -112,7 +112,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self.closed = False
 
-    def watch(self, claim: Claim, sent: float) -> None:
+    def watch(self, claim: Claim, sent: float) -> Beat:
         beat = self.beats.add(claim, sent)
         # Almost every claim finds the thread already waiting for an earlier moment, and costs no wake-up.
         if beat.due < self._wakes_at:
@@ -121,6 +121,7 @@ class Heartbeat:
                     self._thread = _thread_for(self, self._wake)
                 self._wakes_at = min(self._wakes_at, beat.due)
                 self._wake.notify()
+        return beat
 
     def find(self, claim: Claim) -> Beat | None:
         return self.beats.find(claim)
@@ -196,11 +197,12 @@ class AsyncHeartbeat:
         """Begin anew: in a forked child, where the parent's loop does not run and its claims are not ours."""
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBeats] = weakref.WeakKeyDictionary()
 
-    def watch(self, claim: Claim, sent: float) -> None:
+    def watch(self, claim: Claim, sent: float) -> Beat:
         here = self._here()
         beat = here.beats.add(claim, sent)
         if beat.due < here.wakes_at:
             self._wake_at(here, beat.due)
+        return beat
 
     def find(self, claim: Claim) -> Beat | None:
         return self._here().beats.find(claim)
