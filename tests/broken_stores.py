@@ -799,13 +799,11 @@ class BrowsesWithoutFingerprints(MemoryStore):
         return [replace(record, fingerprint=None) for record in super().browse(query, limit)]
 
 
-@noticed_by("browsing_goes_in_the_order_of_packed_addresses", "browsing_goes_page_by_page")
-class BrowsesInAlphabeticalOrder(MemoryStore):
+@noticed_by("browsing_goes_in_the_order_of_addresses", "browsing_goes_page_by_page")
+class BrowsesInTheOrderOfADictionary(MemoryStore):
     def browse(self, query: Query, limit: int) -> list[Record]:
         found = super().browse(query, 10_000)
-        return sorted(found, key=lambda record: (record.address.scope, record.address.operation, record.address.key))[
-            :limit
-        ]
+        return sorted(found, key=lambda record: [part.casefold() for part in record.address.parts])[:limit]
 
 
 @noticed_by("browsing_goes_page_by_page")

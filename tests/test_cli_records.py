@@ -166,7 +166,7 @@ def test_ls_filters_by_operation_state_and_scope(shelf: Shelf) -> None:
     assert shelf.keys("ls", "--operation", "charge") == ["a", "b"]
     assert shelf.keys("ls", "--state", "held") == ["c", "b"]
     assert shelf.keys("ls", "--scope", "acme") == ["b"]
-    assert shelf.keys("ls", "--scope", "") == ["c", "a"]
+    assert shelf.keys("ls", "--scope", "") == ["a", "c"]
     assert shelf.keys("ls", "--operation", "charge", "--state", "held") == ["b"]
 
 

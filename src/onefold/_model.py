@@ -68,6 +68,11 @@ class Address(msgspec.Struct, frozen=True, gc=False):
     key: str
 
     @property
+    def parts(self) -> tuple[str, str, str]:
+        """For sorting: the order of these is the order of their bytes, and that of an index over three columns."""
+        return (self.scope, self.operation, self.key)
+
+    @property
     def packed(self) -> bytes:
         """The three as length-prefixed UTF-8: no separator can be confused."""
         parts = (self.scope.encode(), self.operation.encode(), self.key.encode())

@@ -67,8 +67,6 @@ class Dialect(NamedTuple):
     count_tables: str
     # Writes if the address is free, or if its record is past its stay.
     insert: str
-    # The number of bytes of a text.
-    size: str
 
     version: str = "SELECT version, usable_from FROM onefold_schema"
 
@@ -107,22 +105,19 @@ class Dialect(NamedTuple):
     )
 
     def browse(self, query: Query, limit: int) -> tuple[str, Parameters]:
-        """The statement for one page, in the order of packed addresses: of each part first the size, then the text."""
+        """The statement for one page, in the order of the primary key."""
         wanted: Parameters = {"scope": query.scope, "operation": query.operation, "key": query.key}
         wanted["state"] = None if query.state is None else query.state.value
         values = {name: value for name, value in wanted.items() if value is not None}
         conditions = [ALIVE, *(f"{name} = :{name}" for name in values)]
         if query.after is not None:
-            conditions.append(f"({self._order('')}) > ({self._order(':after_')})")
+            conditions.append("(scope, operation, key) > (:after_scope, :after_operation, :after_key)")
             values |= {f"after_{name}": getattr(query.after, name) for name in ADDRESS}
         statement = (
             f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} "
-            f"WHERE {' AND '.join(conditions)} ORDER BY {self._order('')} LIMIT :limit"
+            f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(ADDRESS)} LIMIT :limit"
         )
         return statement, values | {"limit": max(limit, 0)}
-
-    def _order(self, prefix: str) -> str:
-        return ", ".join(f"{self.size.format(prefix + part)}, {prefix}{part}" for part in ADDRESS)
 
 
 # For people first: who and what on the left, bytes on the right. Times are seconds since 1970.
@@ -163,7 +158,6 @@ SQLITE: Final = Dialect(
         f"VALUES (:scope, :operation, :key, {', '.join(WRITTEN.values())}) "
         f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
     ),
-    size="length(CAST({} AS BLOB))",
     # By the row's number, which is in every index.
     purge=(
         f"DELETE FROM {TABLE} WHERE rowid IN "

@@ -142,7 +142,7 @@ class Query(NamedTuple):
 
 @runtime_checkable
 class Browsable(Protocol):
-    """For tools: list records in the order of their addresses."""
+    """For tools: list records by scope, operation and key, byte for byte."""
 
     def browse(self, query: Query, limit: int) -> list[Record]: ...
 

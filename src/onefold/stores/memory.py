@@ -116,7 +116,7 @@ class MemoryStore:
             now = self._clock()
             records = [_record(address, row, now) for address, row in self._rows.items() if row.expires > now]
         chosen = [record for record in records if _matches(record, query)]
-        return sorted(chosen, key=lambda record: record.address.packed)[:limit]
+        return sorted(chosen, key=lambda record: record.address.parts)[:limit]
 
     def close(self) -> None:
         """Nothing to close: the records stay as long as the store does."""
@@ -340,4 +340,4 @@ def _matches(record: Record, query: Query) -> bool:
     )
     if any(asked is not None and asked != found for asked, found in wanted):
         return False
-    return query.after is None or address.packed > query.after.packed
+    return query.after is None or address.parts > query.after.parts
