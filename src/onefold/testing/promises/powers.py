@@ -229,7 +229,7 @@ class Browsing(Case):
         assert self._browsed(Query(operation="b", after=first[-1])) == wanted[2:]
 
     def _populated(self) -> list[Address]:
-        """Written in an order that is not theirs. By bytes capitals come first, and what UTF-16 needs a pair for last."""
+        """Written in an order that is not theirs. By bytes capitals come first, and pairs of UTF-16 last."""
         addresses = [
             Address(scope, operation, key)
             for scope in ("z", "", "scope")
