@@ -1,3 +1,48 @@
-"""What all tests share."""
+"""Fixtures that several files share: a wallet in a file of its own, and others at work on it."""
 
 from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold.stores._sqlite_joined import SqliteTransaction
+from wallet import connected, create
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a new wallet."""
+    return create(tmp_path / "wallet.db")
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    with connected(path) as connection:
+        yield connection
+
+
+@pytest.fixture
+def kept_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a transaction has found another one in its way."""
+    found, begun = threading.Event(), SqliteTransaction.begun
+
+    def watched(transaction: SqliteTransaction) -> bool:
+        if begun(transaction):
+            return True
+        found.set()
+        return False
+
+    monkeypatch.setattr(SqliteTransaction, "begun", watched)
+    return found
+
+
+@pytest.fixture
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Somebody has begun to write, and does not end."""
+    with connected(path, isolation_level=None, check_same_thread=False) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection

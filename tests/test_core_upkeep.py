@@ -5,14 +5,29 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
-from onefold import AsyncGuard, Event, Guard, InProgress, Policy, StoreUnavailable, UsageError, done
-from onefold.stores.base import Claim
+from onefold import (
+    AsyncGuard,
+    Event,
+    Guard,
+    InProgress,
+    OnHold,
+    Outcome,
+    Policy,
+    StoreUnavailable,
+    UsageError,
+    done,
+    not_done,
+)
+from onefold.keys import address
+from onefold.stores.base import Claim, Entry
 from onefold.stores.memory import MemoryStore
-from support import BatchingProxyStore, Clock, ProxyStore
+from support import BatchingProxyStore, Clock, Died, ProxyStore
 
 
 def heartbeats() -> set[threading.Thread]:
@@ -131,3 +146,57 @@ def test_the_errors_of_a_batch_are_not_one_error() -> None:
 def test_a_scheme_without_its_colon_is_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'memory:'"):
         Guard("memory")
+
+
+def test_a_claim_whose_lease_ended_before_the_handler_started_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard("memory:", policy=Policy(after_crash="hold"))
+    # The worker stood still for an hour after its claim was sent.
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+    monkeypatch.setattr("onefold.heartbeat.time", late)
+
+    with pytest.raises(InProgress):
+        guard.run("charge", "pay_1", pytest.fail)
+
+    assert guard.read("charge", "pay_1") is None
+
+
+def test_a_start_after_a_probe_is_counted_once_though_it_was_sent_again() -> None:
+    clock = Clock()
+    store = ProxyStore(MemoryStore(clock=clock))
+    guard = Guard(store, policy=Policy(after_crash=lambda _current: not_done()))
+    store.inner.claim(Entry(address=address("charge", "pay_1"), token=b"dead", lease=30.0))
+    clock.advance(31)
+    # The first take-over asks the probe, the second counts the start: its answer is lost on the way.
+    store.after["take_over"] = lambda: store.after.update(take_over=interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        guard.run("charge", "pay_1", pytest.fail)
+
+    record = guard.read("charge", "pay_1")
+    assert record is not None
+    assert record.attempt == 1
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_batch_that_died_uses_up_no_attempt_of_a_message_that_had_not_started() -> None:
+    clock = Clock()
+    store = BatchingProxyStore(MemoryStore(clock=clock))
+    guard = Guard(store, policy=Policy(attempts_max=1))
+
+    def die(_message: str) -> None:
+        store.die()
+        raise Died
+
+    with pytest.raises(Died):
+        guard.run_batch("credit", ["a", "b"], key=str, handler=die)
+    store.down.clear()
+    clock.advance(31)
+
+    outcomes = guard.run_batch("credit", ["a", "b"], key=str, handler=str.upper)
+
+    assert isinstance(outcomes[0], OnHold)
+    assert isinstance(outcomes[1], Outcome)
+    assert outcomes[1].value == "B"

@@ -18,12 +18,7 @@ from onefold import (
 from onefold.stores.sqlite import SqliteStore
 from onefold.testing import Clock
 from support import Died, Handler
-from wallet import Awaiting, Blocking, Worker, add, balance, connected, create, records, rows
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return create(tmp_path / "wallet.db")
+from wallet import Awaiting, Blocking, Worker, add, balance, connected, records, rows
 
 
 @pytest.fixture

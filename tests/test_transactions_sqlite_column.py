@@ -11,20 +11,9 @@ import pytest
 
 from onefold import Column, UsageError
 from support import Handler
-from wallet import Awaiting, Blocking, Worker, connected, create, never_opened, rows, tables
+from wallet import Awaiting, Blocking, Worker, never_opened, rows, tables
 
 PAYMENT = Column("payments", "idempotency_key")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return create(tmp_path / "wallet.db")
-
-
-@pytest.fixture
-def connection(path: Path) -> Iterator[sqlite3.Connection]:
-    with connected(path) as connection:
-        yield connection
 
 
 @pytest.fixture(params=[Blocking, Awaiting])

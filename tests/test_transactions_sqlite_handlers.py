@@ -22,12 +22,7 @@ from onefold import (
 )
 from onefold.stores.sqlite import IDLE_MAX
 from support import Handler
-from wallet import Awaiting, Blocking, Worker, add, balance, create, records
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return create(tmp_path / "wallet.db")
+from wallet import Awaiting, Blocking, Worker, add, balance, records
 
 
 @pytest.fixture

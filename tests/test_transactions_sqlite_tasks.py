@@ -6,50 +6,20 @@ import asyncio
 import contextvars
 import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from onefold import TX, AsyncGuard
-from onefold.stores._sqlite_joined import SqliteTransaction
 from support import PATIENCE
-from wallet import Awaiting, Blocking, add, balance, connected, create, never_opened, records
+from wallet import Awaiting, Blocking, add, balance, connected, never_opened, records
 
 COLOURS = pytest.mark.parametrize("colour", [Blocking, Awaiting])
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return create(tmp_path / "wallet.db")
-
-
-@pytest.fixture
 def url(path: Path) -> str:
     return f"sqlite:///{path}?busy_timeout=30s&sync=normal"
-
-
-@pytest.fixture
-def kept_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a transaction has found another one in its way."""
-    found, begun = threading.Event(), SqliteTransaction.begun
-
-    def watched(transaction: SqliteTransaction) -> bool:
-        if begun(transaction):
-            return True
-        found.set()
-        return False
-
-    monkeypatch.setattr(SqliteTransaction, "begun", watched)
-    return found
-
-
-@pytest.fixture
-def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Somebody has begun to write, and does not end."""
-    with connected(path, isolation_level=None, check_same_thread=False) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield connection
 
 
 def test_tasks_that_wait_inside_their_transactions_credit_each_message_once(url: str, path: Path) -> None:

@@ -13,20 +13,9 @@ import pytest
 
 from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
 from support import Died, Handler
-from wallet import Awaiting, Blocking, Worker, add, balance, connected, create, never_opened, records, tables
+from wallet import Awaiting, Blocking, Worker, add, balance, connected, never_opened, records, tables
 
 HAS_AUTOCOMMIT = sys.version_info >= (3, 12)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return create(tmp_path / "wallet.db")
-
-
-@pytest.fixture
-def connection(path: Path) -> Iterator[sqlite3.Connection]:
-    with connected(path) as connection:
-        yield connection
 
 
 @pytest.fixture(params=[Blocking, Awaiting])

@@ -150,15 +150,15 @@ def carry_out(work: Work, entry: Entry, then: Then) -> Flow[Outcome[Any]]:
 
 
 def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
-    """Write the next attempt into a record that was taken over only to ask about it. It keeps its token."""
+    """Write the next attempt into a record that was taken over only to ask about it. It keeps its token.
+
+    The attempt follows from the entry, not from what is found: a write whose answer got lost is written once more.
+    """
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(entry.address)
         if found is None or found.token != entry.token:
             break
         counted = _decide.change(entry, attempt=entry.attempt + 1, age=found.age, notes=found.notes)
-        if found.attempt == counted.attempt:
-            # Written before, and only the answer got lost.
-            return counted
         if (yield Claiming(counted, found)) is None:
             return counted
     raise refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER))
