@@ -24,7 +24,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, State
-from onefold.stores._sql import SQLITE
+from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import FORK_PATIENCE
 from onefold.stores.base import Query
 from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore, open_async_store, open_store
@@ -195,7 +195,7 @@ def test_eight_processes_that_start_together_make_one_schema(raced: Raced) -> No
     assert [sum(winners) for winners in zip(*(first for first, _ in answers), strict=True)] == [1] * 20
     for number in range(20):
         with another(directory / f"new-{number}.db") as connection:
-            assert connection.execute("SELECT version FROM onefold_schema").fetchall() == [(1,)]
+            assert connection.execute("SELECT version FROM onefold_schema").fetchall() == [(2,)]
 
 
 def test_eight_processes_on_one_file_run_each_key_once(raced: Raced) -> None:
@@ -213,12 +213,12 @@ def test_a_table_of_a_newer_version_is_refused_and_nothing_runs(store: SqliteSto
     store.purge(1)
     store.close()
     with another(path) as connection:
-        connection.execute("UPDATE onefold_schema SET version = 3, usable_from = 2")
+        connection.execute("UPDATE onefold_schema SET version = 4, usable_from = 3")
 
     with Guard(store) as guard, pytest.raises(StoreUnavailable) as refused:
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
 
-    assert one_line(refused).endswith("its tables are of version 3, and this Onefold knows version 1. Upgrade Onefold")
+    assert one_line(refused).endswith("are of version 4, and this Onefold knows version 2. Nothing ran. Upgrade Onefold")
     assert keys_in(path) == []
 
 
@@ -226,7 +226,7 @@ def test_a_newer_version_that_says_so_is_still_usable(store: SqliteStore, path: 
     store.purge(1)
     store.close()
     with another(path) as connection:
-        connection.execute("UPDATE onefold_schema SET version = 2, usable_from = 1")
+        connection.execute("UPDATE onefold_schema SET version = 3, usable_from = 2")
         connection.execute("ALTER TABLE onefold_records ADD COLUMN later TEXT NOT NULL DEFAULT ''")
 
     assert store.claim(entry()) is None
@@ -604,7 +604,7 @@ def test_purge_finds_what_is_over_by_an_index(store: SqliteStore, path: Path) ->
     store.purge(1)
 
     with another(path) as connection:
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQLITE.purge}", {"now": 0.0, "limit": 1}).fetchall()
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQLITE.remove_expired}", {"now": 0.0, "limit": 1}).fetchall()
 
     steps = [step for *_, step in plan]
     assert any("USING COVERING INDEX onefold_records_expires" in step for step in steps), steps

@@ -239,7 +239,7 @@ def test_tables_of_a_newer_version_let_nothing_run(worker: Worker, path: Path) -
         connection.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
     later, handler = type(worker)(f"sqlite:///{path}"), Handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 1"):
+    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2"):
         later.transactional("m1", handler)
     later.close()
 

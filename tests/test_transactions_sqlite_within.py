@@ -203,7 +203,7 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(
     connection.row_factory = sqlite3.Row
     handler = Handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 1") as raised, connection:
+    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2") as raised, connection:
         worker.within(connection, key, handler)
 
     assert "\n" not in str(raised.value)

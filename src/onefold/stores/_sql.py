@@ -1,27 +1,26 @@
-"""Records as SQL: the table, the statements, and the way from our words to parameters and from rows to records.
+"""Records as SQL: the table, and the way from our words to parameters and from rows to records.
 
-Pure: no driver, no I/O, no clock. Each store sends the statements in its own way.
+Pure: no driver, no I/O, no clock. `_sql_dialect` makes statements and talks of it, and each driver sends them.
 
 Parameters are named (`:token`). Durations go in and come out, and `:now` is the store's clock: a moment never crosses
 the seam. A duration without an end is NULL, and stays NULL whatever is added to it, so that NULL is forever.
 """
 
-# ruff: noqa: S608 - statements are made of the names in this file, never of values
-
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, Final
 
 from onefold._model import Address, Claim, Ending, Entry, Memory, Record, State
-from onefold.stores.base import Query
 
 TABLE: Final = "onefold_records"
 
-# The form of the tables that this code writes. A newer form whose `usable_from` is not above it is usable too:
-# so two versions of the library work on one table during a rolling deploy.
-VERSION: Final = 1
+# The form of the tables that this code makes. It works on the form before, too, and on a newer one whose `usable_from`
+# is not above it: so two versions of the library work on one table during a rolling deploy.
+VERSION: Final = 2
 
 Parameters = dict[str, Any]
 
@@ -56,114 +55,6 @@ READ: Final = (
 AT: Final = "scope = :scope AND operation = :operation AND key = :key"
 ALIVE: Final = "(expires IS NULL OR expires > :now)"
 OURS: Final = f"{AT} AND token = :token AND {ALIVE}"
-
-
-class Dialect(NamedTuple):
-    """The statements of one database. The first fields are its own, the others are the same everywhere."""
-
-    # Each does nothing where its work is done already.
-    create: tuple[str, ...]
-    # How many of the tables are there.
-    count_tables: str
-    # Writes if the address is free, or if its record is past its stay.
-    insert: str
-
-    version: str = "SELECT version, usable_from FROM onefold_schema"
-
-    read: str = f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}"
-
-    # Writes if the record is still what its finder saw: neither token nor revision alone would be enough.
-    replace: str = (
-        f"UPDATE {TABLE} SET {REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
-    )
-
-    # A late heartbeat must not give an end to what is held.
-    extend: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, notes = COALESCE(:notes, notes), "
-        "lease_until = CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END, "
-        "expires = CASE state WHEN 'running' THEN :now + :stay ELSE expires END "
-        f"WHERE {OURS} AND state IN ('running', 'held')"
-    )
-
-    finish: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = :state, notes = :notes, result = :result, omitted = :omitted, remark = :remark "
-        f"WHERE {OURS}"
-    )
-
-    leave_open: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = 'open', attempt = :attempt, notes = :notes, remark = :remark "
-        f"WHERE {OURS}"
-    )
-
-    forget: str = f"DELETE FROM {TABLE} WHERE {OURS}"
-
-    purge: str = (
-        f"DELETE FROM {TABLE} WHERE (scope, operation, key) IN "
-        f"(SELECT scope, operation, key FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
-    )
-
-    def browse(self, query: Query, limit: int) -> tuple[str, Parameters]:
-        """The statement for one page, in the order of the primary key."""
-        wanted: Parameters = {"scope": query.scope, "operation": query.operation, "key": query.key}
-        wanted["state"] = None if query.state is None else query.state.value
-        values = {name: value for name, value in wanted.items() if value is not None}
-        conditions = [ALIVE, *(f"{name} = :{name}" for name in values)]
-        if query.after is not None:
-            conditions.append("(scope, operation, key) > (:after_scope, :after_operation, :after_key)")
-            values |= {f"after_{name}": getattr(query.after, name) for name in ADDRESS}
-        statement = (
-            f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} "
-            f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(ADDRESS)} LIMIT :limit"
-        )
-        return statement, values | {"limit": max(limit, 0)}
-
-
-# For people first: who and what on the left, bytes on the right. Times are seconds since 1970.
-# BINARY compares bytes: `Key`, `KEY` and `key ` are three keys. No type here has a converter in Python's sqlite3.
-_RECORDS = f"""
-CREATE TABLE IF NOT EXISTS {TABLE} (
-    scope TEXT NOT NULL COLLATE BINARY,
-    operation TEXT NOT NULL COLLATE BINARY,
-    key TEXT NOT NULL COLLATE BINARY,
-    state TEXT NOT NULL,
-    attempt INTEGER NOT NULL,
-    began REAL NOT NULL,
-    changed REAL NOT NULL,
-    lease_until REAL NOT NULL,
-    expires REAL,
-    bypasses INTEGER NOT NULL,
-    remark TEXT NOT NULL,
-    revision INTEGER NOT NULL,
-    token BLOB NOT NULL,
-    fingerprint BLOB,
-    notes BLOB,
-    omitted INTEGER NOT NULL,
-    result BLOB,
-    PRIMARY KEY (scope, operation, key)
-)
-"""
-
-SQLITE: Final = Dialect(
-    create=(
-        _RECORDS,
-        f"CREATE INDEX IF NOT EXISTS {TABLE}_expires ON {TABLE} (expires) WHERE expires IS NOT NULL",
-        "CREATE TABLE IF NOT EXISTS onefold_schema (version INTEGER NOT NULL, usable_from INTEGER NOT NULL)",
-        f"INSERT INTO onefold_schema SELECT {VERSION}, {VERSION} WHERE NOT EXISTS (SELECT 1 FROM onefold_schema)",
-    ),
-    count_tables=f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('{TABLE}', 'onefold_schema')",
-    insert=(
-        f"INSERT INTO {TABLE} ({', '.join((*ADDRESS, *WRITTEN))}) "
-        f"VALUES (:scope, :operation, :key, {', '.join(WRITTEN.values())}) "
-        f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
-    ),
-    # By the row's number, which is in every index.
-    purge=(
-        f"DELETE FROM {TABLE} WHERE rowid IN "
-        f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
-    ),
-)
 
 
 def of_address(address: Address) -> Parameters:
@@ -240,6 +131,11 @@ def record(address: Address, row: Sequence[Any]) -> Record:
     )
 
 
+def records(rows: Iterable[Sequence[Any]]) -> list[Record]:
+    """The records of rows that begin with their address."""
+    return [record(Address(*row[:3]), row[3:]) for row in rows]
+
+
 def is_own(found: Record, entry: Entry, replacing: Record | None = None) -> bool:
     """Whether this claim was written before, and only its answer got lost. Marking held borrows a token."""
     borrowed = replacing is not None and entry.token == replacing.token
@@ -248,3 +144,26 @@ def is_own(found: Record, entry: Entry, replacing: Record | None = None) -> bool
 
 def _or_null(stay: float) -> float | None:
     return None if math.isinf(stay) else stay
+
+
+# Not a cast (`::text`), and no part of a word.
+PLACE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+
+
+@cache
+def in_words(statement: str) -> str:
+    """The statement for a driver that takes `%(name)s`."""
+    return PLACE.sub(r"%(\1)s", statement.replace("%", "%%"))
+
+
+@cache
+def in_numbers(statement: str) -> tuple[str, tuple[str, ...]]:
+    """The statement for a driver that takes `$1`, and the names in their order."""
+    names: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            names.append(found[1])
+        return f"${names.index(found[1]) + 1}"
+
+    return PLACE.sub(number, statement), tuple(names)

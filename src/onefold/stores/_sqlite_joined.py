@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable, UsageError
-from onefold.stores._sql import ADDRESS, REWRITTEN, SQLITE, TABLE, VERSION, WRITTEN, Parameters
+from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
+from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
 from onefold.stores._sqlite_records import Records
 
@@ -33,7 +34,7 @@ LOOKING: Final = {
         f"SELECT :scope, :operation, :key, {', '.join(WRITTEN.values())} WHERE {USABLE} "
         f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
     ),
-    SQLITE.read: f"{SQLITE.read} AND {USABLE}",
+    SQLITE.look: f"{SQLITE.look} AND {USABLE}",
 }
 
 ENDED: Final = (
@@ -48,8 +49,16 @@ class CallersRecords(Records):
     def read(self, address: Address) -> Record | None:
         found = super().read(address)
         if found is None:
-            has_tables(self.connection)
+            self.form()
         return found
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        try:
+            return super().claim(entry, replacing=replacing)
+        except StoreUnavailable:
+            # Nothing can be written into tables that are too new, nor be found in them: they say it better.
+            self.form()
+            raise
 
     def _execute(self, statement: str, values: Parameters) -> sqlite3.Cursor:
         return super()._execute(LOOKING.get(statement, statement), values)
@@ -70,22 +79,6 @@ def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
         connection.text_factory = wanted
 
 
-def has_tables(connection: sqlite3.Connection) -> bool:
-    """Whether the tables are there. Raises `StoreUnavailable` if they are not for this version."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    if cursor.execute(SQLITE.count_tables).fetchall() != [(2,)]:
-        return False
-    for version, usable_from in cursor.execute(SQLITE.version).fetchall():
-        if usable_from > VERSION:
-            raise StoreUnavailable(
-                f"the tables of Onefold in this database are of version {version}, and this Onefold knows version "
-                f"{VERSION}. Nothing ran. Upgrade Onefold"
-            )
-        return True
-    return False
-
-
 class JoinedRecords:
     """The operations of a store on a connection whose transaction is open. It raises what the driver raises."""
 
@@ -95,6 +88,9 @@ class JoinedRecords:
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         return self._do(lambda records: records.claim(entry, replacing=replacing))
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return self._do(lambda records: records.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
         self.check_open()
@@ -118,10 +114,9 @@ class JoinedRecords:
             return work(self._records)
         except sqlite3.OperationalError as error:
             # A missing table has no code of its own; everything else is the driver's to tell.
-            if code_of(error) != sqlite3.SQLITE_ERROR or has_tables(self.tx):
+            if code_of(error) != sqlite3.SQLITE_ERROR or self._records.form():
                 raise
-        for statement in SQLITE.create:
-            self.tx.execute(statement)
+        self._records.upgrade(0)
         return work(self._records)
 
 
@@ -209,6 +204,9 @@ class AsyncJoinedRecords:
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         return self.sync.claim(entry, replacing=replacing)
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return self.sync.claim_all(entries)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return self.sync.finish(claim, ending)

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record
-from onefold.errors import StoreUnavailable
-from onefold.stores._sql import (
-    SQLITE,
-    Parameters,
-    is_own,
-    of_address,
-    of_claim,
-    of_ending,
-    of_entry,
-    of_memory,
-    record,
-)
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold.stores._sql import Parameters
+from onefold.stores._sql_dialect import Ask, Reply, carry
+from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores.base import Query
-
-# A record that is in the way of a claim can be released before it is read; each such race is one round.
-ROUNDS_MAX: Final = 8
 
 
 class Records:
@@ -37,53 +25,51 @@ class Records:
         self._clock = clock
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        # It writes first and reads only when refused: in a caller's transaction a read before the write would
-        # begin a snapshot, and SQLite refuses to write from an old one.
-        statement, values = (SQLITE.insert if replacing is None else SQLITE.replace), of_entry(entry, replacing)
-        for _ in range(ROUNDS_MAX):
-            if self._writes(statement, values):
-                return None
-            found = self.read(entry.address)
-            if found is not None:
-                return None if is_own(found, entry, replacing) else found
-            if replacing is not None:
-                return GONE
-        raise StoreUnavailable(
-            f"{entry.address.operation} [key {entry.address.digest}]: its record came and went {ROUNDS_MAX} times "
-            "during one claim. Deliver it again"
-        )
+        return carry(SQLITE.claim(entry, replacing), self)
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        # SQLite is in this process: a statement for each costs no round trip.
+        return [self.claim(entry) for entry in entries]
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return self._writes(SQLITE.extend, of_claim(claim) | {"notes": notes})
+        return carry(SQLITE.extend(claim, notes), self)
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return carry(SQLITE.extend_all(claims), self)
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._writes(SQLITE.finish, of_claim(claim) | of_ending(ending))
+        return carry(SQLITE.finish(claim, ending), self)
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        if memory is None:
-            released = self._writes(SQLITE.forget, of_claim(claim))
-        else:
-            released = self._writes(SQLITE.leave_open, of_claim(claim) | of_memory(memory))
-        return released or self.read(claim.address) is None
+        return carry(SQLITE.release(claim, memory), self)
 
-    def close(self, close: Close) -> bool:
-        """One ending of a batch."""
-        if isinstance(close.by, Ending):
-            return self.finish(close.claim, close.by)
-        return self.release(close.claim, close.by)
+    def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return carry(SQLITE.close_all(closes), self)
 
     def read(self, address: Address) -> Record | None:
-        rows = self._rows(SQLITE.read, of_address(address))
-        return record(address, rows[0]) if rows else None
+        return carry(SQLITE.read(address), self)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
-        return [record(Address(*row[:3]), row[3:]) for row in self._rows(*SQLITE.browse(query, limit))]
+        return carry(SQLITE.browse(query, limit), self)
 
     def purge(self, limit: int) -> int:
-        return self._execute(SQLITE.purge, {"limit": max(limit, 0)}).rowcount
+        return carry(SQLITE.purge(limit), self)
 
-    def _writes(self, statement: str, values: Parameters) -> bool:
-        return self._execute(statement, values).rowcount == 1
+    def form(self) -> int:
+        """Of which version the tables are; 0: there are none."""
+        return carry(SQLITE.form(), self)
+
+    def upgrade(self, version: int) -> None:
+        """Bring the tables from this version to ours."""
+        carry(SQLITE.upgrade(version), self)
+
+    def send(self, ask: Ask) -> Reply:
+        if not ask.rows:
+            return Reply(self._execute(ask.statement, ask.values).rowcount)
+        return Reply(0, self._rows(ask.statement, ask.values))
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
 
     def _rows(self, statement: str, values: Parameters) -> list[Any]:
         # All of them: a cursor that is not at its end keeps its snapshot, and the WAL could not be emptied.
@@ -93,4 +79,6 @@ class Records:
         cursor = self.connection.cursor()
         # The connection may be a caller's, who may want its rows in another form.
         cursor.row_factory = None
-        return cursor.execute(statement, values | {"now": self._clock()})
+        if ":now" in statement:
+            values = values | {"now": self._clock()}
+        return cursor.execute(statement, values)

@@ -20,7 +20,7 @@ from onefold._checks import did_you_mean, finite, one_of, positive
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.durations import Duration, in_words
 from onefold.errors import StoreUnavailable, UsageError
-from onefold.stores._sql import SQLITE, VERSION, is_own
+from onefold.stores._sql import VERSION, is_own
 from onefold.stores._sqlite_line import Line
 from onefold.stores._sqlite_records import Records
 from onefold.stores.base import Query
@@ -103,15 +103,15 @@ class SqliteStore:
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         found = self._reading.do(lambda records: [records.read(entry.address) for entry in entries])
         if None in found:
-            return self._writing.do(lambda records: [records.claim(entry) for entry in entries], together=True)
+            return self._writing.do(lambda records: records.claim_all(entries), together=True)
         known = zip(cast("list[Record]", found), entries, strict=True)
         return [None if is_own(one, entry) else one for one, entry in known]
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return self._writing.do(lambda records: [records.extend(claim) for claim in claims], together=True)
+        return self._writing.do(lambda records: records.extend_all(claims), together=True)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._writing.do(lambda records: [records.close(close) for close in closes], together=True)
+        return self._writing.do(lambda records: records.close_all(closes), together=True)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._reading.do(lambda records: records.browse(query, limit))
@@ -277,11 +277,12 @@ def _connect(path: str, sync: Sync, clock: Callable[[], float], *, auto_schema: 
         # Without it a Mac says "synced" while the data is still in the disk's own memory. Elsewhere it is ignored.
         connection.execute(f"PRAGMA fullfsync = {int(sync == 'full')}")
         _turn_to_wal(connection, path)
-        _ensure_schema(connection, path, create=auto_schema)
+        records = Records(connection, clock)
+        _ensure_schema(records, path, create=auto_schema)
     except BaseException:
         connection.close()
         raise
-    return Records(connection, clock)
+    return records
 
 
 def _turn_to_wal(connection: sqlite3.Connection, path: str) -> None:
@@ -290,29 +291,16 @@ def _turn_to_wal(connection: sqlite3.Connection, path: str) -> None:
         raise StoreUnavailable(f"{path}: the file stays in journal mode {mode!r}, and the store needs 'wal'")
 
 
-def _ensure_schema(connection: sqlite3.Connection, path: str, *, create: bool) -> None:
-    found = _schema(connection)
-    if found is None and create:
+def _ensure_schema(records: Records, path: str, *, create: bool) -> None:
+    version = records.form()
+    if version < VERSION and create:
         # Of two processes that start together the second waits here, and then finds everything made.
-        connection.execute("BEGIN IMMEDIATE")
-        for statement in SQLITE.create:
-            connection.execute(statement)
-        connection.execute("COMMIT")
-        found = _schema(connection)
-    if found is None:
+        records.connection.execute("BEGIN IMMEDIATE")
+        records.upgrade(records.form())
+        records.connection.execute("COMMIT")
+        version = VERSION
+    if version == 0:
         raise StoreUnavailable(_no_tables(path))
-    version, usable_from = found
-    if usable_from > VERSION:
-        raise StoreUnavailable(
-            f"{path}: its tables are of version {version}, and this Onefold knows version {VERSION}. Upgrade Onefold"
-        )
-
-
-def _schema(connection: sqlite3.Connection) -> tuple[int, int] | None:
-    if connection.execute(SQLITE.count_tables).fetchall() != [(2,)]:
-        return None
-    rows = connection.execute(SQLITE.version).fetchall()
-    return rows[0] if rows else None
 
 
 def _no_tables(path: str) -> str:

@@ -1,0 +1,307 @@
+"""Records inside a transaction on a database server: the caller's, or one of our own, over any driver.
+
+Nothing here begins or ends a transaction of the caller's, and nothing here makes a table in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any, Final, TypeVar
+
+from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
+from onefold.errors import UsageError
+from onefold.stores._sql_dialect import Talk, carry, carry_async
+from onefold.stores._sql_links import (
+    AsyncLink,
+    Database,
+    Kind,
+    Lends,
+    LendsAwaited,
+    Link,
+    Standing,
+    Trouble,
+    cause_of,
+    down,
+)
+
+T = TypeVar("T")
+
+SAVEPOINT: Final = "onefold_handler"
+
+ENDED: Final = (
+    "the handler ended the transaction by itself, so that its record and its work were not committed together. "
+    "Leave commit() and rollback() to whoever began it"
+)
+
+ABORTED: Final = (
+    "a statement of the handler failed, and the handler went on: the database has given the transaction up, and would "
+    "roll it back at its end without a word. Let the error out, or put what may fail into a savepoint"
+)
+
+
+class JoinedRecords:
+    """The operations of a store on a link whose transaction is open. It raises what the driver raises."""
+
+    def __init__(self, database: Database, link: Link) -> None:
+        self.database = database
+        self.link = link
+
+    @property
+    def tx(self) -> Any:
+        return self.link.connection
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return self._do(self.database.sql.claim(entry, replacing))
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return self._do(self.database.sql.claim_all(entries))
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        self.check_open()
+        return self._do(self.database.sql.finish(claim, ending))
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        # A transaction that was given up takes the record back by itself.
+        if self.link.standing() is not Standing.OPEN:
+            return True
+        return self._do(self.database.sql.release(claim, memory))
+
+    def read(self, address: Address) -> Record | None:
+        return self._do(self.database.sql.read(address))
+
+    def check_open(self) -> None:
+        check_open(self.link)
+
+    def _do(self, talk: Talk[T]) -> T:
+        return carry(talk, self.link)
+
+
+class SqlTransaction(JoinedRecords):
+    """Transactions of our own, one after the other, each on a link that the pool lends."""
+
+    link: Link
+
+    def __init__(self, database: Database, pool: Lends) -> None:
+        self.database = database
+        self._pool = pool
+        self._lent = ExitStack()
+        self._begun = False
+
+    @property
+    def tx(self) -> Any:
+        # None before it is begun: there is no connection yet.
+        return self.link.connection if self._begun else None
+
+    def begin(self) -> None:
+        self.let_go()
+        try:
+            self.link = self._lent.enter_context(self._pool.lend())
+            self._begun = True
+            self.link.begin()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def save(self) -> None:
+        self.link.run(f"SAVEPOINT {SAVEPOINT}")
+
+    def commit(self) -> Commit:
+        self.check_open()
+        try:
+            self.link.commit()
+        except Exception as error:  # noqa: BLE001 - what it means is decided there
+            return self._after_commit(error)
+        return Commit.DONE
+
+    def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        if not self._begun:
+            return False
+        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+            self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            return False
+        again = tries_again(error, self.database, self.link)
+        self._undo()
+        if self.link.standing() is Standing.BROKEN:
+            # What waits in the pool was probably cut with it.
+            self._pool.drop_idle()
+        return again
+
+    def let_go(self) -> None:
+        """Give the link back."""
+        if self._begun:
+            self._undo()
+            self._begun = False
+            self._lent.close()
+
+    def _do(self, talk: Talk[T]) -> T:
+        try:
+            return super()._do(talk)
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        trouble = cause_of(error, self.database)
+        return error if trouble is None else down(self.database, trouble)
+
+    def _after_commit(self, error: Exception) -> Commit:
+        trouble = cause_of(error, self.database)
+        unknown = trouble is not None and trouble.kind is Kind.LOST
+        self._undo()
+        if unknown:
+            self._pool.drop_idle()
+            return Commit.UNKNOWN
+        return refused_commit(error, self.database, trouble)
+
+    def _undo(self) -> None:
+        if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+            try:
+                self.link.rollback()
+            except Exception:  # noqa: BLE001 - the pool closes what it cannot use again, and that rolls back too
+                return
+
+
+class AsyncJoinedRecords:
+    """The same, awaited."""
+
+    def __init__(self, database: Database, link: AsyncLink) -> None:
+        self.database = database
+        self.link = link
+
+    @property
+    def tx(self) -> Any:
+        return self.link.connection
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return await self._do(self.database.sql.claim(entry, replacing))
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return await self._do(self.database.sql.claim_all(entries))
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        await self.check_open()
+        return await self._do(self.database.sql.finish(claim, ending))
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        if self.link.standing() is not Standing.OPEN:
+            return True
+        return await self._do(self.database.sql.release(claim, memory))
+
+    async def read(self, address: Address) -> Record | None:
+        return await self._do(self.database.sql.read(address))
+
+    async def check_open(self) -> None:
+        check_open(self.link)
+
+    async def _do(self, talk: Talk[T]) -> T:
+        return await carry_async(talk, self.link)
+
+
+class AsyncSqlTransaction(AsyncJoinedRecords):
+    """The same, awaited."""
+
+    link: AsyncLink
+
+    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+        self.database = database
+        self._pool = pool
+        self._lent = AsyncExitStack()
+        self._begun = False
+
+    @property
+    def tx(self) -> Any:
+        return self.link.connection if self._begun else None
+
+    async def begin(self) -> None:
+        await self.let_go()
+        try:
+            self.link = await self._lent.enter_async_context(self._pool.lend())
+            self._begun = True
+            await self.link.begin()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    async def save(self) -> None:
+        await self.link.run(f"SAVEPOINT {SAVEPOINT}")
+
+    async def commit(self) -> Commit:
+        await self.check_open()
+        try:
+            await self.link.commit()
+        except Exception as error:  # noqa: BLE001 - what it means is decided there
+            return await self._after_commit(error)
+        return Commit.DONE
+
+    async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        if not self._begun:
+            return False
+        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+            await self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            return False
+        again = tries_again(error, self.database, self.link)
+        await self._undo()
+        if self.link.standing() is Standing.BROKEN:
+            await self._pool.drop_idle()
+        return again
+
+    async def let_go(self) -> None:
+        """Give the link back."""
+        if self._begun:
+            await self._undo()
+            self._begun = False
+            await self._lent.aclose()
+
+    async def _do(self, talk: Talk[T]) -> T:
+        try:
+            return await super()._do(talk)
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        trouble = cause_of(error, self.database)
+        return error if trouble is None else down(self.database, trouble)
+
+    async def _after_commit(self, error: Exception) -> Commit:
+        trouble = cause_of(error, self.database)
+        unknown = trouble is not None and trouble.kind is Kind.LOST
+        await self._undo()
+        if unknown:
+            await self._pool.drop_idle()
+            return Commit.UNKNOWN
+        return refused_commit(error, self.database, trouble)
+
+    async def _undo(self) -> None:
+        if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+            try:
+                await self.link.rollback()
+            except Exception:  # noqa: BLE001 - the pool closes what it cannot use again, and that rolls back too
+                return
+
+
+# The rules, for both colours.
+
+
+def check_open(link: Link | AsyncLink) -> None:
+    """Raise `UsageError` where what follows could not be committed together with the work."""
+    match link.standing():
+        case Standing.IDLE:
+            raise UsageError(ENDED)
+        case Standing.ABORTED:
+            raise UsageError(ABORTED)
+
+
+def tries_again(error: BaseException, database: Database, link: Link | AsyncLink) -> bool:
+    """Whether a new transaction may succeed. A connection lost before COMMIT has committed nothing."""
+    trouble = cause_of(error, database)
+    if trouble is None:
+        return False
+    return trouble.kind is Kind.CONFLICT or (trouble.kind is Kind.LOST and link.standing() is Standing.BROKEN)
+
+
+def refused_commit(error: Exception, database: Database, trouble: Trouble | None) -> Commit:
+    """After a COMMIT that the server answered with an error: nothing was written."""
+    if trouble is None or trouble.kind is Kind.MISTAKE:
+        # A constraint that is checked at the end: the handler's own mistake, which trying again would not mend.
+        raise error
+    if trouble.kind is Kind.CONFLICT:
+        return Commit.CONFLICT
+    raise down(database, trouble) from error

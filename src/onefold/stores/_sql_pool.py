@@ -1,0 +1,155 @@
+"""Connections that are kept for the next operation: few, bounded, and never shared over a fork or between event loops.
+
+A dead connection is found out by using it: then all that wait here are dropped with it, because a server that restarts
+ends them all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from onefold.durations import in_words
+from onefold.errors import StoreUnavailable
+from onefold.stores._sql_links import AsyncLink, Link, Standing
+
+if TYPE_CHECKING:
+    import asyncio
+
+# Transactions that are under way at the same time; a server has room for some hundred connections in all.
+SIZE: Final = 10
+
+# How long an operation waits for a connection: as long as a lease, because whoever waits longer has lost it.
+PATIENCE: Final = 30.0
+
+
+class Pool:
+    """Connections for threads."""
+
+    def __init__(self, connect: Callable[[], Link], *, size: int = SIZE, patience: float = PATIENCE) -> None:
+        self._connect = connect
+        self._size = size
+        self._patience = patience
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._idle: list[Link] = []
+        self._free = threading.BoundedSemaphore(self._size)
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        """A connection outside any transaction. It is kept afterwards only if it is so again."""
+        if self._pid != os.getpid():
+            # A child must neither use nor close its parent's connections: it leaves them alone.
+            _inherited.append(self._idle)
+            self._reset()
+        free = self._free
+        if not free.acquire(timeout=self._patience):
+            raise StoreUnavailable(all_in_use(self._size, self._patience))
+        try:
+            link = self._taken()
+            try:
+                yield link
+            finally:
+                self._give_back(link)
+        finally:
+            free.release()
+
+    def drop_idle(self) -> None:
+        """Close what nobody uses."""
+        while self._idle:
+            quietly(self._idle.pop().close)
+
+    def _taken(self) -> Link:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect()
+
+    def _give_back(self, link: Link) -> None:
+        if link.standing() is Standing.IDLE and self._pid == os.getpid():
+            self._idle.append(link)
+        else:
+            quietly(link.close)
+
+
+class AsyncPool:
+    """Connections for the tasks of one event loop; another loop gets others."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[AsyncLink]], *, size: int = SIZE, patience: float = PATIENCE
+    ) -> None:
+        self._connect = connect
+        self._size = size
+        self._patience = patience
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._idle: list[AsyncLink] = []
+        self._free: asyncio.Semaphore
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncLink]:
+        """A connection outside any transaction. It is kept afterwards only if it is so again."""
+        import asyncio
+
+        self._belong(asyncio.get_running_loop())
+        free, idle = self._free, self._idle
+        try:
+            async with asyncio.timeout(self._patience):
+                await free.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(all_in_use(self._size, self._patience)) from None
+        try:
+            link = idle.pop() if idle else await self._connect()
+            try:
+                yield link
+            finally:
+                if link.standing() is Standing.IDLE:
+                    idle.append(link)
+                else:
+                    await quietly_awaited(link.close)
+        finally:
+            free.release()
+
+    def _belong(self, loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
+        if self._loop is not loop or self._pid != os.getpid():
+            # The connections of a loop that has ended cannot be used or closed by another one.
+            _inherited.append(self._idle)
+            self._loop, self._pid, self._idle = loop, os.getpid(), []
+            self._free = asyncio.Semaphore(self._size)
+
+    async def drop_idle(self) -> None:
+        """Close what nobody uses."""
+        import asyncio
+
+        self._belong(asyncio.get_running_loop())
+        while self._idle:
+            await quietly_awaited(self._idle.pop().close)
+
+
+# Kept from the garbage collector, which would close what belongs to another process or loop.
+_inherited: list[Any] = []
+
+
+def all_in_use(size: int, patience: float) -> str:
+    return (
+        f"all {size} connections to the database have been in use for {in_words(patience)}. Nothing ran. Keep "
+        "transactions short, or raise pool_size"
+    )
+
+
+def quietly(close: Callable[[], None]) -> None:
+    """Closing what may be broken: there is nobody whom its error would help."""
+    with suppress(Exception):
+        close()
+
+
+async def quietly_awaited(close: Callable[[], Awaitable[None]]) -> None:
+    with suppress(Exception):
+        await close()

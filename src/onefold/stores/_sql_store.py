@@ -1,0 +1,223 @@
+"""A store on a database server, over any driver: each operation is one talk on a connection that a pool lends.
+
+It looks at the tables on first use, and makes them where it may. Every operation may be sent twice, so that one whose
+connection turns out dead is sent again on a new one; a second loss is `StoreUnavailable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, TypeVar
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold.errors import StoreUnavailable
+from onefold.stores._sql import VERSION
+from onefold.stores._sql_dialect import Ask, Talk, carry, carry_async
+from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
+from onefold.stores._sql_links import AsyncLink, Database, Kind, Lends, LendsAwaited, Link, cause_of, down, no_tables
+from onefold.stores.base import Query
+
+T = TypeVar("T")
+
+# A deadlock is the database's own choice of a victim; the same victim twice is rare, eight times is a design.
+CONFLICTS_MAX: Final = 8
+
+
+class SqlStore:
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+
+    def __init__(self, database: Database, pool: Lends) -> None:
+        self.database = database
+        self._pool = pool
+        self._looked = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.database.name!r})"
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return self._do(lambda: self.database.sql.claim(entry, replacing))
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return self._do(lambda: self.database.sql.extend(claim, notes))
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        return self._do(lambda: self.database.sql.finish(claim, ending))
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return self._do(lambda: self.database.sql.release(claim, memory))
+
+    def read(self, address: Address) -> Record | None:
+        return self._do(lambda: self.database.sql.read(address))
+
+    def purge(self, limit: int) -> int:
+        return self._do(lambda: self.database.sql.purge(limit))
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return self._do(lambda: self.database.sql.claim_all(entries))
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return self._do(lambda: self.database.sql.extend_all(claims))
+
+    def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return self._do(lambda: self.database.sql.close_all(closes))
+
+    def browse(self, query: Query, limit: int) -> list[Record]:
+        return self._do(lambda: self.database.sql.browse(query, limit))
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqlTransaction]:
+        """A transaction in this database, on connections that nobody else uses meanwhile."""
+        self._look()
+        transaction = SqlTransaction(self.database, self._pool)
+        try:
+            yield transaction
+        finally:
+            transaction.let_go()
+
+    def close(self) -> None:
+        """Close the connections. Whoever uses the store after that opens new ones."""
+        self._pool.drop_idle()
+
+    def _do(self, talk: Callable[[], Talk[T]]) -> T:
+        self._look()
+        return self._sent(lambda link: carry(talk(), link))
+
+    def _sent(self, work: Callable[[Link], T]) -> T:
+        attempts = Attempts(self.database)
+        while True:
+            try:
+                with self._pool.lend() as link:
+                    return work(link)
+            except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
+                if attempts.failed(error) is Kind.LOST:
+                    self._pool.drop_idle()
+
+    def _look(self) -> None:
+        if not self._looked:
+            self._sent(lambda link: ensure(self.database, link))
+            self._looked = True
+
+
+class AsyncSqlStore:
+    """The same store, awaited; it survives a new event loop."""
+
+    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+        self.database = database
+        self._pool = pool
+        self._looked = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.database.name!r})"
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return await self._do(lambda: self.database.sql.claim(entry, replacing))
+
+    async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return await self._do(lambda: self.database.sql.extend(claim, notes))
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        return await self._do(lambda: self.database.sql.finish(claim, ending))
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return await self._do(lambda: self.database.sql.release(claim, memory))
+
+    async def read(self, address: Address) -> Record | None:
+        return await self._do(lambda: self.database.sql.read(address))
+
+    async def purge(self, limit: int) -> int:
+        return await self._do(lambda: self.database.sql.purge(limit))
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return await self._do(lambda: self.database.sql.claim_all(entries))
+
+    async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return await self._do(lambda: self.database.sql.extend_all(claims))
+
+    async def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return await self._do(lambda: self.database.sql.close_all(closes))
+
+    async def browse(self, query: Query, limit: int) -> list[Record]:
+        return await self._do(lambda: self.database.sql.browse(query, limit))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
+        """A transaction in this database, on connections that nobody else uses meanwhile."""
+        await self._look()
+        transaction = AsyncSqlTransaction(self.database, self._pool)
+        try:
+            yield transaction
+        finally:
+            await transaction.let_go()
+
+    async def aclose(self) -> None:
+        """Close the connections. Whoever uses the store after that opens new ones."""
+        await self._pool.drop_idle()
+
+    async def _do(self, talk: Callable[[], Talk[T]]) -> T:
+        await self._look()
+        return await self._sent(lambda link: carry_async(talk(), link))
+
+    async def _sent(self, work: Callable[[AsyncLink], Awaitable[T]]) -> T:
+        attempts = Attempts(self.database)
+        while True:
+            try:
+                async with self._pool.lend() as link:
+                    return await work(link)
+            except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
+                if attempts.failed(error) is Kind.LOST:
+                    await self._pool.drop_idle()
+
+    async def _look(self) -> None:
+        if not self._looked:
+            await self._sent(lambda link: ensure_awaited(self.database, link))
+            self._looked = True
+
+
+class Attempts:
+    """How often one operation is sent: once more after a lost connection, a few times after conflicts."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._left = {Kind.LOST: 1, Kind.CONFLICT: CONFLICTS_MAX}
+
+    def failed(self, error: Exception) -> Kind:
+        """Why it is to be sent again; where it is not, this raises what the caller shall see."""
+        trouble = cause_of(error, self._database)
+        if trouble is None or isinstance(error, StoreUnavailable):
+            raise error
+        left = self._left.get(trouble.kind, 0)
+        if left == 0:
+            raise down(self._database, trouble) from error
+        self._left[trouble.kind] = left - 1
+        return trouble.kind
+
+
+def ensure(database: Database, link: Link) -> None:
+    """Find the tables, or make them: of many that start together, one does."""
+    version = carry(database.sql.form(), link)
+    if version < VERSION and database.auto_schema:
+        link.begin()
+        if database.lock is not None:
+            link.send(Ask(database.lock, {}, rows=True))
+        carry(database.sql.upgrade(carry(database.sql.form(), link)), link)
+        if database.unlock is not None:
+            link.send(Ask(database.unlock, {}, rows=True))
+        link.commit()
+    elif version == 0:
+        raise no_tables(database)
+
+
+async def ensure_awaited(database: Database, link: AsyncLink) -> None:
+    """The same, awaited."""
+    version = await carry_async(database.sql.form(), link)
+    if version < VERSION and database.auto_schema:
+        await link.begin()
+        if database.lock is not None:
+            await link.send(Ask(database.lock, {}, rows=True))
+        await carry_async(database.sql.upgrade(await carry_async(database.sql.form(), link)), link)
+        if database.unlock is not None:
+            await link.send(Ask(database.unlock, {}, rows=True))
+        await link.commit()
+    elif version == 0:
+        raise no_tables(database)
