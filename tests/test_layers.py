@@ -14,7 +14,7 @@ ROOT = Path(onefold.__file__).parent
 
 BOTTOM = {"errors", "durations", "_checks", "_model"}
 RULES = BOTTOM | {"_decide", "_steps", "_work", "codecs", "events"}
-FLOWS = {"_flow", "_flow_batch", "_flow_joined", "_flow_records", "_flow_seen", "_flow_steps"}
+FLOWS = {"_flow", "_flow_batch", "_flow_fresh", "_flow_joined", "_flow_records", "_flow_seen", "_flow_steps"}
 FRONT = RULES | FLOWS | {"keys", "stores", "heartbeat", "current", "_calls", "_front", "guard", "guard_async"}
 
 # What a room may import of ours. A room that is not listed may import the public names only.

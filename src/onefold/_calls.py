@@ -73,12 +73,15 @@ class Call:
             raise UsageError(f"{self.name}{self.signature} gets its transaction as an argument: add `*, tx`")
         return self.signature.replace(parameters=list(parameters.values()))
 
-    def with_tx(self, args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Callable[[], Any]:
-        """The call with its transaction, wherever in the signature that stands."""
-        at = self._tx_at
+    def with_tx(self, args: tuple[Any, ...], kwargs: dict[str, Any], transaction: Any) -> Callable[[], Any]:
+        """The call with its transaction, wherever in the signature that stands.
+
+        `tx` is asked for when the call is made: a transaction that is tried again may be on another connection.
+        """
+        function, at = self.function, self._tx_at
         if at is None or len(args) < at:
-            return functools.partial(self.function, *args, **kwargs, tx=tx)
-        return functools.partial(self.function, *args[:at], tx, *args[at:], **kwargs)
+            return lambda: function(*args, **kwargs, tx=transaction.tx)
+        return lambda: function(*args[:at], transaction.tx, *args[at:], **kwargs)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> object:
         if self._key is not None:

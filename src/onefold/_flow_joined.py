@@ -38,7 +38,7 @@ def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
 
     `confirm` sends the second one in any case: where the record is a row that the handler has to write.
     """
-    won = yield from _insert(work)
+    won = yield from insert(work)
     if isinstance(won, Outcome):
         return won
     ended: Ended = yield Running(work.call, won, claimed=False)
@@ -79,7 +79,7 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
 
 def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
     """The inside of one transaction. An exception as the answer is to be committed as a remembered failure."""
-    won = yield from _insert(work, ours)
+    won = yield from insert(work, ours)
     if isinstance(won, Outcome):
         return won
     if work.policy.remember:
@@ -98,7 +98,7 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
     return outcome
 
 
-def _insert(work: Work, ours: dict[bytes, Outcome[Any]] | None = None) -> Flow[Entry | Outcome[Any]]:
+def insert(work: Work, ours: dict[bytes, Outcome[Any]] | None = None) -> Flow[Entry | Outcome[Any]]:
     """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions."""
     asked, policy, token = work.asked, work.policy, work.mint()
     entry, replacing = _done_at_once(_decide.entry(Then.RUN, None, asked, policy, token), work), None

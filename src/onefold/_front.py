@@ -13,7 +13,7 @@ from onefold import keys
 from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, name_of, returns_of
 from onefold._flow import deliver
 from onefold._flow_seen import look
-from onefold._model import Asked, Claim, Outcome, Policy
+from onefold._model import Asked, Claim, Fresh, Outcome, Policy
 from onefold._steps import Flow, Running
 from onefold._work import Work
 from onefold.codecs import Codec, MsgspecCodec
@@ -57,8 +57,12 @@ class Toolbox:
         self.tell = front._tell
         self.home = store if home is None else home
         self.transaction = transaction
-        self.tx = None if transaction is None else transaction.tx
         self._conduct = conduct
+
+    @property
+    def tx(self) -> Any:
+        # Asked each time: a transaction that is tried again may be on another connection.
+        return None if self.transaction is None else self.transaction.tx
 
     def conduct(self, flow: Flow[Any]) -> Any:
         return self._conduct(flow, self)
@@ -217,6 +221,26 @@ class Front:
             )
         return found
 
+    def _fresh_works(
+        self,
+        messages: Sequence[M],
+        operation: str,
+        key: Callable[[M], object],
+        scope: str | Callable[[M], str] | None,
+        fingerprint: Callable[[M], object] | None,
+        policy: Policy | None,
+        joined: tuple[Any, object],
+    ) -> list[Work | Exception]:
+        """The works of a batch in a transaction of the caller's, which nobody calls: the caller does the work."""
+        connection, record = joined
+        if record is not None:
+            raise UsageError("fresh() writes records of its own, and cannot with record=. Use run() for each message")
+        policy = self._joined_policy(policy)
+        return [
+            self._batch_work(message, operation, key, _nothing, Any, scope, fingerprint, policy, connection)
+            for message in messages
+        ]
+
     def _deliver(self, work: Work) -> Flow[Outcome[Any]]:
         self._check_outside(work.asked)
         return look(work) if work.policy.mode == "seen" else deliver(work)
@@ -259,13 +283,14 @@ class Front:
         scope: str | Callable[[M], str] | None,
         fingerprint: Callable[[M], object] | None,
         policy: Policy | None,
+        home: object = None,
     ) -> Work | Exception:
         """The work for one message; where its key is unusable, the error that takes its place."""
         try:
             whose = scope(message) if callable(scope) else scope
             payload = None if fingerprint is None else fingerprint(message)
             asked = self._asked(operation, key(message), whose, payload)
-            self._check_outside(asked)
+            self._check_outside(asked, home)
             return self._work(asked, call, returns, policy)
         except Exception as error:  # noqa: BLE001 - one poison message never fails its neighbours
             return error
@@ -348,3 +373,14 @@ def _checked_policy(policy: object) -> Policy:
     if not isinstance(policy, Policy):
         raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
     return policy
+
+
+def sorted_by(messages: Sequence[M], verdicts: Sequence[bool | Exception]) -> Fresh[M]:
+    """A batch as its caller sees it."""
+    pairs = list(zip(messages, verdicts, strict=True))
+    return Fresh(
+        new=[message for message, verdict in pairs if verdict is True],
+        seen=[message for message, verdict in pairs if verdict is False],
+        unsettled=[message for message, verdict in pairs if isinstance(verdict, Exception)],
+        problems=[verdict for verdict in verdicts if isinstance(verdict, Exception)],
+    )

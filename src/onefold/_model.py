@@ -191,6 +191,19 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     remark: str = ""
 
 
+class Fresh(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """A batch, sorted: the messages of each kind in the order in which they came."""
+
+    # Recorded in the transaction, as done: work on them, and commit.
+    new: list[T]
+    # Done before, or a repetition of a new one in this batch: acknowledge them once the transaction is committed.
+    seen: list[T]
+    # Neither: running elsewhere, held, refused or without a usable key. They must not be acknowledged as done.
+    unsettled: list[T]
+    # Why, one for each of the unsettled.
+    problems: list[Exception]
+
+
 class Done(msgspec.Struct, frozen=True):
     """An answer of a probe or a resolution: the effect happened."""
 

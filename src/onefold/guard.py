@@ -9,10 +9,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, o
 
 from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
+from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join, transact
 from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
-from onefold._model import Outcome, Policy, Record, Resolution
+from onefold._front import BATCH_MAX, Front, Toolbox, sorted_by, unwrap
+from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive
 from onefold._work import Work
 from onefold.codecs import Codec
@@ -143,7 +144,7 @@ class Guard(Front):
                 self._check_outside(asked)
                 wanted = result_type()
                 with self._transaction() as (transaction, flow):
-                    work = self._work(asked, call.with_tx(args, kwargs, transaction.tx), wanted, policy)
+                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, policy)
                     outcome = drive(flow(work), self._inside(transaction))
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
@@ -301,3 +302,29 @@ class Within:
         joined = join_connection(self._connection, self._record, awaited=False)
         tools = Toolbox(joined, guard, drive, home=self._connection)
         return drive(join(work, confirm=self._record is not None), tools)
+
+    def fresh(
+        self,
+        operation: str,
+        messages: Sequence[M],
+        *,
+        key: Callable[[M], object],
+        scope: str | Callable[[M], str] | None = None,
+        fingerprint: Callable[[M], object] | None = None,
+        policy: Policy | None = None,
+    ) -> Fresh[M]:
+        """Which of these messages are new; one statement records them as done in the transaction of the connection.
+
+        Work on `new` and commit: the records and the work are committed together, or neither. Acknowledge `new` and
+        `seen` after that, and never `unsettled`. Raises `NotInTransaction` where no transaction is open.
+        """
+        guard = self._guard
+        works = guard._fresh_works(
+            messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
+        )
+        joined = join_connection(self._connection, None, awaited=False)
+        tools = Toolbox(joined, guard, drive, home=self._connection)
+        verdicts: list[bool | Exception] = []
+        for start in range(0, len(works), BATCH_MAX):
+            verdicts += drive(sort_out(works[start : start + BATCH_MAX]), tools)
+        return sorted_by(messages, verdicts)

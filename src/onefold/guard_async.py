@@ -9,10 +9,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, o
 
 from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
+from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join, transact
 from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, Toolbox, unwrap
-from onefold._model import Outcome, Policy, Record, Resolution
+from onefold._front import BATCH_MAX, Front, Toolbox, sorted_by, unwrap
+from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive_async
 from onefold._work import Work
 from onefold.codecs import Codec
@@ -135,7 +136,7 @@ class AsyncGuard(Front):
                 self._check_outside(asked)
                 wanted = result_type()
                 async with self._transaction() as (transaction, flow):
-                    work = self._work(asked, call.with_tx(args, kwargs, transaction.tx), wanted, policy)
+                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, policy)
                     outcome = await drive_async(flow(work), self._inside(transaction))
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
@@ -275,3 +276,25 @@ class AsyncWithin:
         joined = join_connection(self._connection, self._record, awaited=True)
         tools = Toolbox(joined, guard, drive_async, home=self._connection)
         return await drive_async(join(work, confirm=self._record is not None), tools)
+
+    async def fresh(
+        self,
+        operation: str,
+        messages: Sequence[M],
+        *,
+        key: Callable[[M], object],
+        scope: str | Callable[[M], str] | None = None,
+        fingerprint: Callable[[M], object] | None = None,
+        policy: Policy | None = None,
+    ) -> Fresh[M]:
+        """Which of these messages are new, recorded in the transaction of the connection. See `Within.fresh`."""
+        guard = self._guard
+        works = guard._fresh_works(
+            messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
+        )
+        joined = join_connection(self._connection, None, awaited=True)
+        tools = Toolbox(joined, guard, drive_async, home=self._connection)
+        verdicts: list[bool | Exception] = []
+        for start in range(0, len(works), BATCH_MAX):
+            verdicts += await drive_async(sort_out(works[start : start + BATCH_MAX]), tools)
+        return sorted_by(messages, verdicts)
