@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from onefold.durations import Duration, seconds
 from onefold.errors import UsageError
@@ -35,6 +35,16 @@ def one_of(chosen: T, allowed: Sequence[str], name: str) -> T:
     if chosen not in allowed:
         raise UsageError(f"{name}={chosen!r} is none of {', '.join(map(repr, allowed))}{did_you_mean(chosen, allowed)}")
     return chosen
+
+
+YES_OR_NO: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+def yes_or_no(word: str, name: str) -> bool:
+    """An option of a URL that is on or off."""
+    if word.lower() not in YES_OR_NO:
+        raise UsageError(f"{name}={word!r} has to be yes or no")
+    return YES_OR_NO[word.lower()]
 
 
 def error_classes(kinds: Iterable[Any], name: str) -> tuple[type[Exception], ...]:

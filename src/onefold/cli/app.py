@@ -12,6 +12,7 @@ from onefold import __version__
 from onefold.cli import records, settle, simulate
 from onefold.cli._shared import ends_in_one_line
 from onefold.cli.demo.command import demo
+from onefold.cli.schema import schema
 
 app = typer.Typer(
     name="onefold",
@@ -31,6 +32,7 @@ COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "held": (records.held, "onefold held --store sqlite:///onefold.db"),
     "resolve": (settle.resolve, "onefold resolve pay_7f3a --operation charge --rerun --reason 'the bank has no trace'"),
     "forget": (settle.forget, "onefold forget pay_7f3a --operation charge"),
+    "schema": (schema, "onefold schema sqlite:///onefold.db --apply"),
     "simulate": (simulate.simulate, "onefold simulate --deep"),
 }
 

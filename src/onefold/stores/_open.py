@@ -1,29 +1,50 @@
-"""From what a user passes as `store=` to a store: a URL, a store, or a function that returns one."""
+"""From what a user passes as `store=` to a store: a URL, a pool, engine or client, a store, or a function of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from onefold._checks import did_you_mean
 from onefold.errors import UsageError
-from onefold.stores.base import AsyncStore, Store
+from onefold.stores.base import Store
 
 GROUP = "onefold.stores"
 
-StoreSource = str | Store | Callable[[], Store]
-AsyncStoreSource = str | AsyncStore | Callable[[], AsyncStore]
+# The root of the module in which a pool's, engine's or client's class lives, and the module of ours that takes it over
+# by `adopt(client, awaited=...)`. What the caller brought is the caller's to close.
+CLIENTS: Final = {
+    "aiobotocore": "onefold.stores.dynamodb",
+    "asyncpg": "onefold.stores.postgres",
+    "boto3": "onefold.stores.dynamodb",
+    "botocore": "onefold.stores.dynamodb",
+    "psycopg_pool": "onefold.stores.postgres",
+    "redis": "onefold.stores.redis",
+    "sqlalchemy": "onefold.stores.sqlalchemy",
+    "valkey": "onefold.stores.redis",
+}
+
+# A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can say it: the
+# classes of clients belong to packages that are imported on use.
+StoreSource = object
+AsyncStoreSource = object
 
 
 def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
     """The store, and whether it is ours to close."""
     if isinstance(source, str):
         return _from_url(source, awaited=awaited), True
+    client_of = _adopting(source)
+    if client_of is not None:
+        return import_module(client_of).adopt(source, awaited=awaited), True
     if _is_store(source):
         return _checked(source, awaited=awaited), False
     if callable(source):
-        return _checked(source(), awaited=awaited), False
+        made = source()
+        # It may give whatever a guard takes: a URL from the settings, a pool that is made late.
+        if isinstance(made, str) or _adopting(made) is not None:
+            return open_store(made, awaited=awaited)
+        return _checked(made, awaited=awaited), False
     raise UsageError(_what_it_takes(source))
 
 
@@ -31,8 +52,17 @@ def check_source(source: Any) -> None:
     """What can be said before the store is opened."""
     if isinstance(source, str):
         _scheme(source)
-    elif not _is_store(source) and not callable(source):
+    elif not _is_store(source) and not callable(source) and _adopting(source) is None:
         raise UsageError(_what_it_takes(source))
+
+
+def _adopting(source: Any) -> str | None:
+    """The module that knows this pool, engine or client."""
+    for kind in type(source).__mro__:
+        module = CLIENTS.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            return module
+    return None
 
 
 def _is_store(source: Any) -> bool:
@@ -45,12 +75,14 @@ def _scheme(url: str) -> str:
     known = schemes()
     if not colon and scheme in known:
         raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
-    if not colon or scheme.lower() not in known:
+    # What follows a plus is the store's own affair: `postgresql+asyncpg://`.
+    base = scheme.lower().partition("+")[0]
+    if not colon or base not in known:
         raise UsageError(
             f"store={without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
             f"Known are {', '.join(f'{name}:' for name in sorted(known))}"
         )
-    return scheme.lower()
+    return base
 
 
 def schemes() -> dict[str, str]:
@@ -60,8 +92,13 @@ def schemes() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
+def module_of(url: str) -> Any:
+    """The module of the store behind this URL."""
+    return import_module(schemes()[_scheme(url)])
+
+
 def _from_url(url: str, *, awaited: bool) -> Any:
-    module = import_module(schemes()[_scheme(url)])
+    module = module_of(url)
     return module.open_async_store(url) if awaited else module.open_store(url)
 
 
@@ -78,8 +115,8 @@ def _checked(store: Any, *, awaited: bool) -> Any:
 
 def _what_it_takes(source: object) -> str:
     return (
-        f"store={type(source).__name__} is no store: pass a URL such as 'memory:', a Store, "
-        "or a function that returns a Store"
+        f"store={type(source).__name__} is no store: pass a URL such as 'memory:', a pool, an engine or a client, "
+        "a Store, or a function that returns one of them"
     )
 
 

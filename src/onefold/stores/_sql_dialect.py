@@ -202,6 +202,10 @@ class Dialect:
             for statement in statements:
                 yield Ask(statement, {})
 
+    def script(self) -> str:
+        """All versions of the tables as a text for people."""
+        return "\n\n".join(f"{statement.strip()};" for statements in self.versions for statement in statements) + "\n"
+
     def insert_all(self, entries: Sequence[Entry]) -> Ask:
         """Many claims in one statement; where it answers, each row begins with its address."""
         raise NotImplementedError(f"{type(self).__name__} writes one record at a time")

@@ -16,11 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from onefold._checks import did_you_mean, finite, one_of, positive
+from onefold._checks import did_you_mean, finite, one_of, positive, yes_or_no
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.durations import Duration, in_words
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores._sql import VERSION, is_own
+from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import Line
 from onefold.stores._sqlite_records import Records
 from onefold.stores.base import Query
@@ -220,7 +221,7 @@ class AsyncSqliteStore:
 
 
 def open_store(url: str) -> SqliteStore:
-    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?sync=normal` and `?busy_timeout=5s`."""
+    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?sync=normal&busy_timeout=5s&auto_schema=no`."""
     path, options = _parsed(url)
     return SqliteStore(path, **options)
 
@@ -231,7 +232,24 @@ def open_async_store(url: str) -> AsyncSqliteStore:
     return AsyncSqliteStore(path, **options)
 
 
-OPTIONS: Final = ("sync", "busy_timeout")
+def describe_schema(url: str) -> str:
+    """The statements that make the tables."""
+    _parsed(url)
+    return SQLITE.script()
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to the form of this version."""
+    path, options = _parsed(url)
+    store = SqliteStore(path, **(options | {"auto_schema": True}))
+    try:
+        store.browse(Query(), 0)
+    finally:
+        store.close()
+    return [f"{store.path}: the tables of Onefold are there, version {VERSION}"]
+
+
+OPTIONS: Final = ("sync", "busy_timeout", "auto_schema")
 
 
 def _parsed(url: str) -> tuple[str, dict[str, Any]]:
@@ -242,7 +260,10 @@ def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     for name in options:
         if name not in OPTIONS:
             raise UsageError(f"{url!r}: {name!r} is none of {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
-    return unquote(parts.path[1:]), options
+    checked: dict[str, Any] = {**options}
+    if "auto_schema" in options:
+        checked["auto_schema"] = yes_or_no(options["auto_schema"], "auto_schema")
+    return unquote(parts.path[1:]), checked
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
