@@ -7,10 +7,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types simulate soak docs format wheel clean
+.PHONY: help demo test lint types services services-down simulate soak bench-quick docs format wheel clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## the double charge, made real: without a guard, and with one
 	$(BIN)/onefold demo $(ARGS)
@@ -26,12 +26,21 @@ types: $(READY)  ## mypy --strict on the package, the tests and the examples
 	$(BIN)/mypy
 	$(BIN)/mypy examples
 
+services: $(READY)  ## start private servers for the tests (`make test` starts what it needs by itself)
+	$(BIN)/python -m services up $(ARGS)
+
+services-down: $(READY)  ## stop them
+	$(BIN)/python -m services down
+
 simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
 	$(BIN)/onefold simulate --deep $(ARGS)
 
 soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
 	$(BIN)/onefold simulate $(if $(SHORT),,--deep) $(ARGS)
 	$(BIN)/python bench/soak.py $(if $(SHORT),--short)
+
+bench-quick: $(READY)  ## what a guard costs on each store, against the raw driver: ratios, in a minute
+	$(BIN)/python -m bench.quick $(ARGS)
 
 docs: $(READY)  ## write anew what the documentation shows of the source
 	$(BIN)/python docs/generate.py
@@ -44,7 +53,8 @@ wheel: $(READY)  ## build the wheel and test it in an environment of its own
 	$(BIN)/python tests/wheel.py
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	test ! -x $(BIN)/python || $(BIN)/python -m services down
+	rm -rf $(VENV) .services build dist .mypy_cache .ruff_cache .pytest_cache
 
 $(READY): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "onefold needs Python 3.11 or newer; try make PYTHON=python3.12")'

@@ -12,6 +12,9 @@ import pytest
 from onefold.stores._sqlite_joined import SqliteTransaction
 from wallet import connected, create
 
+# The servers; they start when a test asks for one.
+pytest_plugins = ["services.fixtures"]
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

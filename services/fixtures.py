@@ -1,0 +1,179 @@
+"""The fixtures that give tests their servers. A server starts when the first test asks for it, never before.
+
+Session-wide, to look at: `postgres`, `pgbouncer`, `mariadb`, `redis_server`, `valkey`, `redis_cluster`,
+`valkey_cluster`, `redis_pair`, `redis_sentinel`, `dynamodb` (each has `.url`, `.version`).
+Empty at the start of each test: `postgres_url`, `pgbouncer_url` (the same database), `mysql_url`, `redis_url`,
+`valkey_url`, `redis_cluster_url`, `valkey_cluster_url`, `dynamodb_url` (the name of a table that does not exist yet).
+Private to one test, to be killed, frozen and restarted: `own_postgres`, `own_mariadb`, `own_redis`, `own_valkey`,
+`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`. For a whole module: `with house.own("postgres") as server`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from services import dynamodb as dynamodb_server
+from services import mariadb as mariadb_server
+from services import postgres as postgres_server
+from services import redis as redis_servers
+from services.house import House
+from services.programs import Missing, in_ci
+from services.servers import Server
+
+MISSING = pytest.StashKey[set[str]]()
+HOUSE = pytest.StashKey[House]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[MISSING] = set()
+    config.stash[HOUSE] = House()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[HOUSE].close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    missing = config.stash[MISSING]
+    counts = {what: sum(what in reason for reason in reasons) for what in sorted(missing)}
+    if counts:
+        told = "; ".join(f"{number} because {what}" for what, number in counts.items())
+        terminalreporter.write_line(f"tests skipped for want of a server: {told}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def house(request: pytest.FixtureRequest) -> House:
+    return request.config.stash[HOUSE]
+
+
+def found(request: pytest.FixtureRequest, name: str) -> Server:
+    """The session's server of that name, or one line about what is missing."""
+    with missing_told(request.config):
+        return request.config.stash[HOUSE][name]
+
+
+@contextmanager
+def missing_told(config: pytest.Config) -> Iterator[None]:
+    """A missing server skips on a laptop and fails in CI."""
+    try:
+        yield
+    except Missing as error:
+        if in_ci():
+            pytest.fail(f"CI needs every server: {error}", pytrace=False)
+        config.stash[MISSING].add(str(error))
+        pytest.skip(str(error))
+
+
+def session_server(name: str) -> Any:
+    @pytest.fixture(scope="session")
+    def server(request: pytest.FixtureRequest) -> Server:
+        return found(request, name)
+
+    return server
+
+
+def own_server(name: str) -> Any:
+    @pytest.fixture
+    def server(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
+        with missing_told(request.config), house.own(name) as server:
+            yield server
+
+    return server
+
+
+postgres = session_server("postgres")
+pgbouncer = session_server("pgbouncer")
+mariadb = session_server("mariadb")
+redis_server = session_server("redis")
+valkey = session_server("valkey")
+redis_cluster = session_server("redis-cluster")
+valkey_cluster = session_server("valkey-cluster")
+redis_pair = session_server("redis-pair")
+redis_sentinel = session_server("redis-sentinel")
+dynamodb = session_server("dynamodb")
+
+own_postgres = own_server("postgres")
+own_mariadb = own_server("mariadb")
+own_redis = own_server("redis")
+own_valkey = own_server("valkey")
+own_redis_pair = own_server("redis-pair")
+own_redis_sentinel = own_server("redis-sentinel")
+own_redis_cluster = own_server("redis-cluster")
+
+
+@pytest.fixture(scope="session")
+def postgres_database(postgres: Server) -> Iterator[postgres_server.Database]:
+    database = postgres_server.Database(postgres)
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def postgres_url(postgres_database: postgres_server.Database) -> str:
+    postgres_database.empty()
+    return postgres_database.url
+
+
+@pytest.fixture
+def pgbouncer_url(postgres_url: str, pgbouncer: Server) -> str:
+    return urlsplit(pgbouncer.url)._replace(path=urlsplit(postgres_url).path).geturl()
+
+
+@pytest.fixture(scope="session")
+def mariadb_database(mariadb: Server) -> Iterator[mariadb_server.Database]:
+    database = mariadb_server.Database(mariadb)
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def mysql_url(mariadb_database: mariadb_server.Database) -> str:
+    mariadb_database.empty()
+    return mariadb_database.url
+
+
+def emptied(name: str) -> Any:
+    """The URL of a Redis, or of a cluster, whose data is gone."""
+
+    @pytest.fixture(scope="session")
+    def ours(request: pytest.FixtureRequest) -> Server:
+        server = found(request, name.replace("_", "-"))
+        if server.origin.startswith("ONEFOLD_") and redis_servers.holds_keys(server):
+            pytest.fail(f"{server.origin} names a database with keys in it: name an empty one", pytrace=False)
+        return server
+
+    @pytest.fixture
+    def url(request: pytest.FixtureRequest) -> str:
+        server: Server = request.getfixturevalue(f"emptied_{name}")
+        redis_servers.empty(server)
+        return server.url
+
+    return ours, url
+
+
+emptied_redis, redis_url = emptied("redis")
+emptied_valkey, valkey_url = emptied("valkey")
+emptied_redis_cluster, redis_cluster_url = emptied("redis_cluster")
+emptied_valkey_cluster, valkey_cluster_url = emptied("valkey_cluster")
+
+
+@pytest.fixture(scope="session")
+def dynamodb_tables(dynamodb: Server) -> Iterator[str]:
+    """How the names of this session's tables begin."""
+    prefix = f"onefold_{secrets.token_hex(4)}_"
+    yield prefix
+    dynamodb_server.delete_tables(dynamodb, prefix)
+
+
+@pytest.fixture
+def dynamodb_url(dynamodb: Server, dynamodb_tables: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in dynamodb_server.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return dynamodb_server.store_url(dynamodb, dynamodb_tables + secrets.token_hex(6))

@@ -1,0 +1,117 @@
+"""All servers by name: taken from the environment, from `python -m services up`, or started, at the first question."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from services import dynamodb, mariadb, postgres, redis, redis_cluster, state
+from services.home import Home, root_folder
+from services.servers import Server
+
+
+@dataclass(frozen=True)
+class Kind:
+    start: Callable[[Home], Server]
+    # The variable that names a server to use instead.
+    variable: str
+    # One whose writes a kill cannot take back, for the tests that kill it.
+    start_own: Callable[[Home], Server] | None = None
+
+
+KINDS = {
+    "postgres": Kind(postgres.start_postgres, "ONEFOLD_POSTGRES_URL"),
+    "mariadb": Kind(mariadb.start_mariadb, "ONEFOLD_MYSQL_URL"),
+    "redis": Kind(redis.start_redis, "ONEFOLD_REDIS_URL", lambda home: redis.start_redis(home, durable=True)),
+    "valkey": Kind(redis.start_valkey, "ONEFOLD_VALKEY_URL", lambda home: redis.start_valkey(home, durable=True)),
+    "redis-pair": Kind(redis.start_pair, "ONEFOLD_REDIS_PAIR_URL", lambda home: redis.start_pair(home, durable=True)),
+    "redis-sentinel": Kind(redis.start_sentinel, "ONEFOLD_REDIS_SENTINEL_URL"),
+    "redis-cluster": Kind(redis_cluster.start_redis_cluster, "ONEFOLD_REDIS_CLUSTER_URL"),
+    "valkey-cluster": Kind(redis_cluster.start_valkey_cluster, "ONEFOLD_VALKEY_CLUSTER_URL"),
+    "dynamodb": Kind(dynamodb.start_dynamodb, "ONEFOLD_DYNAMODB_URL"),
+}
+PGBOUNCER_VARIABLE = "ONEFOLD_PGBOUNCER_URL"
+UP = "python -m services up"
+NAMES = (*KINDS, "pgbouncer")
+
+
+class House:
+    """The servers of one test session."""
+
+    def __init__(self) -> None:
+        self._home: Home | None = None
+        self._found: dict[str, Server | Exception] = {}
+        self._leases = state.Leases()
+
+    @property
+    def home(self) -> Home:
+        if self._home is None:
+            root_folder().mkdir(parents=True, exist_ok=True)
+            folder = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root_folder())
+            self._home = Home(Path(folder), watched=True)
+        return self._home
+
+    def __getitem__(self, name: str) -> Server:
+        """The server; what failed once is not tried again."""
+        if name not in self._found:
+            try:
+                self._found[name] = self._find(name)
+            except Exception as error:
+                self._found[name] = error
+                raise
+        found = self._found[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _find(self, name: str) -> Server:
+        variable = PGBOUNCER_VARIABLE if name == "pgbouncer" else KINDS[name].variable
+        if variable in os.environ:
+            return _class_of(name)(name, os.environ[variable], origin=variable)
+        # The PgBouncer of `up` stands before the PostgreSQL of `up`.
+        if name != "pgbouncer" or self["postgres"].origin == UP:
+            shared = self._leases.take(name)
+            if shared is not None:
+                return _class_of(name)(name, shared.url, shared.version, UP)
+        return start(self.home, name, self.__getitem__)
+
+    @contextmanager
+    def own(self, name: str) -> Iterator[Server]:
+        """A server that nobody shares, to be harmed; it ends with the block."""
+        kind = KINDS[name]
+        server = whole(self.home, kind.start_own or kind.start)
+        try:
+            yield server
+        finally:
+            server.end()
+
+    def close(self) -> None:
+        if self._home is not None:
+            self._home.close()
+        self._leases.close()
+
+
+def start(home: Home, name: str, other: Callable[[str], Server]) -> Server:
+    if name == "pgbouncer":
+        behind = other("postgres")
+        return whole(home, lambda home: postgres.start_pgbouncer(home, behind))
+    return whole(home, KINDS[name].start)
+
+
+def whole(home: Home, begin: Callable[[Home], Server]) -> Server:
+    """All processes of a server, or none: a cluster that does not form leaves nothing behind."""
+    before = len(home.daemons)
+    try:
+        return begin(home)
+    except BaseException:
+        for daemon in home.daemons[before:]:
+            daemon.end()
+        raise
+
+
+def _class_of(name: str) -> type[Server]:
+    return redis.Pair if name == "redis-pair" else Server
