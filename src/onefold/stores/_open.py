@@ -14,6 +14,7 @@ GROUP = "onefold.stores"
 # The root of the module in which a pool's, engine's or client's class lives, and the module of ours that takes it over
 # by `adopt(client, awaited=...)`. What the caller brought is the caller's to close.
 CLIENTS: Final = {
+    "aioboto3": "onefold.stores.dynamodb",
     "aiobotocore": "onefold.stores.dynamodb",
     "asyncpg": "onefold.stores.postgres",
     "boto3": "onefold.stores.dynamodb",

@@ -95,7 +95,7 @@ def _elsewhere(url: str) -> Iterator[Side]:
     if url.partition(":")[0].lower() == "memory":
         raise Refusal("a memory store lives inside one process, and the demo's processes have to share it", WRONG_USAGE)
     scope = f"onefold-demo-{os.getpid()}-{secrets.token_hex(4)}"
-    with Guard(url, policy=policy(), scope=scope) as guard:
+    with Guard(url, policy=policy(url), scope=scope) as guard:
         guard.read(OPERATION, MESSAGES[0].key)
         try:
             yield Side("with", f"{HANDLERS}:claiming", Desk(url, scope))

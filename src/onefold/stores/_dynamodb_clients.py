@@ -1,0 +1,286 @@
+"""Where a store has its clients from: its own, one for each process or loop; or the caller's, which is not closed.
+
+A client of a parent process is never used by its child: they would read each other's replies. A client of an event loop
+is never used by another loop, and is closed with its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from onefold.errors import UsageError
+
+if TYPE_CHECKING:
+    import asyncio
+
+# A request that fails on its way, or is throttled, is sent again by the client itself. Every write of ours may be.
+ATTEMPTS_MAX: Final = 3
+
+# Ten, the default, is few for a busy worker with threads.
+CONNECTIONS_MAX: Final = 50
+
+# Which attributes hold items or values, on the way out and on the way back.
+VALUES: Final = ("Key", "Item", "ExpressionAttributeValues", "ExclusiveStartKey")
+REPLIED: Final = ("Item", "LastEvaluatedKey")
+
+
+class Settings(NamedTuple):
+    """What a client of our own is made with. What is not named comes from the AWS configuration."""
+
+    region: str | None
+    endpoint_url: str | None
+    profile: str | None
+    timeout: float
+
+
+class Clients(Protocol):
+    """Gives the client for this process."""
+
+    def get(self) -> Any: ...
+    def close(self) -> None: ...
+
+
+class AsyncClients(Protocol):
+    """Gives the client for this event loop."""
+
+    async def get(self) -> Any: ...
+    async def aclose(self) -> None: ...
+
+
+class OwnClients:
+    """One client for each process, made on first use. It may be shared between threads."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._client: Any = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+
+    def get(self) -> Any:
+        if self._pid != os.getpid():
+            # The parent's sockets stay the parent's, and its lock may have been held by a thread that is not here.
+            self._client = None
+            self._reset()
+        if self._client is None:
+            # A session may be the caller's, and is not safe between threads.
+            with self._mutex:
+                if self._client is None:
+                    self._client = self._make()
+        return self._client
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._pid == os.getpid():
+            client.close()
+
+
+class OwnAsyncClients:
+    """One client for each event loop, made on first use, and closed when the loop ends at the latest."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self._make = make
+        self._homes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Home] = WeakKeyDictionary()
+
+    async def get(self) -> Any:
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
+        home = self._homes.get(loop)
+        if home is None:
+            home = self._homes[loop] = _Home(self._make)
+        return await home.get()
+
+    async def aclose(self) -> None:
+        from asyncio import get_running_loop
+
+        home = self._homes.pop(get_running_loop(), None)
+        if home is not None:
+            await home.aclose()
+
+
+class _Home:
+    """The client of one event loop."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        from asyncio import Lock
+
+        self._make = make
+        self._opening = Lock()
+        self._client: Any = None
+        self._living: AsyncIterator[Any] | None = None
+
+    async def get(self) -> Any:
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    self._living = self._live()
+                    self._client = await anext(self._living)
+        return self._client
+
+    async def _live(self) -> AsyncIterator[Any]:
+        # A loop that ends closes its generators: so the client is closed in its own loop, though nobody asked for it.
+        async with self._make() as client:
+            yield client
+
+    async def aclose(self) -> None:
+        living, self._living, self._client = self._living, None, None
+        if living is not None:
+            await living.aclose()  # type: ignore[attr-defined]
+
+
+class Brought:
+    """The caller's own client: used as it is, and never closed."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def get(self) -> Any:
+        return self._client
+
+    def close(self) -> None:
+        """It is the caller's."""
+
+
+class AsyncBrought:
+    """The same for an aiobotocore client, which belongs to the caller's event loop."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def get(self) -> Any:
+        return self._client
+
+    async def aclose(self) -> None:
+        """It is the caller's."""
+
+
+class OfResource:
+    """The client of a boto3 resource, which takes and gives Python's own types, behind the face of a plain one."""
+
+    def __init__(self, client: Any) -> None:
+        from boto3.dynamodb.types import TypeDeserializer, TypeSerializer
+
+        self._client = client
+        self._python = TypeDeserializer().deserialize
+        self._wire = TypeSerializer().serialize
+
+    def __getattr__(self, action: str) -> Callable[..., Any]:
+        send = getattr(self._client, action)
+
+        def ask(**parameters: Any) -> Any:
+            reply = send(**{name: self._asked(name, value) for name, value in parameters.items()})
+            told: dict[str, Any] = {name: self._item(reply[name]) for name in REPLIED if reply.get(name)}
+            if "Items" in reply:
+                told["Items"] = [self._item(item) for item in reply["Items"]]
+            return reply | told
+
+        return ask
+
+    def _asked(self, name: str, value: Any) -> Any:
+        return {part: self._python(found) for part, found in value.items()} if name in VALUES else value
+
+    def _item(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._wire(value) for name, value in item.items()}
+
+
+def own(settings: Settings) -> OwnClients:
+    def make() -> Any:
+        session = _imported("botocore.session").Session(profile=settings.profile)
+        return session.create_client("dynamodb", **_options(settings, "botocore.config", "Config"))
+
+    return OwnClients(make)
+
+
+def own_async(settings: Settings) -> OwnAsyncClients:
+    def make() -> AbstractAsyncContextManager[Any]:
+        session = _imported("aiobotocore.session").AioSession(profile=settings.profile)
+        made: AbstractAsyncContextManager[Any] = session.create_client(
+            "dynamodb", **_options(settings, "aiobotocore.config", "AioConfig")
+        )
+        return made
+
+    return OwnAsyncClients(make)
+
+
+def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
+    """The clients that come from what the caller has, and the name of the table if that says it."""
+    if _is_awaited(client):
+        raise UsageError(f"{_name(client)} is awaited, and a Guard blocks: pass it to an AsyncGuard, or a boto3 client")
+    if _is_session(client):
+        make = getattr(client, "create_client", None) or client.client
+        return OwnClients(lambda: make("dynamodb", **_options(settings, "botocore.config", "Config"))), None
+    meta = _checked_meta(client)
+    if hasattr(meta, "client"):
+        return Brought(OfResource(meta.client)), getattr(client, "name", None)
+    return Brought(client), None
+
+
+def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | None]:
+    """The same for an `AsyncGuard`."""
+    if not _is_awaited(client):
+        raise UsageError(
+            f"{_name(client)} blocks, and an AsyncGuard awaits: pass it to a Guard, or an aiobotocore session or client"
+        )
+    if _is_session(client):
+        make = getattr(client, "create_client", None) or client.client
+        return OwnAsyncClients(lambda: make("dynamodb", **_options(settings, "aiobotocore.config", "AioConfig"))), None
+    if hasattr(_checked_meta(client), "client"):
+        raise UsageError(f"{_name(client)}: pass the session, or a client that was made with client('dynamodb')")
+    return AsyncBrought(client), None
+
+
+def _checked_meta(client: Any) -> Any:
+    """What a client or a resource says of itself; it has to be one of DynamoDB."""
+    meta = getattr(client, "meta", None)
+    model = getattr(getattr(meta, "client", client), "meta", None)
+    service = getattr(getattr(model, "service_model", None), "service_name", None)
+    if service != "dynamodb":
+        raise UsageError(
+            f"{_name(client)} is not of DynamoDB: pass a client made with client('dynamodb'), a Table of "
+            "resource('dynamodb'), or a session"
+        )
+    return meta
+
+
+def _is_awaited(client: Any) -> bool:
+    roots = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    return not roots.isdisjoint({"aiobotocore", "aioboto3"})
+
+
+def _is_session(client: Any) -> bool:
+    return hasattr(client, "create_client") or (hasattr(client, "client") and hasattr(client, "resource"))
+
+
+def _options(settings: Settings, module: str, name: str) -> dict[str, Any]:
+    config = getattr(_imported(module), name)(
+        connect_timeout=settings.timeout,
+        read_timeout=settings.timeout,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
+        max_pool_connections=CONNECTIONS_MAX,
+        tcp_keepalive=True,
+    )
+    named = {"region_name": settings.region, "endpoint_url": settings.endpoint_url}
+    return {"config": config} | {option: value for option, value in named.items() if value is not None}
+
+
+def _imported(module: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"DynamoDB needs the package {module.partition('.')[0]}: pip install 'onefold[dynamodb]'"
+        ) from error
+
+
+def _name(client: Any) -> str:
+    return f"{type(client).__module__}.{type(client).__qualname__}"

@@ -1,0 +1,175 @@
+"""DynamoDB: the record as one more item of the caller's own `TransactWriteItems`.
+
+DynamoDB has no transaction that stays open, so that there is nothing to be within. It has one request that writes up to
+a hundred items, or none of them. `transact_item` gives the item for it: a record that is done, on the condition that
+there is none yet. It commits with the work, or neither does; and nothing here sends anything but to learn the time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from onefold import _decide
+from onefold._decide import Then
+from onefold._flow import answer
+from onefold._model import Entry, Outcome, Policy, State
+from onefold._work import Work, done
+from onefold.errors import UsageError
+from onefold.stores._dynamodb_clock import Now
+from onefold.stores._dynamodb_errors import problem_of
+from onefold.stores._dynamodb_items import Item, Requests, record_of, text_of
+from onefold.stores._dynamodb_records import fitting
+from onefold.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
+
+if TYPE_CHECKING:
+    from onefold.guard import Guard
+    from onefold.guard_async import AsyncGuard
+    from onefold.keys import Key
+
+CANCELLED: Final = "TransactionCanceledException"
+
+
+class TransactItem:
+    """One delivery as an item for `transact_write_items`. Made by `transact_item`; good for one delivery.
+
+    `item` is for a client, `resource_item` for the client of a boto3 resource. `request_token` makes the request safe
+    to send again where its answer got lost: pass it as `ClientRequestToken`.
+    """
+
+    def __init__(self, work: Work, value: Any, table: str, now: Now) -> None:
+        self._work = work
+        self._value = value
+        self._now = now
+        self._entry = fitting(_entry(work, value), work.asked.address)
+        request = Requests(table).claim(self._entry, 1, now)
+        self.item: dict[str, Any] = {"Put": request.parameters}
+        # It may have 36 characters.
+        self.request_token = self._entry.token.hex()
+
+    @property
+    def resource_item(self) -> dict[str, Any]:
+        """The same in Python's own types, for `boto3.resource("dynamodb").meta.client`."""
+        from boto3.dynamodb.types import TypeDeserializer
+
+        python = TypeDeserializer().deserialize
+        put = self.item["Put"]
+        return {
+            "Put": put
+            | {
+                part: {name: python(value) for name, value in put[part].items()}
+                for part in ("Item", "ExpressionAttributeValues")
+            }
+        }
+
+    def outcome(self, error: BaseException) -> Outcome[Any] | None:
+        """What the error of `transact_write_items` says of this delivery; None: nothing, so raise it again.
+
+        A duplicate: the outcome of the first one, replayed. The same item, sent again after its answer had got lost:
+        its own outcome. Raises `KeyReused`, `InProgress` and `OnHold` as a guard does.
+        """
+        item = self._in_the_way(error)
+        if item is None:
+            return None
+        found = record_of(item, self._now)
+        if found.token == self._entry.token:
+            return Outcome(value=self._value)
+        then = _decide.decide(found, self._work.asked, self._work.policy)
+        settled = answer(self._work, found, Then.REFUSE_RUNNING if then is Then.RUN else then)
+        if settled is not None:
+            return settled
+        address = self._work.asked.address
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: its record is {found.state.value}, as guard.run leaves it, "
+            "and an operation has one mode. Nothing was written. Settle it with guard.run, or forget it"
+        )
+
+    def _in_the_way(self, error: BaseException) -> Item | None:
+        """The record that has refused this item. What else was refused in the same transaction is the caller's."""
+        problem = problem_of(error) if isinstance(error, Exception) else None
+        if problem is None or problem.code != CANCELLED:
+            return None
+        ours = {"S": text_of(self._entry.address)}
+        for reason in getattr(error, "response", {}).get("CancellationReasons", ()):
+            item: Item = reason.get("Item") or {}
+            if reason.get("Code") == "ConditionalCheckFailed" and item.get("address") == ours and "token" in item:
+                return item
+        return None
+
+
+def transact_item(
+    guard: Guard,
+    operation: str,
+    key: Key,
+    *,
+    value: Any = None,
+    returns: Any = Any,
+    scope: str | None = None,
+    fingerprint: object = None,
+    policy: Policy | None = None,
+) -> TransactItem:
+    """The item that remembers this delivery in your own `transact_write_items`.
+
+    `value` is what a duplicate gets, if it is to get something. `fingerprint` is the payload itself. The time is
+    DynamoDB's own; where the guard's store does not know it yet, this asks once.
+    """
+    work = _work(guard, operation, key, returns, scope, fingerprint, policy)
+    store = _checked(guard.store, DynamoDBStore)
+    return TransactItem(work, value, store.table, store.now())
+
+
+async def transact_item_async(
+    guard: AsyncGuard,
+    operation: str,
+    key: Key,
+    *,
+    value: Any = None,
+    returns: Any = Any,
+    scope: str | None = None,
+    fingerprint: object = None,
+    policy: Policy | None = None,
+) -> TransactItem:
+    """The same with an `AsyncGuard`."""
+    work = _work(guard, operation, key, returns, scope, fingerprint, policy)
+    store = _checked(guard.store, AsyncDynamoDBStore)
+    return TransactItem(work, value, store.table, await store.now())
+
+
+def _work(
+    guard: Guard | AsyncGuard,
+    operation: str,
+    key: object,
+    returns: Any,
+    scope: str | None,
+    fingerprint: object,
+    policy: Policy | None,
+) -> Work:
+    asked = guard._asked(operation, key, scope, fingerprint)
+    return guard._work(asked, _nothing, returns, policy)
+
+
+def _entry(work: Work, value: Any) -> Entry:
+    """The record, done at once, with its result."""
+    ending = done(work, value, 1)
+    entry = _decide.entry(Then.RUN, None, work.asked, work.policy, work.mint())
+    return _decide.change(
+        entry,
+        state=State.DONE,
+        lease=0.0,
+        stay=ending.stay,
+        result=ending.result,
+        omitted=ending.omitted,
+        remark=ending.remark,
+    )
+
+
+def _checked(store: Any, wanted: Any) -> Any:
+    if not isinstance(store, wanted):
+        raise UsageError(
+            f"transact_item is for a guard on DynamoDB, and this one is on {type(store).__name__}. "
+            "In a database with transactions use guard.within(connection)"
+        )
+    return store
+
+
+def _nothing() -> None:
+    """What runs is the caller's own request."""
