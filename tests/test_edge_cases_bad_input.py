@@ -61,11 +61,11 @@ def decorate_awaited(function: Any) -> Any:
 SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown scheme": (lambda: Guard("memroy:"), r"store='memroy:'.*did you mean 'memory'"),
     "no scheme at all": (lambda: AsyncGuard("onefold.db"), r"store='onefold.db'.*Known are .*memory:"),
-    "a store of another kind": (lambda: Guard(3), r"store=int is no store: pass a URL .* a Store, or a function"),  # type: ignore[arg-type]
+    "a store of another kind": (lambda: Guard(3), r"store=int is no store: pass a URL .* a Store, or a function"),
     "a memory store with a path": (lambda: Guard("memory:x").store, r"'memory:x': .* memory:\?limit="),
     "a limit that is no number": (lambda: Guard("memory:?limit=x").store, r"limit='x' has to be a whole number"),
-    "the other colour's store": (lambda: Guard(AsyncMemoryStore()).store, "belongs to an AsyncGuard"),  # type: ignore[arg-type]
-    "the other colour's store, awaited": (lambda: AsyncGuard(MemoryStore()).store, "belongs to a Guard"),  # type: ignore[arg-type]
+    "the other colour's store": (lambda: Guard(AsyncMemoryStore()).store, "belongs to an AsyncGuard"),
+    "the other colour's store, awaited": (lambda: AsyncGuard(MemoryStore()).store, "belongs to a Guard"),
     "a negative duration": (lambda: Policy(lease=-1), "lease=-1 is negative: .* zero or more"),
     "a negative timedelta": (lambda: Policy(keep=timedelta(-1)), r"keep=.* is negative"),
     "a negative duration in words": (lambda: Policy(wait="-5s"), r"wait='-5s' is negative"),

@@ -218,7 +218,9 @@ def test_a_table_of_a_newer_version_is_refused_and_nothing_runs(store: SqliteSto
     with Guard(store) as guard, pytest.raises(StoreUnavailable) as refused:
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
 
-    assert one_line(refused).endswith("are of version 4, and this Onefold knows version 2. Nothing ran. Upgrade Onefold")
+    assert one_line(refused).endswith(
+        "are of version 4, and this Onefold knows version 2. Nothing ran. Upgrade Onefold"
+    )
     assert keys_in(path) == []
 
 

@@ -78,6 +78,5 @@ def wrong(anything: Any) -> None:
     Policy(kep="7d")  # type: ignore[call-arg]
     Policy(remember=(3,))  # type: ignore[arg-type]
     Policy("7d")  # type: ignore[call-arg]
-    Guard(3)  # type: ignore[arg-type]
     Guard()  # type: ignore[call-arg]
     Guard("memory:", on_event=pay)  # type: ignore[arg-type]
