@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import typing
+import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold import keys
@@ -58,8 +61,11 @@ class Call:
         self._simple = all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
         self._key_names = () if callable(key) else self._checked(key, "key")
         self._key = key if callable(key) else None
-        self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
+        self._scope = scope if callable(scope) else keys.checked_scope(scope)
         self._payload_names, self._payload = self._payload_of(fingerprint)
+        # None where the key is made of several arguments, or by a function.
+        self._key_at = self._names.index(self._key_names[0]) if len(self._key_names) == 1 else None
+        self._payload_from = _picker([self._names.index(name) for name in self._payload_names])
         self._recipe = keys.recipe(*(self._payload_names if self._payload is None else (_recipe_name(self._payload),)))
         self._no_payload = fingerprint is None
 
@@ -83,55 +89,62 @@ class Call:
             return lambda: function(*args, **kwargs, tx=transaction.tx)
         return lambda: function(*args[:at], transaction.tx, *args[at:], **kwargs)
 
-    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> object:
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, bytes | None]:
+        """What a call is about: its scope and key, checked, and the fingerprint of its payload."""
+        bound = self._bind(args, kwargs)
+        scope = self._scope if isinstance(self._scope, str) else self._scope_of(self._scope(*args, **kwargs))
         if self._key is not None:
-            return self._key(*args, **kwargs)
+            key = keys.checked_key(self._key(*args, **kwargs), self.operation)
+        else:
+            try:
+                key = keys.checked_key(self._joined_key(bound) if self._key_at is None else bound[self._key_at])
+            except MissingKey as error:
+                raise self._without_key(error) from None
+        if self._no_payload:
+            return scope, key, None
+        if self._payload is not None:
+            return scope, key, keys.fingerprint(self._recipe, self._payload(*args, **kwargs))
         try:
-            if len(self._key_names) == 1:
-                return keys.checked_key(bound[self._key_names[0]])
-            return keys.joined({name: bound[name] for name in self._key_names})
-        except MissingKey as error:
-            named = MissingKey(f"{self.operation}: {' and '.join(self._key_names)} of {self.name}(): {error}")
-            named.operation = self.operation
-            raise named from None
+            return scope, key, keys.fingerprint(self._recipe, self._payload_from(bound))
+        except UsageError as error:
+            raise self._undigestible(bound, error) from error
 
-    def scope(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """The caller's scope. A function that finds none must not let two tenants share a record."""
-        if not callable(self._scope):
-            return self._scope
-        found = self._scope(*args, **kwargs)
+    def _scope_of(self, found: str | None) -> str:
+        """A function that finds no scope must not let two tenants share a record."""
         if not found:
             raise UsageError(
                 f"{self.operation}: scope= gave {found!r} for this call: it has to name a tenant or caller"
             )
-        return found
+        return keys.checked_scope(found)
 
-    def fingerprint(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> bytes | None:
-        if self._no_payload:
-            return None
-        if self._payload is not None:
-            return keys.fingerprint(self._recipe, self._payload(*args, **kwargs))
-        try:
-            return keys.fingerprint(self._recipe, [bound[name] for name in self._payload_names])
-        except UsageError as error:
-            name = keys.undigestible({name: bound[name] for name in self._payload_names})
-            raise UsageError(
-                f"{self.operation}: the argument {name!r} of {self.name}() cannot be fingerprinted "
-                f"({error.__cause__}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "
-                "or opt out with fingerprint=None"
-            ) from error
+    def _joined_key(self, bound: Sequence[Any]) -> str:
+        return keys.joined({name: bound[self._names.index(name)] for name in self._key_names})
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name, defaults included; a wrong call raises what the function itself would."""
-        if self._simple and not kwargs and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True))
+    def _without_key(self, error: MissingKey) -> MissingKey:
+        named = MissingKey(f"{self.operation}: {' and '.join(self._key_names)} of {self.name}(): {error}")
+        named.operation = self.operation
+        return named
+
+    def _undigestible(self, bound: Sequence[Any], error: UsageError) -> UsageError:
+        name = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
+        return UsageError(
+            f"{self.operation}: the argument {name!r} of {self.name}() cannot be fingerprinted "
+            f"({error.__cause__}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "
+            "or opt out with fingerprint=None"
+        )
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The arguments in the order of the signature, defaults included; a wrong call raises what it always would."""
         if self._simple and len(args) <= len(self._names):
-            bound = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-            if len(bound) == len(self._names) and not any(name in kwargs for name in self._names[: len(args)]):
-                return bound
+            rest = self._names[len(args) :]
+            if not rest and not kwargs:
+                return args
+            named = self._defaults | kwargs
+            if kwargs.keys() <= set(rest) <= named.keys():
+                return [*args, *(named[name] for name in rest)]
         whole = self.signature.bind(*args, **kwargs)
         whole.apply_defaults()
-        return whole.arguments
+        return [whole.arguments[name] for name in self._names]
 
     def _payload_of(self, fingerprint: FingerprintOf) -> tuple[tuple[str, ...], Callable[..., Any] | None]:
         if callable(fingerprint):
@@ -154,6 +167,13 @@ class Call:
                     f"{did_you_mean(name, self._names)}"
                 )
         return wanted
+
+
+def _picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Picks the arguments at these places, however few they are."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return operator.itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
 def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -> None:
@@ -212,18 +232,33 @@ def returns_of(function: Callable[..., Any]) -> Any:
 
     Raises `NameError` for an annotation whose names do not exist (yet).
     """
-    function = _innermost(function)
+    # A plain function, as it is passed to `run` with each delivery, is not searched for another one inside.
+    if type(function) is not FunctionType or function.__dict__:
+        function = _innermost(function)
+        # Of a bound method: the methods of two objects are two, their function is one.
+        function = getattr(function, "__func__", function)
     hint = getattr(function, "__annotations__", {}).get("return", Any)
-    if isinstance(hint, str):
-        hint = _evaluated(hint, getattr(function, "__globals__", {}))
-    return type(None) if hint in (None, typing.NoReturn, typing.Never) else hint
+    if isinstance(hint, str) and hint != "None":
+        hint = _evaluated(function, hint)
+    return type(None) if hint in (None, "None", typing.NoReturn, typing.Never) else hint
 
 
-def _evaluated(hint: str, names: dict[str, Any]) -> Any:
+# What annotations in words have turned out to mean: finding it out takes longer than a whole delivery.
+_meanings: weakref.WeakKeyDictionary[Callable[..., Any], Any] = weakref.WeakKeyDictionary()
+
+
+def _evaluated(function: Callable[..., Any], hint: str) -> Any:
+    if function in _meanings:
+        return _meanings[function]
+
     def annotated() -> None: ...
 
     annotated.__annotations__ = {"return": hint}
-    return typing.get_type_hints(annotated, names, include_extras=True)["return"]
+    names = getattr(function, "__globals__", {})
+    meaning = typing.get_type_hints(annotated, names, include_extras=True)["return"]
+    if isinstance(function, FunctionType):
+        _meanings[function] = meaning
+    return meaning
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -128,7 +128,10 @@ def decide(found: Record, asked: Asked, policy: Policy) -> Then:
         return Then.RUN
     if reused(found.fingerprint, asked.fingerprint):
         return Then.REFUSE_REUSED
-    return next(row.then for row in _BY_STATE[found.state] if row.holds(found, asked, policy))
+    for row in _BY_STATE[found.state]:
+        if row.holds(found, asked, policy):
+            return row.then
+    raise AssertionError(f"no row for {found.state}: the last one of each state holds always")
 
 
 def reused(found: bytes | None, asked: bytes | None) -> bool:
@@ -192,7 +195,10 @@ AFTER = (
 
 def after(error: BaseException | None, policy: Policy) -> Then:
     """What to do with a claim whose handler ended so; `None` means that it returned."""
-    return next(row.then for row in AFTER if row.holds(error, policy))
+    for row in AFTER:
+        if row.holds(error, policy):
+            return row.then
+    raise AssertionError("the last row holds always")
 
 
 def is_one_of(error: BaseException | None, kinds: ErrorKinds) -> bool:
@@ -219,15 +225,20 @@ def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
     return Then.HOLD if then is Then.RUN and attempt >= policy.attempts_max else then
 
 
-def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
-    """The record that a claim writes to carry out the decision."""
-    new = Entry(
+def new_entry(asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The record that a claim writes where it finds none."""
+    return Entry(
         address=asked.address,
         token=token,
         lease=policy.lease,
         stay=stay_running(policy),
         fingerprint=asked.fingerprint,
     )
+
+
+def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The record that a claim writes to carry out the decision."""
+    new = new_entry(asked, policy, token)
     if found is None or then is Then.RUN:
         return new
     if then is Then.RUN_AGAIN:

@@ -18,6 +18,14 @@ from onefold._work import Work, done, failed, refused, replay, stored_error
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind
 
+# The members that almost every delivery meets: on Python 3.11 an enum gives its members out slowly.
+RUN: Final = Then.RUN
+REPLAY: Final = Then.REPLAY
+FINISH: Final = Then.FINISH
+ASK: Final = Then.ASK
+STARTED: Final = Kind.STARTED
+FINISHED: Final = Kind.FINISHED
+
 # Two workers can race for the same abandoned key; each lost race is one round.
 ROUNDS_MAX: Final = 8
 
@@ -34,24 +42,40 @@ FINISH_PAUSE_FIRST: Final = 0.05
 FINISH_PAUSE_MAX: Final = 1.0
 
 
-def deliver(work: Work) -> Flow[Outcome[Any]]:
-    """Claim mode: one round trip before the handler, one after."""
+def deliver(work: Work, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[Any]]:
+    """Claim mode: one round trip before the handler, one after. `won` is a claim that is ours already."""
+    down: StoreUnavailable | None = None
+    entry: Entry | Outcome[Any]
     try:
-        won, then = yield from win(work)
-    except StoreUnavailable as down:
-        failure = down
-    else:
-        return won if isinstance(won, Outcome) else (yield from carry_out(work, won, then))
-    return (yield from without_store(work, failure))
+        entry, then = won or (yield from win(work))
+    except StoreUnavailable as error:
+        down = error
+    if down is not None:
+        return (yield from without_store(work, down))
+    if isinstance(entry, Outcome):
+        return entry
+    if (yield Watching((claim_of(entry),))) <= 0:
+        # A long pause after the claim: another may own it by now, so this handler must not start any more.
+        late = InProgress.about(work.asked.address, retry_after=RETRY_AFTER)
+        if then is not ASK:
+            yield from give_back(work, entry, Ended(error=late, started=False))
+        raise refused(work, late)
+    if then is ASK:
+        entry = yield from ask_first(work, entry)
+        if isinstance(entry, Outcome):
+            return entry
+    work.tell(STARTED, work.asked.address, entry.attempt)
+    ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
+    return (yield from close(work, entry, ended))
 
 
 def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[Any], Then]]:
     """Claim until the address is ours or is settled otherwise. Batches claim what they have not started yet."""
     asked, policy, token = work.asked, work.policy, work.mint()
-    new = _decide.entry(Then.RUN, None, asked, policy, token)
+    new = _decide.new_entry(asked, policy, token)
     if unstarted:
         new = _decide.change(new, notes=_decide.UNSTARTED)
-    entry, then, replacing = new, Then.RUN, None
+    entry, then, replacing = new, RUN, None
     waited, rounds = 0.0, 0
     while rounds < ROUNDS_MAX:
         try:
@@ -62,12 +86,12 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
             raise
         if found is None:
             return _written(work, entry, then), then
-        entry, then, replacing = new, Then.RUN, None
+        entry, then, replacing = new, RUN, None
         if isinstance(found, Record):
             then = _decide.decide(found, asked, policy)
-            if then is Then.REFUSE_RUNNING and waited < policy.wait:
+            if waited < policy.wait and then is Then.REFUSE_RUNNING:
                 waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
-                then = Then.RUN
+                then = RUN
                 continue
             settled = answer(work, found, then, waited)
             if settled is not None:
@@ -87,6 +111,8 @@ def _disown(entry: Entry) -> Flow[None]:
 
 def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
     """The claim is in the store: what it was for."""
+    if then is RUN:
+        return entry
     address = work.asked.address
     if then is Then.HOLD:
         work.tell(Kind.HELD, address, entry.attempt, entry.remark)
@@ -104,11 +130,11 @@ def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
 def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
     """The answer that the record itself gives: a replay, a refusal, or none where a claim has to be written."""
     address = work.asked.address
+    if then is REPLAY:
+        if waited:
+            work.tell(Kind.WAITED, address, found.attempt)
+        return replay(work, found)
     match then:
-        case Then.REPLAY:
-            if waited:
-                work.tell(Kind.WAITED, address, found.attempt)
-            return replay(work, found)
         case Then.REPLAY_ERROR:
             work.tell(Kind.REPLAYED, address, found.attempt, "error")
             raise stored_error(work, found)
@@ -123,30 +149,18 @@ def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcom
             return None
 
 
-def carry_out(work: Work, entry: Entry, then: Then) -> Flow[Outcome[Any]]:
-    """The claim is ours: ask the probe if there is a doubt, run the handler, and end the record."""
-    claim = claim_of(entry)
-    left: float = yield Watching((claim,))
-    if left <= 0:
-        # A long pause after the claim: another may own it by now, so this handler must not start any more.
-        late = InProgress.about(work.asked.address, retry_after=RETRY_AFTER)
-        if then is not Then.ASK:
-            yield from give_back(work, entry, Ended(error=late, started=False))
-        raise refused(work, late)
-    if then is Then.ASK:
-        answered = yield from ask(work, entry)
-        then = _decide.probed(answered, entry.attempt, work.policy)
-        if then is Then.FINISH:
-            return (yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True))
-        if then is Then.HOLD:
-            remark = _doubt(answered, entry.attempt)
-            yield from finish(work, claim, _held(remark, entry.notes))
-            work.tell(Kind.HELD, work.asked.address, entry.attempt, remark)
-            raise OnHold.about(work.asked.address, remark=remark)
-        entry = yield from _count_start(work, entry)
-    work.tell(Kind.STARTED, work.asked.address, entry.attempt)
-    ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
-    return (yield from close(work, entry, ended))
+def ask_first(work: Work, entry: Entry) -> Flow[Entry | Outcome[Any]]:
+    """Nobody knows whether it happened: what the probe knows of it, or the entry with which the handler starts."""
+    answered = yield from ask(work, entry)
+    then = _decide.probed(answered, entry.attempt, work.policy)
+    if then is FINISH:
+        return (yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True))
+    if then is Then.HOLD:
+        remark = _doubt(answered, entry.attempt)
+        yield from finish(work, claim_of(entry), _held(remark, entry.notes))
+        work.tell(Kind.HELD, work.asked.address, entry.attempt, remark)
+        raise OnHold.about(work.asked.address, remark=remark)
+    return (yield from _count_start(work, entry))
 
 
 def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
@@ -166,41 +180,38 @@ def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
 
 def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
     """What follows from how the handler ended; its error is raised as it is."""
-    if not ended.started:
-        yield from give_back(work, entry, ended)
-    else:
-        match _decide.after(ended.error, work.policy):
-            case Then.FINISH:
-                return (yield from close_done(work, entry, ended))
-            case Then.RELEASE:
-                yield from give_back(work, entry, ended)
-            case Then.LEAVE:
-                work.tell(Kind.LEFT, work.asked.address, entry.attempt, type(ended.error).__name__)
-            case Then.ASK:
-                answered = yield from _ask_after(work, entry, ended)
-                if isinstance(answered, Done):
-                    return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
-                if isinstance(answered, NotDone):
-                    yield from give_back(work, entry, ended)
-                else:
-                    yield from close_otherwise(work, entry, ended, Then.HOLD)
-            case then:
-                yield from close_otherwise(work, entry, ended, then)
-    raise cast("BaseException", ended.error)
+    then = _decide.after(ended.error, work.policy) if ended.started else Then.RELEASE
+    return close_done(work, entry, ended) if then is FINISH else close_raised(work, entry, ended, then)
 
 
 def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False) -> Flow[Outcome[Any]]:
     """It happened: store the result, and tell a caller whose claim had gone."""
-    address, attempt = work.asked.address, entry.attempt
-    kept = yield from finish(work, claim_of(entry), done(work, ended.value, attempt))
+    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt))
     if kept is False:
-        work.tell(Kind.LOST, address, attempt)
-        raise ClaimLost.about(address, value=ended.value)
-    if kept is None:
-        work.tell(Kind.NOT_REMEMBERED, address, attempt)
-    else:
-        work.tell(Kind.FINISHED, address, attempt)
-    return Outcome(value=ended.value, replayed=replayed, attempt=attempt, remembered=kept is True)
+        work.tell(Kind.LOST, entry.address, entry.attempt)
+        raise ClaimLost.about(entry.address, value=ended.value)
+    work.tell(FINISHED if kept else Kind.NOT_REMEMBERED, entry.address, entry.attempt)
+    return Outcome(value=ended.value, replayed=replayed, attempt=entry.attempt, remembered=kept is True)
+
+
+def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Outcome[Any]]:
+    """It raised, or was not started; an outcome there is only if the probe knows of one."""
+    match then:
+        case Then.RELEASE:
+            yield from give_back(work, entry, ended)
+        case Then.LEAVE:
+            work.tell(Kind.LEFT, work.asked.address, entry.attempt, type(ended.error).__name__)
+        case Then.ASK:
+            answered = yield from _ask_after(work, entry, ended)
+            if isinstance(answered, Done):
+                return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
+            if isinstance(answered, NotDone):
+                yield from give_back(work, entry, ended)
+            else:
+                yield from close_otherwise(work, entry, ended, Then.HOLD)
+        case _:
+            yield from close_otherwise(work, entry, ended, then)
+    raise cast("BaseException", ended.error)
 
 
 def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[None]:
@@ -289,7 +300,7 @@ def without_store(work: Work, down: StoreUnavailable) -> Flow[Outcome[Any]]:
         raise down
     work.tell(Kind.UNPROTECTED, address, 1)
     entry = _decide.entry(Then.RUN, None, work.asked, work.policy, work.mint())
-    ended: Ended = yield Running(work.call, entry, claimed=False)
+    ended: Ended = yield Running(work.call, entry)
     if ended.error is not None:
         raise ended.error
     return Outcome(value=ended.value, remembered=False, protected=False)

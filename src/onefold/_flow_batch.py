@@ -14,7 +14,7 @@ import msgspec
 
 from onefold import _decide
 from onefold._decide import Then
-from onefold._flow import RETRY_AFTER, carry_out, claim_of, close, win, without_store
+from onefold._flow import RETRY_AFTER, claim_of, close, deliver, win, without_store
 from onefold._flow_seen import look
 from onefold._model import Address, Entry, Outcome
 from onefold._steps import (
@@ -122,7 +122,7 @@ def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseExce
     """Call one handler; the answer is the flow that closes its record, and the interrupt that hit it."""
     claim = claim_of(entry)
     if then is Then.ASK:
-        over = yield from _alone(Part(work, carry_out(work, entry, then)))
+        over = yield from _alone(Part(work, deliver(work, (entry, then))))
         return _ended(over), _interrupt(over.error)
     if (yield Watching((claim,))) <= 0:
         late = Ended(error=refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER)), started=False)

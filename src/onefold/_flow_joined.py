@@ -41,7 +41,7 @@ def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     won = yield from insert(work)
     if isinstance(won, Outcome):
         return won
-    ended: Ended = yield Running(work.call, won, claimed=False)
+    ended: Ended = yield Running(work.call, won)
     if ended.error is not None:
         yield from _take_back(work, won)
         raise ended.error
@@ -84,7 +84,7 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
         return won
     if work.policy.remember:
         yield Saving()
-    ended: Ended = yield Running(work.call, won, claimed=False)
+    ended: Ended = yield Running(work.call, won)
     error = ended.error
     if isinstance(error, Exception) and _decide.remembered(error, work.policy):
         yield RollingBack(error, to_savepoint=True)

@@ -29,12 +29,12 @@ def look(work: Work) -> Flow[Outcome[Any]]:
         settled = answer(work, found, then)
         if settled is not None:
             return settled
-    entry = _decide.change(_decide.entry(then, found, asked, policy, work.mint()), lease=0.0)
+    entry = _decide.entry(then, found, asked, policy, work.mint())
     attempt = entry.attempt
     if then is Then.RUN_AGAIN:
         work.tell(Kind.BYPASSED, asked.address, attempt)
     work.tell(Kind.STARTED, asked.address, attempt)
-    ended: Ended = yield Running(work.call, entry, claimed=False)
+    ended: Ended = yield Running(work.call, entry)
     if ended.error is not None:
         if _decide.after(ended.error, policy) is Then.FAIL:
             ending = failed(work, cast("Exception", ended.error))
@@ -63,5 +63,11 @@ def write_seen(work: Work, entry: Entry, replacing: Record | None) -> Flow[bool]
 
 def _ended_entry(entry: Entry, ending: Ending) -> Entry:
     return _decide.change(
-        entry, state=ending.state, stay=ending.stay, result=ending.result, omitted=ending.omitted, remark=ending.remark
+        entry,
+        state=ending.state,
+        lease=0.0,
+        stay=ending.stay,
+        result=ending.result,
+        omitted=ending.omitted,
+        remark=ending.remark,
     )

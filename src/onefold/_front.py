@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ from onefold import keys
 from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, name_of, returns_of
 from onefold._flow import deliver
 from onefold._flow_seen import look
-from onefold._model import Asked, Claim, Fresh, Outcome, Policy
+from onefold._model import Address, Asked, Fresh, Outcome, Policy
 from onefold._steps import Flow, Running
 from onefold._work import Work
 from onefold.codecs import Codec, MsgspecCodec
@@ -71,50 +70,15 @@ class Toolbox:
         entry = running.entry
         if entry is None:
             return None
-        beat = None
-        if running.claimed and self.heartbeat is not None:
-            beat = self.heartbeat.find(Claim(entry.address, entry.token))
-            if beat is not None and running.cancel_when_lost:
-                self.heartbeat.cancel_when_lost(beat)
-        return enter(Current(entry, self, beat=beat))
+        # Only a claim has a beat: none in a transaction, in seen mode, and where the store is down.
+        return enter(entry, self, None if self.heartbeat is None else self.heartbeat.find(entry.token))
 
-    def leave(self, current: Current | None) -> bytes | None:
-        if current is None:
-            return None
-        beat = current.beat
-        if beat is not None:
-            beat.cancel = None
-        return leave(current)
-
-    def rescue(self, running: Running, error: BaseException) -> BaseException:
-        """The error to go on with: a cancellation that came from a lost claim is `ClaimLost`."""
-        if running.entry is None or not running.cancel_when_lost or self.heartbeat is None:
-            return error
-        return self.heartbeat.rescue(Claim(running.entry.address, running.entry.token), error)
-
-    def watch(self, claims: Sequence[Claim], sent: float) -> float:
-        """How long the first of them to end is certainly still ours."""
-        assert self.heartbeat is not None
-        least = math.inf
-        for claim in claims:
-            left = self.heartbeat.watch(claim, sent).left
-            if left < least:
-                least = left
-        return least
-
-    def unwatch(self, claims: Sequence[Claim]) -> None:
-        assert self.heartbeat is not None
-        for claim in claims:
-            self.heartbeat.unwatch(claim)
+    leave = staticmethod(leave)
 
     def close(self) -> None:
         """Stop the heartbeat; the store is its owner's to close."""
         if self.heartbeat is not None:
             self.heartbeat.close()
-
-    def lease_left(self, claim: Claim) -> float:
-        beat = None if self.heartbeat is None else self.heartbeat.find(claim)
-        return 0.0 if beat is None else beat.left
 
 
 class Opened(NamedTuple):
@@ -152,6 +116,8 @@ class Front:
         self._codec: Codec = MsgspecCodec() if codec is None else codec
         self._tell = Teller(on_event)
         self._policies: dict[str, Policy] = {}
+        # The type that the codec has accepted last: mostly it is the next one too.
+        self._storable: Any = object()
         self._source = store
         self._opened: Opened | None = None
         self._opening = threading.Lock()
@@ -241,8 +207,9 @@ class Front:
             for message in messages
         ]
 
-    def _deliver(self, work: Work) -> Flow[Outcome[Any]]:
-        self._check_outside(work.asked)
+    def _deliver(self, work: Work, tools: Toolbox) -> Flow[Outcome[Any]]:
+        if is_inside(work.asked.address, tools.home):
+            raise InsideItself.about(work.asked.address)
         return look(work) if work.policy.mode == "seen" else deliver(work)
 
     def _asked(
@@ -256,10 +223,8 @@ class Front:
         return Asked(address, fingerprint, bypass)
 
     def _asked_by(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False) -> Asked:
-        bound = call.bind(args, kwargs)
-        scope = self._scoped(call.scope(args, kwargs))
-        address = keys.address(call.operation, call.key(args, kwargs, bound), scope)
-        return Asked(address, call.fingerprint(args, kwargs, bound), bypass)
+        scope, key, fingerprint = call.read(args, kwargs)
+        return Asked(Address(scope, call.operation, key), fingerprint, bypass)
 
     def _scoped(self, scope: str | None) -> str | None:
         if scope is not None or not callable(self._scope):
@@ -312,6 +277,8 @@ class Front:
         if policy is not None:
             # Whoever resolves a record by hand names its operation, and means that operation's own policy.
             self._policies[operation] = _checked_policy(policy)
+        if scope is None:
+            scope = self._scope if not callable(self._scope) else lambda *_args, **_kwargs: self._scoped(None)
         call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
 
         @functools.cache
@@ -329,18 +296,22 @@ class Front:
         """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""
         if returns is Any:
             returns = returns_of(function)
-        if (policy or self.policy).keep_result:
+        if returns is not self._storable and (policy or self.policy).keep_result:
             self._check_returns(function, returns)
         return returns
 
     def _returns_now(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
-        return _named(function, lambda: self._returns(function, returns, policy))
+        try:
+            return self._returns(function, returns, policy)
+        except NameError as error:
+            raise _unreadable(function, error) from error
 
     def _check_returns(self, function: Callable[..., Any], returns: Any) -> None:
         try:
             self._codec.check(returns)
         except UsageError as error:
             raise UsageError(f"what {name_of(function)}() returns cannot be remembered: {error}") from error
+        self._storable = returns
 
     def __repr__(self) -> str:
         source = self._source
@@ -363,10 +334,14 @@ def _named(function: Callable[..., Any], result_type: Callable[[], Any]) -> Any:
     try:
         return result_type()
     except NameError as error:
-        raise UsageError(
-            f"the return annotation of {name_of(function)}() cannot be read: {error}. "
-            "Nothing ran. Pass the type as returns="
-        ) from error
+        raise _unreadable(function, error) from error
+
+
+def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
+    return UsageError(
+        f"the return annotation of {name_of(function)}() cannot be read: {error}. Nothing ran. "
+        "Pass the type as returns="
+    )
 
 
 def _checked_policy(policy: object) -> Policy:

@@ -158,8 +158,6 @@ class Running(Step, frozen=True):
 
     call: Callable[..., Any]
     entry: Entry | None = None
-    # False in seen mode, and where the store is down: there is nothing to keep alive and no log of steps.
-    claimed: bool = True
     probing: bool = False
     cancel_when_lost: bool = False
 
@@ -186,13 +184,11 @@ class Hands(Protocol):
     """What a driver works with: the guard's store and heartbeat, and the way in and out of a handler."""
 
     store: Any
+    # Of the driver's colour; None inside a transaction, where there is no claim to keep alive.
+    heartbeat: Any
 
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> bytes | None: ...
-    def watch(self, claims: Sequence[Claim], sent: float) -> float: ...
-    def unwatch(self, claims: Sequence[Claim]) -> None: ...
-    def lease_left(self, claim: Claim) -> float: ...
-    def rescue(self, running: Running, error: BaseException) -> BaseException: ...
 
 
 def drive(flow: Flow[T], hands: Hands) -> T:
@@ -206,22 +202,25 @@ def drive(flow: Flow[T], hands: Hands) -> T:
     try:
         while True:
             step = flow.send(reply) if failure is None else flow.throw(failure)
-            reply = failure = None
+            failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic()
-                reply, failure, stop = _ask(step, hands)
-                interrupt = interrupt or stop
+                try:
+                    reply = step.send(hands.store)
+                except BaseException as error:  # noqa: BLE001 - the flow knows what it means there
+                    reply, failure, stop = _answer(step, hands, error)
+                    interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
                 handed = reply.error
+            elif isinstance(step, Watching):
+                watched.extend(step.claims)
+                reply = hands.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
-                if interrupt:
-                    raise interrupt
-                began = time.monotonic()
-                time.sleep(step.seconds)
-                reply = time.monotonic() - began
+                reply = _pause(step.seconds, interrupt)
             else:
-                reply = _attend(step, hands, watched, sent)
+                assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
+                reply = hands.heartbeat.left(step.claim)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
@@ -232,7 +231,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
     finally:
         flow.close()
         if watched:
-            hands.unwatch(watched)
+            hands.heartbeat.unwatch(watched)
     raise interrupt or handed  # type: ignore[misc]
 
 
@@ -246,21 +245,24 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     try:
         while True:
             step = flow.send(reply) if failure is None else flow.throw(failure)
-            reply = failure = None
+            failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic()
-                reply, failure, stop = await _ask_async(step, hands)
-                interrupt = interrupt or stop
+                try:
+                    reply = await step.send(hands.store)
+                except BaseException as error:  # noqa: BLE001 - the flow knows what it means there
+                    reply, failure, stop = await _answer_async(step, hands, error)
+                    interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
+            elif isinstance(step, Watching):
+                watched.extend(step.claims)
+                reply = hands.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
-                if interrupt:
-                    raise interrupt
-                began = time.monotonic()
-                await _sleep(step.seconds)
-                reply = time.monotonic() - began
+                reply = await _pause_async(step.seconds, interrupt)
             else:
-                reply = _attend(step, hands, watched, sent)
+                assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
+                reply = hands.heartbeat.left(step.claim)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
@@ -270,17 +272,8 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     finally:
         flow.close()
         if watched:
-            hands.unwatch(watched)
+            hands.heartbeat.unwatch(watched)
     raise interrupt
-
-
-def _attend(step: Step, hands: Hands, watched: list[Claim], sent: float) -> Any:
-    if isinstance(step, Watching):
-        watched.extend(step.claims)
-        return hands.watch(step.claims, sent)
-    if isinstance(step, LeaseLeft):
-        return hands.lease_left(step.claim)
-    raise AssertionError(f"no driver knows the step {step!r}")
 
 
 def _run(step: Running, hands: Hands) -> Ended:
@@ -297,12 +290,17 @@ def _run(step: Running, hands: Hands) -> Ended:
 
 async def _run_async(step: Running, hands: Hands) -> Ended:
     current = hands.enter(step)
+    token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
+    if token is not None:
+        hands.heartbeat.cancel_when_lost(token)
     try:
         value = step.call(current) if step.probing else step.call()
         if hasattr(value, "__await__"):
             value = await value
     except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
-        return Ended(error=hands.rescue(step, error), notes=hands.leave(current))
+        if token is not None:
+            return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
+        return Ended(error=error, notes=hands.leave(current))
     notes = hands.leave(current)
     return (
         Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)
@@ -321,37 +319,32 @@ def _not_run(value: Any) -> UsageError:
     return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
 
 
-# A reply, or what the store raised; and an interrupt that came meanwhile.
-Asked = tuple[Any, Exception | None, BaseException | None]
+# What to go on with after a store operation that raised: a reply or a failure, and an interrupt that came meanwhile.
+Answered = tuple[Any, Exception | None, BaseException | None]
 
 
-def _ask(step: Ask, hands: Hands) -> Asked:
-    """One operation of the store. An interrupt is answered by sending it again: it must not stay half done."""
-    try:
-        return step.send(hands.store), None, None
-    except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
+def _answer(step: Ask, hands: Hands, error: BaseException) -> Answered:
+    """An operation that an interrupt has hit is sent again: it must not stay half done."""
+    if isinstance(error, Exception):
         return None, error, None
-    except BaseException as interrupt:
-        if isinstance(step, Once):
-            raise
-        reply, failure, _ = _ask(step, hands)
-        return reply, failure, interrupt
+    if isinstance(step, Once):
+        raise error
+    try:
+        return step.send(hands.store), None, error
+    except BaseException as another:  # noqa: BLE001 - a failure is the answer, a further interrupt changes nothing
+        reply, failure, _ = _answer(step, hands, another)
+        return reply, failure, error
 
 
-async def _ask_async(step: Ask, hands: Hands) -> Asked:
+async def _answer_async(step: Ask, hands: Hands, error: BaseException) -> Answered:
     """The same, awaited. It is sent again in a task that a further cancellation of ours does not reach."""
-    try:
-        return await step.send(hands.store), None, None
-    except Exception as error:  # noqa: BLE001 - thrown into the flow, which knows what it means there
+    if isinstance(error, Exception):
         return None, error, None
-    except BaseException as interrupt:
-        if isinstance(step, Once):
-            raise
-        task = await _to_its_end(step.send(hands.store))
-        failure = task.exception()
-        if isinstance(failure, Exception):
-            return None, failure, interrupt
-        return task.result(), None, interrupt
+    if isinstance(step, Once):
+        raise error
+    task = await _to_its_end(step.send(hands.store))
+    failure = task.exception()
+    return (None, failure, error) if isinstance(failure, Exception) else (task.result(), None, error)
 
 
 async def _to_its_end(awaitable: Any) -> Any:
@@ -366,7 +359,20 @@ async def _to_its_end(awaitable: Any) -> Any:
     return task
 
 
-async def _sleep(seconds: float) -> None:
+def _pause(seconds: float, interrupt: BaseException | None) -> float:
+    """Sleep; the answer is how long it took. An interrupt does not wait."""
+    if interrupt is not None:
+        raise interrupt
+    began = time.monotonic()
+    time.sleep(seconds)
+    return time.monotonic() - began
+
+
+async def _pause_async(seconds: float, interrupt: BaseException | None) -> float:
     import asyncio
 
+    if interrupt is not None:
+        raise interrupt
+    began = time.monotonic()
     await asyncio.sleep(seconds)
+    return time.monotonic() - began

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,10 @@ from onefold._model import Asked, Ending, Outcome, Policy, Record, State
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
+
+# On Python 3.11 an enum gives its members out slowly.
+DONE: Final = State.DONE
+REPLAYED: Final = Kind.REPLAYED
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -40,22 +44,20 @@ def replay(work: Work, found: Record) -> Outcome[Any]:
             raise ResultUnreadable.about(
                 work.asked.address, expected=type_name(work.returns), problem=str(error)
             ) from error
-    work.tell(Kind.REPLAYED, work.asked.address, found.attempt)
+    work.tell(REPLAYED, work.asked.address, found.attempt)
     return Outcome(value=value, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.remark)
 
 
 def done(work: Work, value: Any, attempt: int) -> Ending:
     """The ending of a handler that returned."""
+    if value is None:
+        return Ending(state=DONE, stay=work.policy.keep)
     result, omitted = encode(work, value, attempt)
-    return Ending(
-        state=State.DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or ""
-    )
+    return Ending(state=DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or "")
 
 
 def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | None]:
     """The bytes to store, and why there are none where a result is left out."""
-    if value is None:
-        return None, None
     why = "keep_result=False"
     if work.policy.keep_result:
         try:

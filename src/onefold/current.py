@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from onefold._flow_steps import StepLog, take_step
 from onefold._model import Address, Entry
 from onefold._steps import Flow
@@ -37,19 +39,18 @@ class Tools(Protocol):
     def conduct(self, flow: Flow[Any]) -> Any: ...
 
 
-class Current:
+class Current(msgspec.Struct, eq=False):
     """One delivery, seen from inside its handler."""
 
-    __slots__ = ("_beat", "_entry", "_log", "_outer", "_reset", "_tools")
-
-    def __init__(self, entry: Entry, tools: Tools, *, beat: Beat | None) -> None:
-        self._entry = entry
-        self._tools = tools
-        # Without a beat there is no claim: seen mode, or a store that is down.
-        self._beat = beat
-        self._log: StepLog | None = None
-        self._outer: Current | None = None
-        self._reset: Token[Current | None] | None = None
+    _entry: Entry
+    _tools: Tools
+    # Without a beat there is no claim: seen mode, or a store that is down.
+    _beat: Beat | None
+    # The delivery whose handler runs around this one.
+    _outer: Current | None
+    # None outside of `enter` and `leave`.
+    _reset: Token[Current | None] | None = None
+    _log: StepLog | None = None
 
     @property
     def beat(self) -> Beat | None:
@@ -117,23 +118,28 @@ def current() -> Current:
     return found
 
 
-def enter(inside: Current) -> Current:
-    """Make it the current one; every `enter` has its `leave`."""
-    inside._outer = _current.get()
+def enter(entry: Entry, tools: Tools, beat: Beat | None) -> Current:
+    """Make this delivery the current one; every `enter` has its `leave`."""
+    inside = Current(entry, tools, beat, _current.get())
     inside._reset = _current.set(inside)
     return inside
 
 
-def leave(inside: Current) -> bytes | None:
-    """Make the outer one current again; the answer is the log of finished steps."""
-    assert inside._reset is not None
+def leave(inside: Current | None) -> bytes | None:
+    """Make the outer one current again, if one was entered; the answer is the log of finished steps."""
+    if inside is None or inside._reset is None:
+        return None
     _current.reset(inside._reset)
     inside._reset = None
+    if inside._beat is not None:
+        inside._beat.cancel = None
     return inside._entry.notes if inside._log is None else inside._log.notes
 
 
 def is_inside(address: Address, home: object) -> bool:
     """Whether a handler of this address, at the same store or connection, is running around us."""
+    if _current.get() is None:
+        return False
     return any(one._entry.address == address and home in (one._tools.home, one._tools.tx) for one in _around())
 
 

@@ -96,7 +96,7 @@ class Guard(Front):
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
                 tools, wanted = self._tools(), result_type()
                 work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
-                outcome = drive(self._deliver(work), tools)
+                outcome = drive(self._deliver(work, tools), tools)
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
@@ -108,7 +108,8 @@ class Guard(Front):
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            return cast("R", deliver(args, kwargs, bypass=False, bare=True))
+            value: R = deliver(args, kwargs, bypass=False, bare=True)
+            return value
 
         def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
             return cast("Outcome[R]", deliver(args, kwargs, bypass=False, bare=False))
@@ -192,7 +193,7 @@ class Guard(Front):
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         tools = self._tools()
         work = self._work(asked, call, self._returns_now(call, returns, policy), policy)
-        return drive(self._deliver(work), tools)
+        return drive(self._deliver(work, tools), tools)
 
     def run_batch(
         self,

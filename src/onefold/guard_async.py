@@ -91,7 +91,7 @@ class AsyncGuard(Front):
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
                 tools, wanted = self._tools(), result_type()
                 work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
-                outcome = await drive_async(self._deliver(work), tools)
+                outcome = await drive_async(self._deliver(work, tools), tools)
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
@@ -105,7 +105,8 @@ class AsyncGuard(Front):
 
         @functools.wraps(function)
         async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            return cast("R", await deliver(args, kwargs, bypass=False, bare=True))
+            value: R = await deliver(args, kwargs, bypass=False, bare=True)
+            return value
 
         async def outcome(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
             return cast("Outcome[R]", await deliver(args, kwargs, bypass=False, bare=False))
@@ -177,7 +178,7 @@ class AsyncGuard(Front):
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         tools = self._tools()
         work = self._work(asked, call, self._returns_now(call, returns, policy), policy)
-        return await drive_async(self._deliver(work), tools)
+        return await drive_async(self._deliver(work, tools), tools)
 
     async def run_batch(
         self,

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from onefold._model import Claim
 from onefold.errors import ClaimLost
 from onefold.events import Kind, Teller
@@ -27,54 +29,59 @@ if TYPE_CHECKING:
 BEATS_PER_LEASE: Final = 3
 
 
-class Beat:
+class Beat(msgspec.Struct, eq=False):
     """One claim under the heartbeat's care."""
 
-    __slots__ = ("cancel", "cancelled", "claim", "due", "refused", "sent")
-
-    def __init__(self, claim: Claim, sent: float) -> None:
-        self.claim = claim
-        self.sent = sent
-        self.due = sent + claim.lease / BEATS_PER_LEASE
-        self.refused = False
-        # Called once when the claim is lost, where the policy asks for it.
-        self.cancel: Callable[[], object] | None = None
-        self.cancelled = False
+    claim: Claim
+    # When the last confirmed renewal was sent, and when the next one has to be.
+    sent: float
+    due: float
+    # Called once when the claim is lost, where the policy asks for it.
+    cancel: Callable[[], object] | None = None
+    cancelled: bool = False
 
     @property
     def left(self) -> float:
         """How long the claim is certainly still ours."""
-        return 0.0 if self.refused else self.sent + self.claim.lease - time.monotonic()
+        return self.sent + self.claim.lease - time.monotonic()
 
     @property
     def lost(self) -> bool:
         return self.left <= 0
 
+    def refuse(self) -> None:
+        """The store says that the claim is another's: as if no renewal had ever been confirmed, and none is sent."""
+        self.sent, self.due = -math.inf, math.inf
 
-class Beats:
+    @property
+    def refused(self) -> bool:
+        return self.sent == -math.inf
+
+
+class Beats(dict[bytes, Beat]):
     """The claims of one guard that are alive in this process, by token."""
 
-    def __init__(self) -> None:
-        self._beats: dict[bytes, Beat] = {}
+    def add(self, claims: Sequence[Claim], sent: float) -> tuple[float, float]:
+        """Take them into care: how long all of them are certainly still ours, and when the first is due."""
+        end = due = math.inf
+        for claim in claims:
+            beat = self.setdefault(claim.token, Beat(claim, sent, sent + claim.lease / BEATS_PER_LEASE))
+            if beat.sent + claim.lease < end:
+                end = beat.sent + claim.lease
+            if beat.due < due:
+                due = beat.due
+        return end - time.monotonic(), due
 
-    def add(self, claim: Claim, sent: float) -> Beat:
-        return self._beats.setdefault(claim.token, Beat(claim, sent))
-
-    def remove(self, claim: Claim) -> None:
-        self._beats.pop(claim.token, None)
-
-    def find(self, claim: Claim) -> Beat | None:
-        return self._beats.get(claim.token)
-
-    def __len__(self) -> int:
-        return len(self._beats)
+    def drop(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.pop(claim.token, None)
 
     def next_due(self) -> float:
-        return min((beat.due for beat in list(self._beats.values())), default=math.inf)
+        return min((beat.due for beat in list(self.values())), default=math.inf)
 
     def due(self, now: float) -> list[Beat]:
         """The beats to send now; each is due again a third of its lease later, whatever comes of this one."""
-        due = [beat for beat in list(self._beats.values()) if beat.due <= now and not beat.refused]
+        due = [beat for beat in list(self.values()) if beat.due <= now]
         for beat in due:
             beat.due = now + beat.claim.lease / BEATS_PER_LEASE
         return due
@@ -85,11 +92,10 @@ class Beats:
             if ours:
                 beat.sent = sent
             else:
-                beat.refused = True
-                beat.due = math.inf
+                beat.refuse()
 
     def cancel_lost(self) -> None:
-        for beat in list(self._beats.values()):
+        for beat in list(self.values()):
             if beat.cancel is not None and beat.lost:
                 cancel, beat.cancel, beat.cancelled = beat.cancel, None, True
                 cancel()
@@ -112,28 +118,31 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self.closed = False
 
-    def watch(self, claim: Claim, sent: float) -> Beat:
-        beat = self.beats.add(claim, sent)
+    def watch(self, claims: Sequence[Claim], sent: float) -> float:
+        """Keep these claims alive from now on; the answer is how long all of them are certainly still ours."""
+        left, due = self.beats.add(claims, sent)
         # Almost every claim finds the thread already waiting for an earlier moment, and costs no wake-up.
-        if beat.due < self._wakes_at:
-            with self._wake:
-                if self._thread is None:
-                    self._thread = _thread_for(self, self._wake)
-                self._wakes_at = min(self._wakes_at, beat.due)
-                self._wake.notify()
-        return beat
+        if due < self._wakes_at:
+            self._wake_at(due)
+        return left
 
-    def find(self, claim: Claim) -> Beat | None:
-        return self.beats.find(claim)
+    def _wake_at(self, moment: float) -> None:
+        with self._wake:
+            if self._thread is None:
+                self._thread = _thread_for(self, self._wake)
+            self._wakes_at = min(self._wakes_at, moment)
+            self._wake.notify()
 
-    def unwatch(self, claim: Claim) -> None:
-        self.beats.remove(claim)
+    def find(self, token: bytes) -> Beat | None:
+        return self.beats.get(token)
 
-    def cancel_when_lost(self, beat: Beat) -> None:
-        """A blocking handler cannot be cancelled; it can look at `current().lost`."""
+    def left(self, claim: Claim) -> float:
+        """How long this claim is certainly still ours."""
+        beat = self.find(claim.token)
+        return 0.0 if beat is None else beat.left
 
-    def rescue(self, _claim: Claim, error: BaseException) -> BaseException:
-        return error
+    def unwatch(self, claims: Sequence[Claim]) -> None:
+        self.beats.drop(claims)
 
     def close(self) -> None:
         """Stop the thread; claims that are still alive end with their leases."""
@@ -188,8 +197,12 @@ class AsyncHeartbeat:
     """For async guards: one timer per event loop, and a short task for each beat. A new loop finds a new timer."""
 
     def __init__(self, store: Callable[[], Any], tell: Teller) -> None:
+        # Imported with the first heartbeat rather than with onefold: blocking code needs no asyncio.
+        from asyncio import get_running_loop
+
         self._store = store
         self._tell = tell
+        self._running_loop = get_running_loop
         self.reset()
         _alive.add(self)
 
@@ -197,35 +210,41 @@ class AsyncHeartbeat:
         """Begin anew: in a forked child, where the parent's loop does not run and its claims are not ours."""
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBeats] = weakref.WeakKeyDictionary()
 
-    def watch(self, claim: Claim, sent: float) -> Beat:
+    def watch(self, claims: Sequence[Claim], sent: float) -> float:
+        """Keep these claims alive from now on; the answer is how long all of them are certainly still ours."""
         here = self._here()
-        beat = here.beats.add(claim, sent)
-        if beat.due < here.wakes_at:
-            self._wake_at(here, beat.due)
-        return beat
+        left, due = here.beats.add(claims, sent)
+        if due < here.wakes_at:
+            self._wake_at(here, due)
+        return left
 
-    def find(self, claim: Claim) -> Beat | None:
-        return self._here().beats.find(claim)
+    def find(self, token: bytes) -> Beat | None:
+        return self._here().beats.get(token)
 
-    def unwatch(self, claim: Claim) -> None:
-        self._here().beats.remove(claim)
+    def left(self, claim: Claim) -> float:
+        """How long this claim is certainly still ours."""
+        beat = self.find(claim.token)
+        return 0.0 if beat is None else beat.left
 
-    def cancel_when_lost(self, beat: Beat) -> None:
+    def unwatch(self, claims: Sequence[Claim]) -> None:
+        self._here().beats.drop(claims)
+
+    def cancel_when_lost(self, token: bytes) -> None:
         """Cancel the task that runs now, once this claim is lost."""
         from asyncio import current_task
 
-        task = current_task()
-        assert task is not None
-        beat.cancel = task.cancel
+        beat, task = self.find(token), current_task()
+        if beat is not None and task is not None:
+            beat.cancel = task.cancel
 
-    def rescue(self, claim: Claim, error: BaseException) -> BaseException:
+    def rescue(self, token: bytes, error: BaseException) -> BaseException:
         """A cancellation that we asked for is `ClaimLost`; anybody else's stays what it is."""
         from asyncio import CancelledError, current_task
 
-        beat, task = self.find(claim), current_task()
+        beat, task = self.find(token), current_task()
         if not isinstance(error, CancelledError) or beat is None or not beat.cancelled or task is None:
             return error
-        return error if task.uncancel() else ClaimLost.about(claim.address, value=None)
+        return error if task.uncancel() else ClaimLost.about(beat.claim.address, value=None)
 
     def close(self) -> None:
         """Stop the timers; claims that are still alive end with their leases."""
@@ -237,29 +256,23 @@ class AsyncHeartbeat:
         self.reset()
 
     def _here(self) -> LoopBeats:
-        from asyncio import get_running_loop
-
-        loop = get_running_loop()
+        loop = self._running_loop()
         here = self._loops.get(loop)
         if here is None:
             here = self._loops[loop] = LoopBeats()
         return here
 
     def _wake_at(self, here: LoopBeats, moment: float) -> None:
-        from asyncio import get_running_loop
-
         if here.timer is not None:
             here.timer.cancel()
         here.wakes_at = moment
         delay = max(moment - time.monotonic(), 0.0)
-        here.timer = get_running_loop().call_later(delay, self._start, here)
+        here.timer = self._running_loop().call_later(delay, self._start, here)
 
     def _start(self, here: LoopBeats) -> None:
-        from asyncio import get_running_loop
-
         here.timer, here.wakes_at = None, math.inf
         if here.beats:
-            here.task = get_running_loop().create_task(self.beat(here), name="onefold-heartbeat")
+            here.task = self._running_loop().create_task(self.beat(here), name="onefold-heartbeat")
 
     async def beat(self, here: LoopBeats) -> None:
         """Renew what is due, cancel what is lost and asks for it, and wait for the next beat."""

@@ -39,20 +39,16 @@ def checked_key(key: object, operation: str = "") -> str:
         raise _missing(operation, f"{shown} is of type {type(key).__name__}: {_KEY_TYPES}")
     if not text or text.isspace():
         raise _missing(operation, f"key={text!r} is empty: {_KEY_TYPES}")
-    # A str of n characters has between n and 4n bytes, so that most keys need not be encoded to be measured.
-    if len(text) * 4 > KEY_MAX or not text.isascii() or "\0" in text:
-        problem = _problem(text, KEY_MAX)
-        if problem:
-            raise _missing(operation, f"the key {problem}")
+    if problem := _problem(text, KEY_MAX):
+        raise _missing(operation, f"the key {problem}")
     return text
 
 
 def checked_operation(operation: object) -> str:
     """The operation's name, given by hand."""
-    if not isinstance(operation, str) or not operation.strip():
+    if not isinstance(operation, str) or not operation or operation.isspace():
         raise UsageError(f"operation={operation!r} has to be a name such as 'charge'")
-    problem = _problem(operation, OPERATION_MAX)
-    if problem:
+    if problem := _problem(operation, OPERATION_MAX):
         raise UsageError(f"operation={operation[:40]!r} {problem}")
     return operation
 
@@ -63,8 +59,7 @@ def checked_scope(scope: object) -> str:
         return ""
     if not isinstance(scope, str) or not scope:
         raise UsageError(f"scope={scope!r} has to be the name of a tenant or caller, or None where there is only one")
-    problem = _problem(scope, SCOPE_MAX)
-    if problem:
+    if problem := _problem(scope, SCOPE_MAX):
         raise UsageError(f"scope={scope[:40]!r} {problem}")
     return scope
 
@@ -120,6 +115,9 @@ def undigestible(payload: Mapping[str, object]) -> str:
 
 
 def _problem(text: str, limit: int) -> str:
+    # Almost all texts are plain, and need not be encoded to be measured.
+    if text.isascii() and len(text) <= limit and "\0" not in text:
+        return ""
     if "\0" in text:
         return "holds a NUL character, which not every store can keep"
     try:

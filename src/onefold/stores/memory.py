@@ -6,6 +6,7 @@ of records that are still needed, it refuses new ones, because forgetting one wo
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -51,6 +52,8 @@ class MemoryStore:
         self._clock = clock
         # In the order of the sweep, which moves what it has looked at to the end.
         self._rows: OrderedDict[Address, Row] = OrderedDict()
+        # No record was ever written with an earlier end: until then there is nothing to sweep.
+        self._first_end = math.inf
         self._mutex = threading.Lock()
 
     def __len__(self) -> int:
@@ -123,18 +126,18 @@ class MemoryStore:
 
     def _claim(self, entry: Entry, replacing: Record | None, now: float) -> Record | Gone | None:
         row = self._alive(entry.address, now)
-        if row is not None and self._is_own(row, entry, replacing):
-            return None
-        if replacing is None:
-            if row is not None:
-                return _record(entry.address, row, now)
+        if row is None:
+            if replacing is not None:
+                return GONE
             self._make_room(now)
-        elif row is None:
-            return GONE
-        elif not self._is_still(row, replacing):
+            revision = 1
+        elif self._is_own(row, entry, replacing):
+            return None
+        elif replacing is None or not self._is_still(row, replacing):
             return _record(entry.address, row, now)
-        revision = row.revision + 1 if row is not None and row.token == entry.token else 1
-        self._rows[entry.address] = _row(entry, revision, now)
+        else:
+            revision = row.revision + 1 if row.token == entry.token else 1
+        self._put(entry.address, _row(entry, revision, now))
         return None
 
     def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
@@ -150,14 +153,14 @@ class MemoryStore:
                 pass
             case _:
                 return False
-        self._rows[claim.address] = replace(row, revision=row.revision + 1)
+        self._put(claim.address, replace(row, revision=row.revision + 1))
         return True
 
     def _finish(self, claim: Claim, ending: Ending, now: float) -> bool:
         row = self._mine(claim, now)
         if row is None:
             return False
-        self._rows[claim.address] = replace(
+        ended = replace(
             row,
             revision=row.revision + 1,
             state=ending.state,
@@ -168,6 +171,7 @@ class MemoryStore:
             omitted=ending.omitted,
             remark=ending.remark,
         )
+        self._put(claim.address, ended)
         return True
 
     def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
@@ -179,7 +183,7 @@ class MemoryStore:
         if memory is None:
             del self._rows[claim.address]
         else:
-            self._rows[claim.address] = replace(
+            opened = replace(
                 row,
                 revision=row.revision + 1,
                 state=State.OPEN,
@@ -189,7 +193,13 @@ class MemoryStore:
                 notes=memory.notes,
                 remark=memory.remark,
             )
+            self._put(claim.address, opened)
         return True
+
+    def _put(self, address: Address, row: Row) -> None:
+        self._rows[address] = row
+        if row.expires < self._first_end:
+            self._first_end = row.expires
 
     def _alive(self, address: Address, now: float) -> Row | None:
         row = self._rows.get(address)
@@ -202,8 +212,7 @@ class MemoryStore:
 
     def _is_own(self, row: Row, entry: Entry, replacing: Record | None) -> bool:
         """Whether this claim was written before, and only its answer got lost. Marking held borrows a token."""
-        borrowed = replacing is not None and entry.token == replacing.token
-        return row.token == entry.token and not borrowed
+        return row.token == entry.token and (replacing is None or replacing.token != entry.token)
 
     def _is_still(self, row: Row, replacing: Record) -> bool:
         """Whether the row is what its finder saw: neither token nor revision alone would be enough."""
@@ -211,7 +220,8 @@ class MemoryStore:
 
     def _make_room(self, now: float, wanted: int = 1) -> None:
         """A few steps of the sweep; where a bound is reached, a whole one, before refusing."""
-        self._sweep_some(SWEPT_PER_CLAIM, now)
+        if now >= self._first_end:
+            self._sweep_some(SWEPT_PER_CLAIM, now)
         if self._limit is None or len(self._rows) + wanted <= self._limit:
             return
         self._sweep_some(len(self._rows), now)
