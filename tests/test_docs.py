@@ -15,6 +15,28 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
+# What a page writes for a server, and the fixture that stands in for it; a driver after a plus and options stay.
+STAND_INS = {
+    r"postgresql(?=(?:\+\w+)?://localhost)": "postgres_url",
+    r"(?:mysql|mariadb)(?=(?:\+\w+)?://localhost)": "mysql_url",
+    r"(?:redis|valkey)(?=://localhost)": "redis_url",
+    r"dynamodb(?=://)": "dynamodb_url",
+}
+
+
+def on_our_servers(block: str, request: pytest.FixtureRequest) -> str:
+    """The block with the servers of the tests in the place of those that it names."""
+    for scheme, fixture in STAND_INS.items():
+        if not re.search(scheme, block):
+            continue
+        place = str(request.getfixturevalue(fixture)).partition("://")[2]
+        if fixture == "dynamodb_url":
+            block = re.sub(rf"({scheme})://[^\"'\s]*", rf"\1://{place}", block)
+        else:
+            block = re.sub(rf"({scheme})((?:\+\w+)?)://localhost[^\"'\s?]*", rf"\1\2://{place}", block)
+    return block
+
+
 def blocks_of(page: Path) -> list[tuple[int, str]]:
     """The Python blocks of a page, each with the line on which it begins."""
     text = page.read_text(encoding="utf-8")
@@ -23,14 +45,17 @@ def blocks_of(page: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_code_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_code_block_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
     # A module of its own, so that annotations and classes of the page resolve as they do in a file.
     module = types.ModuleType("page")
     monkeypatch.setitem(__import__("sys").modules, "page", module)
 
     for line, block in blocks_of(page):
-        exec(compile("\n" * (line - 1) + block, str(page), "exec"), module.__dict__)
+        code = on_our_servers(block, request)
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), module.__dict__)
 
 
 @pytest.mark.parametrize("page", sorted(GENERATED["PARTS"]))

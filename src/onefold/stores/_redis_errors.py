@@ -1,0 +1,88 @@
+"""What Redis, Valkey and their client libraries report, in words that help. No password is in any of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
+
+# What the store's user has to be allowed to do, and what it needs besides where there is a cluster.
+PERMISSIONS: Final = "+evalsha +eval +get +set +del +pttl +time +scan +wait"
+CLUSTER_PERMISSIONS: Final = "+cluster|slots +command +asking"
+
+_LOGIN: Final = "it refuses the login, or wants one. Check the user and the password: redis://user:password@host:port"
+
+# By the code with which the server's reply begins.
+PROBLEMS: Final = {
+    "NOAUTH": _LOGIN,
+    "WRONGPASS": _LOGIN,
+    "NOPERM": f"this user lacks a permission. Give it ~PREFIX* {PERMISSIONS}; in a cluster {CLUSTER_PERMISSIONS} too",
+    "READONLY": "it is a read-only replica. Name the primary, or let Sentinel name it: redis+sentinel://",
+    "OOM": "it is full: it has reached maxmemory. Give it more, or keep records for a shorter time",
+    "LOADING": "it has been started, and is still reading its data. It will answer soon",
+    "BUSY": "a script that somebody else runs there takes too long. Look at SLOWLOG, end it with SCRIPT KILL",
+    "MISCONF": "it cannot write to its disk, and takes no writes. Look at its log",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write, and takes no writes. Look at the replicas",
+    "CLUSTERDOWN": "the cluster is down, or has no primary for this slot. Look at CLUSTER INFO",
+    "MASTERDOWN": "it is a replica that has lost its primary. Name the primary",
+    "TRYAGAIN": "the cluster is moving this slot. Try again",
+    "WRONGTYPE": "another program has put something of its own under a key of ours. Choose another prefix",
+}
+
+# The library's classes of errors whose messages have lost the code, or never had one.
+CODES: Final = {
+    "AuthenticationError": "WRONGPASS",
+    "AuthorizationError": "NOPERM",
+    "NoPermissionError": "NOPERM",
+    "ReadOnlyError": "READONLY",
+    "OutOfMemoryError": "OOM",
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "SlotNotCoveredError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+    "MovedError": "MOVED",
+}
+
+# What a cluster's client says of a server that is in none: there is no code for it.
+NO_CLUSTER: Final = ("cluster support disabled", "Cluster mode is not enabled")
+
+
+def is_failure(error: Exception) -> bool:
+    """Whether this comes from a client library, or from its sockets; what does not is a mistake of somebody's."""
+    roots = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, OSError) or bool(roots & {"redis", "valkey"})
+
+
+def translated(error: Exception, where: str) -> OnefoldError:
+    """The error of a client library, for a person. `where` names the servers, without a password."""
+    code = _code(error)
+    if code == "MOVED":
+        return UsageError(f"{where}: the server belongs to a cluster. Write redis+cluster://, or pass a RedisCluster")
+    if code not in PROBLEMS and any(words in str(error) for words in NO_CLUSTER):
+        return UsageError(f"{where}: the server is in no cluster. Write redis:// for one server")
+    return StoreUnavailable(f"{where}: {PROBLEMS.get(code) or _problem(error)}")
+
+
+def _problem(error: Exception) -> str:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "MaxConnectionsError" in names:
+        return "all connections of the client are in use. Raise its max_connections"
+    if "TimeoutError" in names:
+        return f"it did not answer in time ({error}). Is it overloaded? Then raise socket_timeout"
+    if "MasterNotFoundError" in names:
+        return f"no Sentinel knows a primary ({error}). Check the service's name, or wait for the fail-over"
+    if "ConnectionError" in names or "OSError" in names or "RedisClusterException" in names:
+        return f"it cannot be reached ({error}). Is it running, and is this its address?"
+    return f"the server says: {error}"
+
+
+def _code(error: Exception) -> str:
+    """The server's code. A cluster's client wraps what its servers said into errors of its own."""
+    inner: BaseException | None = error
+    while inner is not None:
+        for kind in type(inner).__mro__:
+            if kind.__name__ in CODES:
+                return CODES[kind.__name__]
+        inner = inner.__cause__ or inner.__context__
+    return str(error).partition(" ")[0]

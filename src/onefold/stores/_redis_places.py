@@ -1,0 +1,49 @@
+"""Where records are: what a flight has to know of a client's servers, the same in both colours."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+def library_of(client: Any) -> str:
+    """The package that the client comes from: redis, or valkey, which was redis once and has the same names."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(client).__mro__)
+    return next((root for root in roots if root in ("redis", "valkey")), "redis")
+
+
+def errors_of(client: Any) -> ModuleType:
+    return import_module(f"{library_of(client)}.exceptions")
+
+
+class Alone:
+    """One server, or the primary that Sentinel names: its place is the client's pool."""
+
+    client: Any
+    clustered = False
+
+    def place_of(self, _key: bytes) -> Any:
+        return self.client.connection_pool
+
+    def place_at(self, _host: str, _port: int) -> Any:
+        return None
+
+    def places(self) -> list[Any]:
+        return [self.client.connection_pool]
+
+
+class Cluster:
+    """Many servers: their places are the client's nodes."""
+
+    client: Any
+    clustered = True
+
+    def place_of(self, key: bytes) -> Any:
+        return self.client.get_node_from_key(key)
+
+    def place_at(self, host: str, port: int) -> Any:
+        return self.client.get_node(host=host, port=port)
+
+    def places(self) -> list[Any]:
+        return list(self.client.get_primaries())

@@ -1,0 +1,66 @@
+"""The whole contract on Redis 7, on Valkey 9, and on a cluster of each, in both colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onefold.stores.redis import AsyncRedisStore, RedisStore
+from onefold.testing import AsyncStoreContract, StoreContract
+
+
+class OnServer:
+    """The server's own clock passes, and other processes come by the same URL."""
+
+    server: str
+    expires_by_itself = True
+
+    @pytest.fixture(autouse=True)
+    def place(self, request: pytest.FixtureRequest) -> None:
+        self.url: str = request.getfixturevalue(f"{self.server}_url")
+
+    def process_source(self) -> Any:
+        return self.url
+
+
+class Blocking(OnServer, StoreContract):
+    def open_store(self) -> RedisStore:
+        return RedisStore(self.url)
+
+
+class Awaited(OnServer, AsyncStoreContract):
+    def open_store(self) -> AsyncRedisStore:
+        return AsyncRedisStore(self.url)
+
+
+class TestRedis(Blocking):
+    server = "redis"
+
+
+class TestRedisAwaited(Awaited):
+    server = "redis"
+
+
+class TestValkey(Blocking):
+    server = "valkey"
+
+
+class TestValkeyAwaited(Awaited):
+    server = "valkey"
+
+
+class TestRedisCluster(Blocking):
+    server = "redis_cluster"
+
+
+class TestRedisClusterAwaited(Awaited):
+    server = "redis_cluster"
+
+
+class TestValkeyCluster(Blocking):
+    server = "valkey_cluster"
+
+
+class TestValkeyClusterAwaited(Awaited):
+    server = "valkey_cluster"
