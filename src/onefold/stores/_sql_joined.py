@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final, TypeVar
 
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
-from onefold.errors import UsageError
+from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk, carry, carry_async
 from onefold.stores._sql_links import (
     AsyncLink,
@@ -52,7 +52,7 @@ class JoinedRecords:
         return self.link.connection
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return self._do(self.database.sql.claim(entry, replacing))
+        return self._do(self.database.sql.claim_joined(entry, replacing))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return self._do(self.database.sql.claim_all(entries))
@@ -94,13 +94,29 @@ class SqlTransaction(JoinedRecords):
         return self.link.connection if self._begun else None
 
     def begin(self) -> None:
-        self.let_go()
         try:
-            self.link = self._lent.enter_context(self._pool.lend())
-            self._begun = True
-            self.link.begin()
+            self._begin()
         except Exception as error:
-            raise self._explained(error) from error
+            if not is_lost(error, self.database):
+                explain(error, self.database)
+                raise
+            # A server that was restarted has ended what waits in the pool. Nothing has run: once more, on a new one.
+            self.let_go()
+            self._pool.drop_idle()
+            self._begin_once_more()
+
+    def _begin(self) -> None:
+        self.let_go()
+        self.link = self._lent.enter_context(self._pool.lend())
+        self._begun = True
+        self.link.begin()
+
+    def _begin_once_more(self) -> None:
+        try:
+            self._begin()
+        except Exception as error:
+            explain(error, self.database)
+            raise
 
     def save(self) -> None:
         self.link.run(f"SAVEPOINT {SAVEPOINT}")
@@ -120,6 +136,7 @@ class SqlTransaction(JoinedRecords):
             self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
             return False
         again = tries_again(error, self.database, self.link)
+        tell_if_ended(error, self.database, self.link)
         self._undo()
         if self.link.standing() is Standing.BROKEN:
             # What waits in the pool was probably cut with it.
@@ -137,11 +154,8 @@ class SqlTransaction(JoinedRecords):
         try:
             return super()._do(talk)
         except Exception as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Exception) -> Exception:
-        trouble = cause_of(error, self.database)
-        return error if trouble is None else down(self.database, trouble)
+            explain(error, self.database)
+            raise
 
     def _after_commit(self, error: Exception) -> Commit:
         trouble = cause_of(error, self.database)
@@ -172,7 +186,7 @@ class AsyncJoinedRecords:
         return self.link.connection
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await self._do(self.database.sql.claim(entry, replacing))
+        return await self._do(self.database.sql.claim_joined(entry, replacing))
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return await self._do(self.database.sql.claim_all(entries))
@@ -212,13 +226,28 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         return self.link.connection if self._begun else None
 
     async def begin(self) -> None:
-        await self.let_go()
         try:
-            self.link = await self._lent.enter_async_context(self._pool.lend())
-            self._begun = True
-            await self.link.begin()
+            await self._begin()
         except Exception as error:
-            raise self._explained(error) from error
+            if not is_lost(error, self.database):
+                explain(error, self.database)
+                raise
+            await self.let_go()
+            await self._pool.drop_idle()
+            await self._begin_once_more()
+
+    async def _begin(self) -> None:
+        await self.let_go()
+        self.link = await self._lent.enter_async_context(self._pool.lend())
+        self._begun = True
+        await self.link.begin()
+
+    async def _begin_once_more(self) -> None:
+        try:
+            await self._begin()
+        except Exception as error:
+            explain(error, self.database)
+            raise
 
     async def save(self) -> None:
         await self.link.run(f"SAVEPOINT {SAVEPOINT}")
@@ -238,6 +267,7 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
             await self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
             return False
         again = tries_again(error, self.database, self.link)
+        tell_if_ended(error, self.database, self.link)
         await self._undo()
         if self.link.standing() is Standing.BROKEN:
             await self._pool.drop_idle()
@@ -254,11 +284,8 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         try:
             return await super()._do(talk)
         except Exception as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Exception) -> Exception:
-        trouble = cause_of(error, self.database)
-        return error if trouble is None else down(self.database, trouble)
+            explain(error, self.database)
+            raise
 
     async def _after_commit(self, error: Exception) -> Commit:
         trouble = cause_of(error, self.database)
@@ -287,6 +314,25 @@ def check_open(link: Link | AsyncLink) -> None:
             raise UsageError(ENDED)
         case Standing.ABORTED:
             raise UsageError(ABORTED)
+
+
+def explain(error: Exception, database: Database) -> None:
+    """Raise what a driver's error means, in words. What is no driver's error, or has its words, is left alone."""
+    trouble = cause_of(error, database)
+    if trouble is not None and not isinstance(error, OnefoldError):
+        raise down(database, trouble) from error
+
+
+def is_lost(error: Exception, database: Database) -> bool:
+    """Whether the connection was lost. One that could not be opened has its words already."""
+    trouble = cause_of(error, database)
+    return trouble is not None and trouble.kind is Kind.LOST and not isinstance(error, OnefoldError)
+
+
+def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink) -> None:
+    """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
+    if link.standing() is Standing.IDLE and cause_of(error, database) is None:
+        error.add_note(f"Besides, {ENDED}")
 
 
 def tries_again(error: BaseException, database: Database, link: Link | AsyncLink) -> bool:

@@ -1,14 +1,15 @@
 """Connections that are kept for the next operation: few, bounded, and never shared over a fork or between event loops.
 
 A dead connection is found out by using it: then all that wait here are dropped with it, because a server that restarts
-ends them all.
+ends them all. What nobody closes is closed with the pool, the process or the event loop.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,16 +37,17 @@ class Pool:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._idle: list[Link] = []
         self._free = threading.BoundedSemaphore(self._size)
+        self._pid = os.getpid()
+        self._at_end = weakref.finalize(self, _close_all, self._idle, self._pid)
 
     @contextmanager
     def lend(self) -> Iterator[Link]:
         """A connection outside any transaction. It is kept afterwards only if it is so again."""
         if self._pid != os.getpid():
             # A child must neither use nor close its parent's connections: it leaves them alone.
-            _inherited.append(self._idle)
+            _inherited.append(self._at_end.detach())
             self._reset()
         free = self._free
         if not free.acquire(timeout=self._patience):
@@ -61,8 +63,7 @@ class Pool:
 
     def drop_idle(self) -> None:
         """Close what nobody uses."""
-        while self._idle:
-            quietly(self._idle.pop().close)
+        _close_all(self._idle, self._pid)
 
     def _taken(self) -> Link:
         try:
@@ -90,16 +91,17 @@ class AsyncPool:
         self._pid = 0
         self._idle: list[AsyncLink] = []
         self._free: asyncio.Semaphore
+        self._keeper: AsyncGenerator[None, None] | None = None
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncLink]:
         """A connection outside any transaction. It is kept afterwards only if it is so again."""
         import asyncio
 
-        self._belong(asyncio.get_running_loop())
+        await self._belong(asyncio.get_running_loop())
         free, idle = self._free, self._idle
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience if free.locked() else None):
                 await free.acquire()
         except TimeoutError:
             raise StoreUnavailable(all_in_use(self._size, self._patience)) from None
@@ -115,22 +117,41 @@ class AsyncPool:
         finally:
             free.release()
 
-    def _belong(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _belong(self, loop: asyncio.AbstractEventLoop) -> None:
         import asyncio
 
-        if self._loop is not loop or self._pid != os.getpid():
-            # The connections of a loop that has ended cannot be used or closed by another one.
-            _inherited.append(self._idle)
-            self._loop, self._pid, self._idle = loop, os.getpid(), []
-            self._free = asyncio.Semaphore(self._size)
+        if self._loop is loop and self._pid == os.getpid():
+            return
+        # The connections of another process, or of a loop that was closed abruptly, cannot be closed by this one.
+        _inherited.append((self._idle, self._keeper))
+        self._loop, self._pid, self._idle = loop, os.getpid(), []
+        self._free = asyncio.Semaphore(self._size)
+        self._keeper = _keep(self._idle)
+        await anext(self._keeper)
 
     async def drop_idle(self) -> None:
         """Close what nobody uses."""
         import asyncio
 
-        self._belong(asyncio.get_running_loop())
+        await self._belong(asyncio.get_running_loop())
         while self._idle:
             await quietly_awaited(self._idle.pop().close)
+
+
+async def _keep(idle: list[AsyncLink]) -> AsyncGenerator[None, None]:
+    """Asyncio ends its asynchronous generators before it closes an event loop: then there is still time to close."""
+    try:
+        yield
+    finally:
+        while idle:
+            await quietly_awaited(idle.pop().close)
+
+
+def _close_all(idle: list[Link], pid: int) -> None:
+    # A child leaves alone what its parent has opened; and other threads take from the list meanwhile.
+    with suppress(IndexError):
+        while pid == os.getpid():
+            quietly(idle.pop().close)
 
 
 # Kept from the garbage collector, which would close what belongs to another process or loop.

@@ -23,6 +23,9 @@ T = TypeVar("T")
 # A deadlock is the database's own choice of a victim; the same victim twice is rare, eight times is a design.
 CONFLICTS_MAX: Final = 8
 
+# Somebody may drop the tables of a store that has found them; once more is enough to find out, and to make them.
+LOOKS_MAX: Final = 2
+
 
 class SqlStore:
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
@@ -72,6 +75,9 @@ class SqlStore:
         transaction = SqlTransaction(self.database, self._pool)
         try:
             yield transaction
+        except StoreUnavailable as error:
+            self._forget_tables(error)
+            raise
         finally:
             transaction.let_go()
 
@@ -80,8 +86,22 @@ class SqlStore:
         self._pool.drop_idle()
 
     def _do(self, talk: Callable[[], Talk[T]]) -> T:
-        self._look()
-        return self._sent(lambda link: carry(talk(), link))
+        for _ in range(LOOKS_MAX):
+            self._look()
+            try:
+                return self._sent(lambda link: carry(talk(), link))
+            except StoreUnavailable as error:
+                missing = error
+                if not self._forget_tables(error):
+                    raise
+        raise missing
+
+    def _forget_tables(self, error: StoreUnavailable) -> bool:
+        """Whether the tables were missing: then they are looked for again, and made."""
+        if not are_missing(error, self.database):
+            return False
+        self._looked = False
+        return True
 
     def _sent(self, work: Callable[[Link], T]) -> T:
         attempts = Attempts(self.database)
@@ -147,6 +167,9 @@ class AsyncSqlStore:
         transaction = AsyncSqlTransaction(self.database, self._pool)
         try:
             yield transaction
+        except StoreUnavailable as error:
+            self._forget_tables(error)
+            raise
         finally:
             await transaction.let_go()
 
@@ -155,8 +178,22 @@ class AsyncSqlStore:
         await self._pool.drop_idle()
 
     async def _do(self, talk: Callable[[], Talk[T]]) -> T:
-        await self._look()
-        return await self._sent(lambda link: carry_async(talk(), link))
+        for _ in range(LOOKS_MAX):
+            await self._look()
+            try:
+                return await self._sent(lambda link: carry_async(talk(), link))
+            except StoreUnavailable as error:
+                missing = error
+                if not self._forget_tables(error):
+                    raise
+        raise missing
+
+    def _forget_tables(self, error: StoreUnavailable) -> bool:
+        """Whether the tables were missing: then they are looked for again, and made."""
+        if not are_missing(error, self.database):
+            return False
+        self._looked = False
+        return True
 
     async def _sent(self, work: Callable[[AsyncLink], Awaitable[T]]) -> T:
         attempts = Attempts(self.database)
@@ -193,19 +230,30 @@ class Attempts:
         return trouble.kind
 
 
+def are_missing(error: StoreUnavailable, database: Database) -> bool:
+    """Whether it was raised because the tables are not there."""
+    trouble = cause_of(error, database)
+    return trouble is not None and trouble.kind is Kind.NO_TABLES
+
+
 def ensure(database: Database, link: Link) -> None:
     """Find the tables, or make them: of many that start together, one does."""
     version = carry(database.sql.form(), link)
     if version < VERSION and database.auto_schema:
         link.begin()
-        if database.lock is not None:
-            link.send(Ask(database.lock, {}, rows=True))
-        carry(database.sql.upgrade(carry(database.sql.form(), link)), link)
-        if database.unlock is not None:
-            link.send(Ask(database.unlock, {}, rows=True))
+        make(database, link)
         link.commit()
     elif version == 0:
         raise no_tables(database)
+
+
+def make(database: Database, link: Link) -> None:
+    """Make the tables, or bring them to our version, in a transaction that is open."""
+    if database.lock is not None:
+        link.send(Ask(database.lock, {}, rows=True))
+    carry(database.sql.upgrade(carry(database.sql.form(), link)), link)
+    if database.unlock is not None:
+        link.send(Ask(database.unlock, {}, rows=True))
 
 
 async def ensure_awaited(database: Database, link: AsyncLink) -> None:
@@ -213,11 +261,16 @@ async def ensure_awaited(database: Database, link: AsyncLink) -> None:
     version = await carry_async(database.sql.form(), link)
     if version < VERSION and database.auto_schema:
         await link.begin()
-        if database.lock is not None:
-            await link.send(Ask(database.lock, {}, rows=True))
-        await carry_async(database.sql.upgrade(await carry_async(database.sql.form(), link)), link)
-        if database.unlock is not None:
-            await link.send(Ask(database.unlock, {}, rows=True))
+        await make_awaited(database, link)
         await link.commit()
     elif version == 0:
         raise no_tables(database)
+
+
+async def make_awaited(database: Database, link: AsyncLink) -> None:
+    """The same, awaited."""
+    if database.lock is not None:
+        await link.send(Ask(database.lock, {}, rows=True))
+    await carry_async(database.sql.upgrade(await carry_async(database.sql.form(), link)), link)
+    if database.unlock is not None:
+        await link.send(Ask(database.unlock, {}, rows=True))

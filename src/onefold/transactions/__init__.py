@@ -13,7 +13,18 @@ from typing import Any, Final, NamedTuple
 from onefold.errors import UsageError
 
 # The root of the module in which the connection's class lives, and the module of ours that knows it.
-DRIVERS: Final = {"sqlite3": "onefold.transactions.sqlite3", "_sqlite3": "onefold.transactions.sqlite3"}
+DRIVERS: Final = {
+    "_sqlite3": "onefold.transactions.sqlite3",
+    "asyncmy": "onefold.transactions.asyncmy",
+    "asyncpg": "onefold.transactions.asyncpg",
+    "django": "onefold.transactions.django",
+    "psycopg": "onefold.transactions.psycopg",
+    "pymysql": "onefold.transactions.pymysql",
+    "sqlalchemy": "onefold.transactions.sqlalchemy",
+    "sqlite3": "onefold.transactions.sqlite3",
+}
+
+KNOWN: Final = sorted({module.rpartition(".")[2] for module in DRIVERS.values()})
 
 # The default of a handler's argument `tx`, for type checkers: the guard passes the transaction, callers do not.
 TX: Any = None
@@ -40,8 +51,8 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
         if driver is not None:
             return import_module(driver).join(connection, None if record is None else checked(record), awaited=awaited)
     raise UsageError(
-        f"within({type(connection).__qualname__}): no driver is known for it. Known are: sqlite3. "
-        "Pass the connection on which your own statements run"
+        f"within({type(connection).__qualname__}): no driver is known for it. Known are: {', '.join(KNOWN)}. "
+        "Pass the connection or session on which your own statements run"
     )
 
 

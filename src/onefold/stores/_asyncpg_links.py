@@ -1,0 +1,137 @@
+"""asyncpg: a link on a connection of our own, on one that a caller's pool lends, or on a caller's.
+
+asyncpg has no public way to ask around the codecs that a caller has set, and none to learn what the server answered to
+a COMMIT. The few private names that this takes are here, and in `_asyncpg_pools` and `transactions/asyncpg.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import asyncpg
+
+from onefold.errors import UsageError
+from onefold.stores._postgres_errors import meaning, one_line
+from onefold.stores._sql import in_numbers
+from onefold.stores._sql_dialect import Ask, Reply
+from onefold.stores._sql_joined import ABORTED
+from onefold.stores._sql_links import Kind, Standing, Trouble
+
+# A goodbye that nobody answers.
+CLOSE_SECONDS: Final = 5.0
+
+
+class AsyncpgLink:
+    """A link on a connection. asyncpg is always in autocommit mode, but for transactions that are begun."""
+
+    def __init__(self, connection: Any, isolation: str | None = None) -> None:
+        # What a pool lends is a shell around the connection.
+        self.connection = connection
+        self._inner = inner(connection)
+        self._isolation = isolation
+        # Somebody was interrupted while the server was at work: what it did is not known.
+        self._interrupted = False
+
+    async def send(self, ask: Ask) -> Reply:
+        statement, names = in_numbers(ask.statement)
+        self._check_open()
+        try:
+            rows, status, _ = await self._inner._execute(
+                statement,
+                [ask.values[name] for name in names],
+                0,
+                None,
+                return_status=True,
+                ignore_custom_codec=True,
+                record_class=asyncpg.Record,
+            )
+        except asyncpg.InFailedSQLTransactionError as error:
+            # asyncpg does not tell by itself that a statement has failed before.
+            raise UsageError(ABORTED) from error
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+        # The last word of `UPDATE 1`.
+        return Reply(0, rows) if ask.rows else Reply(_number(status.decode()))
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        if self.standing() is not Standing.IDLE:
+            return [await self.send(ask) for ask in asks]
+        await self.begin()
+        replies = [await self.send(ask) for ask in asks]
+        await self.commit()
+        return replies
+
+    async def begin(self) -> None:
+        self._check_open()
+        # A handler that has ended the last one by hand has left its mark.
+        self._inner._top_xact = None
+        # Through asyncpg, so that a handler's own `tx.transaction()` becomes a savepoint.
+        await self._inner.transaction(isolation=self._isolation).start()
+
+    async def run(self, statement: str) -> None:
+        self._check_open()
+        await self._inner.execute(statement)
+
+    async def commit(self) -> None:
+        self._check_open()
+        answer = await self._ended_by("COMMIT")
+        if answer != "COMMIT":
+            # A transaction in which a statement has failed is rolled back, and asyncpg does not say so.
+            raise UsageError(ABORTED)
+
+    async def rollback(self) -> None:
+        self._check_open()
+        await self._ended_by("ROLLBACK")
+
+    async def _ended_by(self, statement: str) -> str:
+        try:
+            return str(await self._inner.execute(statement))
+        except TimeoutError as error:
+            # Nobody knows what became of it: as if the connection had been lost.
+            self._interrupted = True
+            raise asyncpg.ConnectionDoesNotExistError(f"no answer to {statement}") from error
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+        finally:
+            self._inner._top_xact = None
+
+    def standing(self) -> Standing:
+        if self._interrupted or self._inner.is_closed():
+            return Standing.BROKEN
+        # It does not say whether a statement has failed in it.
+        return Standing.OPEN if self._inner.is_in_transaction() else Standing.IDLE
+
+    async def close(self) -> None:
+        if self.standing() is Standing.BROKEN:
+            self._inner.terminate()
+        else:
+            await self._inner.close(timeout=CLOSE_SECONDS)
+
+    def _check_open(self) -> None:
+        if self._inner.is_closed():
+            raise asyncpg.ConnectionDoesNotExistError("the connection is closed")
+
+
+def inner(connection: Any) -> Any:
+    """The connection inside of what a pool lends."""
+    return getattr(connection, "_con", connection)
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """What an error of asyncpg means; None: it is not asyncpg's."""
+    if isinstance(error, asyncpg.PostgresError):
+        return meaning(error.sqlstate, str(error))
+    if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError)):
+        return Trouble(Kind.MISTAKE, f"asyncpg says: {one_line(str(error))}")
+    return None
+
+
+def _number(status: str) -> int:
+    last = status.rpartition(" ")[2]
+    return int(last) if last.isdigit() else 0

@@ -1,0 +1,109 @@
+"""asyncpg's connections: opened for a pool of ours, or lent by a pool of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from onefold.errors import StoreUnavailable
+from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, inner, trouble
+from onefold.stores._postgres_errors import meaning, one_line
+from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
+from onefold.stores._sql_links import Standing
+from onefold.stores._sql_pool import PATIENCE
+
+__all__ = ["AsyncOpener", "LentByPool", "trouble"]
+
+# How many statements a connection keeps prepared, as asyncpg has it by itself.
+PREPARED_MAX: Final = 100
+
+# What asyncpg reads from a URL. Whatever else it finds there it sends to the server as a setting.
+URL_OPTIONS: Final = (
+    *("application_name", "database", "dbname", "gsslib", "host", "krbsrvname", "options", "passfile", "password"),
+    *("port", "service", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcert", "sslcrl", "sslkey"),
+    *("sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs", "user"),
+)
+
+
+class AsyncOpener:
+    """Opens connections. It finds out with the first one whether statements can be prepared."""
+
+    def __init__(self, place: Place) -> None:
+        check_options(place, list(URL_OPTIONS))
+        self._place = place
+        self._isolation = place.isolation and place.isolation.replace(" ", "_")
+        self._prepare = place.prepare
+
+    async def __call__(self) -> AsyncpgLink:
+        if self._prepare is None:
+            connection = await self._connected(prepare=False)
+            # Behind a pooler, the process that serves a statement is not the one that the connection was told of.
+            self._prepare = await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid()
+            if not self._prepare:
+                return AsyncpgLink(connection, self._isolation)
+            await connection.close(timeout=CLOSE_SECONDS)
+        return AsyncpgLink(await self._connected(prepare=self._prepare), self._isolation)
+
+    async def _connected(self, *, prepare: bool) -> Any:
+        try:
+            return await asyncpg.connect(
+                self._place.url,
+                timeout=CONNECT_SECONDS,
+                statement_cache_size=PREPARED_MAX if prepare else 0,
+                server_settings={"application_name": self._place.options.get("application_name", APPLICATION)},
+            )
+        except (asyncpg.ClientConfigurationError, ValueError):
+            # Without its cause, which quotes the URL.
+            raise unreadable() from None
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable(self._place.name, error) from error
+
+
+class LentByPool:
+    """A pool of the caller's. What it gets back it resets by itself, for one more message."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncpgLink]:
+        link = AsyncpgLink(await self._taken())
+        try:
+            yield link
+        finally:
+            inner(link.connection)._top_xact = None
+            if link.standing() is not Standing.IDLE:
+                # The pool replaces what is closed.
+                inner(link.connection).terminate()
+            await self._pool.release(link.connection)
+
+    async def _taken(self) -> Any:
+        try:
+            return await self._pool.acquire(timeout=PATIENCE)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"PostgreSQL: your pool gave no connection within {PATIENCE:g} s. Nothing ran. Is it large enough?"
+            ) from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable("PostgreSQL, through your pool", error) from error
+
+    async def drop_idle(self) -> None:
+        """A connection was lost, and others with it, perhaps: the pool shall open new ones."""
+        await self._pool.expire_connections()
+
+
+def unreachable(name: str, error: Exception) -> StoreUnavailable:
+    """A connection that could not be opened."""
+    if isinstance(error, asyncpg.PostgresError):
+        words = meaning(error.sqlstate, str(error)).words
+    elif isinstance(error, TimeoutError):
+        words = f"no answer within {CONNECT_SECONDS:g} s"
+    else:
+        words = one_line(str(error))
+    return StoreUnavailable(
+        f"{name}: {words}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
+        "right?"
+    )

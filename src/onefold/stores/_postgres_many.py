@@ -1,0 +1,166 @@
+"""Many addresses in one statement of PostgreSQL: their values come along as a table, one array for each column."""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Memory, State
+from onefold.stores._postgres_words import AT_ADDRESS, COLUMNS, DUE, HELD, NOW, READ_STORED, TYPES, UNLESS_ALIVE, VALUES
+from onefold.stores._sql import (
+    ADDRESS,
+    ALIVE,
+    AT,
+    OURS,
+    PLACE,
+    TABLE,
+    Parameters,
+    of_address,
+    of_claim,
+    of_ending,
+    of_entry,
+    of_memory,
+)
+from onefold.stores._sql_dialect import Ask, Reply, Talk
+
+# One message of a batch: results may be large, and the server takes no value above 1 GB.
+BATCH_BYTES: Final = 64 * 1024 * 1024
+
+_ENTRY: Final = tuple(TYPES)
+_CLAIM: Final = (*ADDRESS, "token", "lease", "stay")
+_CLOSE: Final = (*ADDRESS, "token", "state", "stay", "attempt", "notes", "result", "omitted", "remark")
+
+
+def _asked(names: Sequence[str]) -> str:
+    arrays = ", ".join(f":{name}::{TYPES[name]}[]" for name in names)
+    columns = ", ".join(f"asked_{name}" for name in names)
+    return f"asked AS (SELECT * FROM unnest({arrays}) WITH ORDINALITY AS asked ({columns}, asked_number))"
+
+
+def _from_asked(statement: str) -> str:
+    """What stood for a value is a column of the table that is sent along."""
+    return PLACE.sub(r"asked_\1", statement.replace(":now", NOW))
+
+
+_THERE: Final = (
+    f"SELECT {AT_ADDRESS}, {READ_STORED} FROM {TABLE} WHERE ({AT_ADDRESS}) IN "
+    f"(SELECT asked_scope, asked_operation, asked_key FROM asked) AND {ALIVE}"
+).replace(":now", NOW)
+
+_READ_ALL: Final = f"WITH {_asked(ADDRESS)} {_THERE}"
+
+# In the order of the addresses, which is the order in which they are locked.
+_INSERT_ALL: Final = (
+    f"WITH {_asked(_ENTRY)}, found AS MATERIALIZED ({_THERE}), "
+    f"written AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {_from_asked(VALUES)} FROM asked "
+    f"WHERE NOT EXISTS (SELECT 1 FROM found WHERE {_from_asked(AT)}) ORDER BY asked_number "
+    f"{UNLESS_ALIVE} RETURNING {AT_ADDRESS}, {READ_STORED}) "
+    "SELECT * FROM found UNION ALL SELECT * FROM written"
+).replace(":now", NOW)
+
+_EXTEND_ALL: Final = (
+    f"WITH {_asked(_CLAIM)} "
+    f"UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, "
+    f"lease_until = CASE state WHEN 'running' THEN {NOW} + asked_lease ELSE lease_until END, "
+    f"expires = CASE state WHEN 'running' THEN {NOW} + asked_stay ELSE expires END, "
+    f"due = CASE state WHEN 'running' THEN {_from_asked(DUE)} ELSE due END "
+    f"FROM asked WHERE {_from_asked(OURS)} AND state IN ('running', 'held') "
+    "RETURNING asked_number"
+)
+
+# A state says that the record stays: ended, or open with a memory.
+_CLOSE_ALL: Final = (
+    f"WITH {_asked(_CLOSE)}, "
+    f"settled AS (UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, lease_until = NULL, "
+    f"expires = {NOW} + asked_stay, due = {_from_asked(DUE)}, state = asked_state, held = {_from_asked(HELD)}, "
+    "attempt = COALESCE(asked_attempt, attempt), notes = asked_notes, remark = asked_remark, "
+    "result = CASE asked_state WHEN 'open' THEN result ELSE asked_result END, "
+    "omitted = CASE asked_state WHEN 'open' THEN omitted ELSE NULLIF(asked_omitted, 0) END "
+    f"FROM asked WHERE {_from_asked(OURS)} AND asked_state IS NOT NULL RETURNING asked_number), "
+    f"forgotten AS (DELETE FROM {TABLE} USING asked "
+    f"WHERE {_from_asked(OURS)} AND asked_state IS NULL RETURNING asked_number) "
+    "SELECT asked_number FROM settled UNION ALL SELECT asked_number FROM forgotten"
+)
+
+
+def inserting(entries: Sequence[Entry]) -> Ask:
+    return Ask(_INSERT_ALL, _arrays(_ENTRY, map(of_entry, entries)), rows=True)
+
+
+def reading(addresses: Sequence[Address]) -> Ask:
+    return Ask(_READ_ALL, _arrays(ADDRESS, map(of_address, addresses)), rows=True)
+
+
+def extend_all(claims: Sequence[Claim]) -> Talk[list[bool]]:
+    renewed = [False] * len(claims)
+    for places in _rounds([claim.address for claim in claims]):
+        values = _arrays(_CLAIM, (of_claim(claims[place]) for place in places))
+        reply: Reply = yield Ask(_EXTEND_ALL, values, rows=True)
+        for (number,) in reply.rows:
+            renewed[places[number - 1]] = True
+    return renewed
+
+
+def close_all(closes: Sequence[Close]) -> Talk[list[bool]]:
+    """Finishes and releases in one statement. A release of what is not there has succeeded; that is asked after it."""
+    closed = [False] * len(closes)
+    for places in _rounds([close.claim.address for close in closes]):
+        for part in _portions(places, closes):
+            values = _arrays(_CLOSE, (_closing(closes[place]) for place in part))
+            reply: Reply = yield Ask(_CLOSE_ALL, values, rows=True)
+            for (number,) in reply.rows:
+                closed[part[number - 1]] = True
+    doubtful = [at for at, close in enumerate(closes) if not closed[at] and not isinstance(close.by, Ending)]
+    if doubtful:
+        there: Reply = yield reading([closes[at].claim.address for at in doubtful])
+        known = {Address(*row[:3]) for row in there.rows}
+        for at in doubtful:
+            closed[at] = closes[at].claim.address not in known
+    return closed
+
+
+def _closing(close: Close) -> Parameters:
+    if isinstance(close.by, Ending):
+        return of_claim(close.claim) | of_ending(close.by)
+    if isinstance(close.by, Memory):
+        return of_claim(close.claim) | of_memory(close.by) | {"state": State.OPEN.value}
+    return of_claim(close.claim) | {"stay": None}
+
+
+def _arrays(names: Sequence[str], rows: Iterable[Parameters]) -> Parameters:
+    """One list for each name, in the order of the rows."""
+    kept = list(rows)
+    arrays: dict[str, list[Any]] = {name: [row.get(name) for row in kept] for name in names}
+    return arrays
+
+
+def _rounds(addresses: Sequence[Address]) -> list[list[int]]:
+    """The places of these addresses, in their order. One that comes twice is in two rounds: no statement can change a
+    record twice."""
+    rounds: list[list[int]] = []
+    seen: dict[Address, int] = {}
+    for place in sorted(range(len(addresses)), key=lambda place: addresses[place].parts):
+        number = seen.get(addresses[place], 0)
+        seen[addresses[place]] = number + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(place)
+    return rounds
+
+
+def _portions(places: Sequence[int], closes: Sequence[Close]) -> Iterator[list[int]]:
+    """These places in parts, none of which is too large for one message."""
+    part: list[int] = []
+    size = 0
+    for place in places:
+        by = closes[place].by
+        more = len(getattr(by, "result", None) or b"") + len(getattr(by, "notes", None) or b"")
+        if part and size + more > BATCH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(place)
+        size += more
+    if part:
+        yield part

@@ -1,0 +1,233 @@
+"""psycopg 3, in both colours: links on connections of our own, on those that a caller's pool lends, and to a caller's.
+
+Statements go through cursors of our own, so that a caller's row factories, adapters and cursor classes do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+import psycopg
+from psycopg.adapt import AdaptersMap
+from psycopg.postgres import register_default_adapters
+from psycopg.postgres import types as postgres_types
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from onefold.stores._postgres_errors import meaning, one_line
+from onefold.stores._sql import in_numbers
+from onefold.stores._sql_dialect import Ask, Reply
+from onefold.stores._sql_links import Kind, Standing, Trouble
+
+Connection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+_STANDINGS: Final = {
+    TransactionStatus.IDLE: Standing.IDLE,
+    TransactionStatus.INTRANS: Standing.OPEN,
+    TransactionStatus.INERROR: Standing.ABORTED,
+}
+
+# As psycopg has them by itself: others may have changed those of a connection, or those of all.
+_PLAIN: Final = AdaptersMap(types=postgres_types)
+register_default_adapters(_PLAIN)
+
+PIPELINES: Final = psycopg.Pipeline.is_supported()
+
+
+class _Cursor(psycopg.RawCursor[tuple[Any, ...]]):
+    @property
+    def adapters(self) -> AdaptersMap:
+        return _PLAIN
+
+
+class _AsyncCursor(psycopg.AsyncRawCursor[tuple[Any, ...]]):
+    @property
+    def adapters(self) -> AdaptersMap:
+        return _PLAIN
+
+
+@cache
+def _numbered(statement: str) -> tuple[bytes, tuple[str, ...]]:
+    text, names = in_numbers(statement)
+    return text.encode(), names
+
+
+def _spelled(ask: Ask) -> tuple[bytes, Sequence[Any]]:
+    statement, names = _numbered(ask.statement)
+    return statement, [ask.values[name] for name in names]
+
+
+class _Shared:
+    """What is the same in both colours: where the connection stands, and a transaction that is yet to be begun."""
+
+    connection: Any
+    # A BEGIN waits for the first statement, so that both are one network message.
+    _waiting: bool = False
+    # Somebody was interrupted while the server was at work: what it did is not known.
+    _interrupted: bool = False
+
+    def standing(self) -> Standing:
+        if self._interrupted:
+            return Standing.BROKEN
+        if self._waiting:
+            return Standing.OPEN
+        return _STANDINGS.get(self.connection.pgconn.transaction_status, Standing.BROKEN)
+
+    def _waited(self) -> bool:
+        waited, self._waiting = self._waiting, False
+        return waited
+
+
+class PsycopgLink(_Shared):
+    """A link on a connection in autocommit mode, or on one whose transaction is its caller's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._cursor = _Cursor(connection, row_factory=tuple_row)
+
+    def send(self, ask: Ask) -> Reply:
+        if self._waiting:
+            return self.send_all([ask])[0]
+        try:
+            return _reply(self._sent(self._cursor, ask), ask)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        try:
+            return self._piped(asks) if PIPELINES else self._one_by_one(asks)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def _piped(self, asks: list[Ask]) -> list[Reply]:
+        cursors = [_Cursor(self.connection, row_factory=tuple_row) for _ in asks]
+        with self.connection.pipeline():
+            if self._waited():
+                self._cursor.execute(begin_on(self.connection), prepare=False)
+            for cursor, ask in zip(cursors, asks, strict=True):
+                self._sent(cursor, ask)
+        return [_reply(cursor, ask) for cursor, ask in zip(cursors, asks, strict=True)]
+
+    def _one_by_one(self, asks: list[Ask]) -> list[Reply]:
+        if self._waited():
+            self._cursor.execute(begin_on(self.connection), prepare=False)
+        return [self.send(ask) for ask in asks]
+
+    @staticmethod
+    def _sent(cursor: _Cursor, ask: Ask) -> _Cursor:
+        return cursor.execute(*_spelled(ask), binary=True)
+
+    def begin(self) -> None:
+        self._waiting = True
+
+    def run(self, statement: str) -> None:
+        self._cursor.execute(statement.encode(), prepare=False)
+
+    def commit(self) -> None:
+        if not self._waited():
+            self.connection.commit()
+
+    def rollback(self) -> None:
+        if not self._waited():
+            self.connection.rollback()
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class AsyncPsycopgLink(_Shared):
+    """The same, awaited."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self._cursor = _AsyncCursor(connection, row_factory=tuple_row)
+
+    async def send(self, ask: Ask) -> Reply:
+        if self._waiting:
+            return (await self.send_all([ask]))[0]
+        try:
+            return await _awaited_reply(await self._sent(self._cursor, ask), ask)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        try:
+            return await (self._piped(asks) if PIPELINES else self._one_by_one(asks))
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    async def _piped(self, asks: list[Ask]) -> list[Reply]:
+        cursors = [_AsyncCursor(self.connection, row_factory=tuple_row) for _ in asks]
+        async with self.connection.pipeline():
+            if self._waited():
+                await self._cursor.execute(begin_on(self.connection), prepare=False)
+            for cursor, ask in zip(cursors, asks, strict=True):
+                await self._sent(cursor, ask)
+        return [await _awaited_reply(cursor, ask) for cursor, ask in zip(cursors, asks, strict=True)]
+
+    async def _one_by_one(self, asks: list[Ask]) -> list[Reply]:
+        if self._waited():
+            await self._cursor.execute(begin_on(self.connection), prepare=False)
+        return [await self.send(ask) for ask in asks]
+
+    @staticmethod
+    async def _sent(cursor: _AsyncCursor, ask: Ask) -> _AsyncCursor:
+        return await cursor.execute(*_spelled(ask), binary=True)
+
+    async def begin(self) -> None:
+        self._waiting = True
+
+    async def run(self, statement: str) -> None:
+        await self._cursor.execute(statement.encode(), prepare=False)
+
+    async def commit(self) -> None:
+        if not self._waited():
+            await self.connection.commit()
+
+    async def rollback(self) -> None:
+        if not self._waited():
+            await self.connection.rollback()
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+def _reply(cursor: _Cursor, ask: Ask) -> Reply:
+    return Reply(cursor.rowcount, cursor.fetchall() if ask.rows else ())
+
+
+async def _awaited_reply(cursor: _AsyncCursor, ask: Ask) -> Reply:
+    return Reply(cursor.rowcount, await cursor.fetchall() if ask.rows else ())
+
+
+def begin_on(connection: Connection | AsyncConnection) -> bytes:
+    """How a transaction begins on this connection, whose owner may have chosen an isolation level."""
+    level = connection.isolation_level
+    return b"BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}".encode()
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """What an error of psycopg means; None: it is not psycopg's."""
+    if not isinstance(error, psycopg.Error):
+        return None
+    if error.sqlstate is not None:
+        return meaning(error.sqlstate, error.diag.message_primary or str(error))
+    if isinstance(error, psycopg.OperationalError):
+        # The server could not say anything any more.
+        return Trouble(Kind.LOST, f"the connection was lost: {one_line(str(error))}")
+    return Trouble(Kind.MISTAKE, f"psycopg says: {one_line(str(error))}")

@@ -1,0 +1,174 @@
+"""psycopg's connections, in both colours: opened for a pool of ours, or lent by a pool of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+
+from onefold.errors import StoreUnavailable
+from onefold.stores._postgres_errors import one_line
+from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
+from onefold.stores._psycopg_links import AsyncConnection, AsyncPsycopgLink, Connection, PsycopgLink, trouble
+from onefold.stores._sql_links import Standing
+
+__all__ = ["AsyncOpener", "LentByAsyncPool", "LentByPool", "Opener", "trouble"]
+
+# Statements are prepared when they have been used so often, as psycopg has it by itself.
+PREPARE_AFTER: Final = 5
+
+# Behind a pooler, the process that serves a statement is not the one that the connection was told of.
+WHO: Final = b"SELECT pg_backend_pid()"
+
+
+class Opener:
+    """Opens connections, blocking. It finds out with the first one whether statements can be prepared."""
+
+    def __init__(self, place: Place) -> None:
+        self._name = place.name
+        self._parameters = _parameters(place)
+        self._level = place.isolation and IsolationLevel[place.isolation.upper().replace(" ", "_")]
+        self._prepare = place.prepare
+
+    def __call__(self) -> PsycopgLink:
+        try:
+            connection: Connection = psycopg.Connection.connect(autocommit=True, **self._parameters)
+        except psycopg.OperationalError as error:
+            raise unreachable(self._name, error) from error
+        connection.isolation_level = self._level or None
+        if self._prepare is None:
+            served = connection.execute(WHO, prepare=False).fetchone()
+            self._prepare = served == (connection.info.backend_pid,)
+        connection.prepare_threshold = PREPARE_AFTER if self._prepare else None
+        return OwnLink(connection)
+
+
+class AsyncOpener(Opener):
+    """The same, awaited."""
+
+    async def __call__(self) -> AsyncPsycopgLink:  # type: ignore[override]
+        try:
+            connection: AsyncConnection = await psycopg.AsyncConnection.connect(autocommit=True, **self._parameters)
+        except psycopg.OperationalError as error:
+            raise unreachable(self._name, error) from error
+        await connection.set_isolation_level(self._level or None)
+        if self._prepare is None:
+            served = await (await connection.execute(WHO, prepare=False)).fetchone()
+            self._prepare = served == (connection.info.backend_pid,)
+        connection.prepare_threshold = PREPARE_AFTER if self._prepare else None
+        return AsyncOwnLink(connection)
+
+
+def _parameters(place: Place) -> dict[str, Any]:
+    """What libpq is told."""
+    check_options(place, [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()])
+    try:
+        found: dict[str, Any] = conninfo_to_dict(place.url)
+    except psycopg.ProgrammingError:
+        # Without its cause, which quotes the URL.
+        raise unreadable() from None
+    usual = {"connect_timeout": CONNECT_SECONDS, "fallback_application_name": APPLICATION, "client_encoding": "utf8"}
+    return usual | found
+
+
+class OwnLink(PsycopgLink):
+    """On a connection of ours, which each handler gets as if it were new."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.connection.row_factory, self.connection.cursor_factory = tuple_row, psycopg.Cursor
+
+
+class AsyncOwnLink(AsyncPsycopgLink):
+    """The same, awaited."""
+
+    async def begin(self) -> None:
+        await super().begin()
+        self.connection.row_factory, self.connection.cursor_factory = tuple_row, psycopg.AsyncCursor
+
+
+class LentByPool:
+    """A pool of the caller's: its connections are in autocommit mode while we have them, and then as they were."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @contextmanager
+    def lend(self) -> Iterator[PsycopgLink]:
+        connection = self._taken()
+        before, link = connection.autocommit, None
+        try:
+            connection.autocommit = True
+            link = PsycopgLink(connection)
+            yield link
+        finally:
+            if link is not None and link.standing() is Standing.IDLE:
+                connection.autocommit = before
+            else:
+                # The pool replaces what is closed.
+                connection.close()
+            self._pool.putconn(connection)
+
+    def _taken(self) -> Connection:
+        try:
+            return self._pool.getconn()  # type: ignore[no-any-return]
+        except psycopg.OperationalError as error:
+            raise gave_none(error) from error
+
+    def drop_idle(self) -> None:
+        """A connection was lost, and others with it, perhaps: the pool shall look after them."""
+        if not self._pool.closed:
+            self._pool.check()
+
+
+class LentByAsyncPool:
+    """The same, awaited."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncPsycopgLink]:
+        connection = await self._taken()
+        before, link = connection.autocommit, None
+        try:
+            await connection.set_autocommit(True)
+            link = AsyncPsycopgLink(connection)
+            yield link
+        finally:
+            if link is not None and link.standing() is Standing.IDLE:
+                await connection.set_autocommit(before)
+            else:
+                await connection.close()
+            await self._pool.putconn(connection)
+
+    async def _taken(self) -> AsyncConnection:
+        try:
+            return await self._pool.getconn()  # type: ignore[no-any-return]
+        except psycopg.OperationalError as error:
+            raise gave_none(error) from error
+
+    async def drop_idle(self) -> None:
+        if not self._pool.closed:
+            await self._pool.check()
+
+
+def unreachable(name: str, error: psycopg.OperationalError) -> StoreUnavailable:
+    """A connection that could not be opened. There is no code for why, but what libpq says holds no password."""
+    says = one_line(str(error)).removeprefix("connection failed: ")
+    return StoreUnavailable(
+        f"{name}: {says}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
+        "right?"
+    )
+
+
+def gave_none(error: psycopg.OperationalError) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"PostgreSQL: your pool gave no connection: {one_line(str(error))}. Nothing ran. Is it open and large enough, "
+        "and is the server up?"
+    )

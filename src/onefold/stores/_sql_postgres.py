@@ -1,0 +1,174 @@
+"""PostgreSQL's dialect: one table, and every operation of a store, also on many addresses, as one statement.
+
+A duplicate only reads: it writes no row, takes no lock and costs the vacuum nothing.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from onefold._model import Address, Claim, Close, Entry, Gone, Record, State
+from onefold.stores import _postgres_many as many
+from onefold.stores._postgres_words import (
+    AT_ADDRESS,
+    COLUMNS,
+    DUE,
+    DUE_SECONDS,
+    READ_STORED,
+    STORED,
+    UNLESS_ALIVE,
+    VALUES,
+    spelled,
+    typed,
+)
+from onefold.stores._sql import ALIVE, AT, TABLE, Parameters, of_address, of_entry
+from onefold.stores._sql_dialect import Ask, Dialect, Reply, Talk
+from onefold.stores.base import Query
+
+# Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
+# The bytes of "onefold".
+LOCK: Final = "SELECT pg_advisory_xact_lock(31365104204213348)"
+
+# The widest first, because a value begins at a multiple of its own width. C compares bytes: `Key`, `KEY` and `key ` are
+# three keys. Times are seconds since 1970; `due` and `held` are for the indexes. Freed space is used again, but is not
+# given back to the disk: for that a vacuum would lock out everybody.
+_RECORDS: Final = f"""
+CREATE TABLE IF NOT EXISTS {TABLE} (
+    began double precision NOT NULL,
+    changed double precision NOT NULL,
+    lease_until double precision,
+    expires double precision,
+    due integer,
+    attempt integer NOT NULL,
+    revision integer NOT NULL,
+    bypasses integer,
+    omitted smallint,
+    held boolean,
+    scope text COLLATE "C" NOT NULL,
+    operation text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL,
+    token bytea NOT NULL,
+    remark text NOT NULL,
+    fingerprint bytea,
+    notes bytea,
+    result bytea,
+    PRIMARY KEY (scope, operation, key)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05, vacuum_truncate = off)
+"""
+
+_REWRITTEN: Final = ", ".join(f"{column} = {value}" for column, value in STORED.items())
+
+
+class Postgres(Dialect):
+    name = "PostgreSQL"
+    answers = True
+
+    versions = (
+        (
+            _RECORDS,
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_due ON {TABLE} (due) WHERE due IS NOT NULL",
+            "CREATE TABLE IF NOT EXISTS onefold_schema (version integer NOT NULL, usable_from integer NOT NULL)",
+            "INSERT INTO onefold_schema SELECT 1, 1 WHERE NOT EXISTS (SELECT 1 FROM onefold_schema)",
+        ),
+        # `onefold held` asks for a few records among millions.
+        (
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({AT_ADDRESS}) WHERE held",
+            "UPDATE onefold_schema SET version = 2 WHERE version < 2",
+        ),
+    )
+
+    count_tables = (
+        f"SELECT (to_regclass('{TABLE}') IS NOT NULL)::integer + (to_regclass('onefold_schema') IS NOT NULL)::integer"
+    )
+
+    insert = typed(
+        f"WITH found AS MATERIALIZED (SELECT {READ_STORED} FROM {TABLE} WHERE {AT} AND {ALIVE}), "
+        f"written AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE NOT EXISTS (SELECT 1 FROM found) "
+        f"{UNLESS_ALIVE} RETURNING {READ_STORED}) "
+        "SELECT * FROM found UNION ALL SELECT * FROM written"
+    )
+
+    # Whoever is refused has waited for the other's transaction, if it was open, and takes no lock.
+    insert_new: ClassVar[str] = typed(
+        f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
+    )
+
+    # The same for a record without anything unusual, as nearly all are: fewer values, and the server has less to do.
+    insert_usual: ClassVar[str] = typed(
+        f"INSERT INTO {TABLE} ({AT_ADDRESS}, state, attempt, began, changed, expires, due, remark, revision, token, "
+        f"fingerprint) VALUES (:scope, :operation, :key, 'done', 1, :now, :now, :now + :stay, {DUE}, '', 1, :token, "
+        f":fingerprint) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
+    )
+
+    replace = typed(
+        f"UPDATE {TABLE} SET {_REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
+    )
+
+    # In parentheses, because a moment that the server has to ask for again for each row cannot be looked up in an
+    # index. What others work on, they keep.
+    remove_expired = typed(
+        f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} "
+        f"WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) AND expires <= :now "
+        "ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED))"
+    )
+
+    @classmethod
+    def spell(cls, statement: str) -> str:
+        return spelled(statement)
+
+    def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
+        statement, values = super().page(query, limit)
+        if query.state is State.HELD:
+            statement = statement.replace("state = 'held'", "held")
+        return statement, values
+
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        if replacing is None:
+            reply: Reply = yield self._writing(entry)
+            if reply.written == 1:
+                return None
+        return (yield from self.claim(entry, replacing))
+
+    def _writing(self, entry: Entry) -> Ask:
+        if _is_usual(entry):
+            return Ask(self.insert_usual, _of_usual(entry))
+        return Ask(self.insert_new, of_entry(entry))
+
+    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+        return many.inserting(entries)
+
+    def read_all(self, addresses: Sequence[Address]) -> Ask:
+        return many.reading(addresses)
+
+    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool]]:
+        return many.extend_all(claims)
+
+    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+        return many.close_all(closes)
+
+
+def _is_usual(entry: Entry) -> bool:
+    """Whether `insert_usual` says all that there is to say: done at once, at the first attempt, without a word."""
+    return (
+        entry.state is State.DONE
+        and entry.attempt == 1
+        and not (entry.age or entry.bypasses or entry.omitted or entry.remark)
+        and entry.notes is None
+        and entry.result is None
+    )
+
+
+def _of_usual(entry: Entry) -> Parameters:
+    return of_address(entry.address) | {
+        "stay": None if math.isinf(entry.stay) else entry.stay,
+        "token": entry.token,
+        "fingerprint": entry.fingerprint,
+    }
+
+
+POSTGRES: Final = Postgres()
