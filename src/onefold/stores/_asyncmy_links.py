@@ -1,0 +1,280 @@
+"""asyncmy: the links of PyMySQL, awaited. Connections belong to the event loop in which they were opened."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from asyncmy.connection import Connection
+from asyncmy.constants import CLIENT, ER
+from asyncmy.converters import conversions
+from asyncmy.cursors import Cursor
+from asyncmy.errors import MySQLError, OperationalError
+
+from onefold.stores._mysql_errors import meaning, not_connected
+from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
+from onefold.stores._mysql_text import PACKET_SURE, filled
+from onefold.stores._mysql_watch import IN_TRANSACTION, Watch
+from onefold.stores._sql_dialect import Ask, Reply
+from onefold.stores._sql_links import Standing, Trouble
+
+T = TypeVar("T")
+
+_DECODERS: Final[Any] = {kind: decode for kind, decode in conversions.items() if isinstance(kind, int)}
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    return meaning(error) if isinstance(error, MySQLError) else None
+
+
+# Its types know half of it.
+_Connection: Any = Connection
+
+
+class Watched(_Connection):  # type: ignore[misc]
+    """A connection of our own, which remembers what was done to its transaction."""
+
+    server_status: int
+
+    def __init__(self, **options: Any) -> None:
+        self.watch = Watch()
+        self._preferred: ssl.SSLContext | None = None
+        super().__init__(**options)
+
+    def prefer_tls(self, context: ssl.SSLContext) -> None:
+        """Use it if the server offers it; by itself asyncmy does not look."""
+        self._preferred = context
+
+    async def _get_server_information(self) -> None:
+        await super()._get_server_information()
+        if self._preferred is not None and self.server_capabilities & CLIENT.SSL:
+            self._ssl_context = self._preferred
+            self._client_flag |= CLIENT.SSL
+
+    async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - it is asyncmy's
+        if not self.in_transaction():
+            self.watch.ended()
+        written = await self._seen(super().query(sql, unbuffered))
+        self.watch.answered(sql, in_transaction=self.in_transaction())
+        return written
+
+    def in_transaction(self) -> bool:
+        return in_transaction(self)
+
+    async def begin(self) -> None:
+        await self._seen(super().begin())
+        self.watch.ended()
+
+    async def commit(self) -> None:
+        await self._seen(super().commit())
+        self.watch.ended()
+
+    async def rollback(self) -> None:
+        await self._seen(super().rollback())
+        self.watch.ended()
+
+    async def _seen(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except MySQLError as error:
+            self.watch.failed(error)
+            raise
+        except BaseException:
+            # Cancelled between a question and its answer: the next one who asks would get that answer.
+            self.watch.broken = True
+            self.close()
+            raise
+
+
+def in_transaction(connection: Any) -> bool:
+    """Whether one is open, by the server's last answer."""
+    last = getattr(connection, "_result", None)
+    if last is not None and last.rows is None and not last.unbuffered_active and not last.server_status:
+        # asyncmy overlooks flags that are all off: autocommit off, and nothing open.
+        return False
+    return bool(connection.server_status & IN_TRANSACTION)
+
+
+class AsyncmyLink:
+    """An `AsyncLink` on a connection whose transactions are its owner's."""
+
+    connection: Any
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._packet_max = PACKET_SURE
+
+    async def send(self, ask: Ask) -> Reply:
+        text = filled(ask)
+        await self._check_size(text)
+        async with self._cursor() as cursor:
+            await cursor.execute(text)
+            return Reply(cursor.rowcount, await cursor.fetchall() if ask.rows else ())
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [await self.send(ask) for ask in asks]
+
+    async def run(self, statement: str) -> None:
+        async with self._cursor() as cursor:
+            await cursor.execute(statement)
+
+    async def begin(self) -> None:
+        await self.connection.begin()
+
+    async def commit(self) -> None:
+        await self.connection.commit()
+
+    async def rollback(self) -> None:
+        await self.connection.rollback()
+
+    def standing(self) -> Standing:
+        if not self.connection.connected:
+            return Standing.BROKEN
+        return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
+
+    async def close(self) -> None:
+        await self.connection.ensure_closed()
+
+    @asynccontextmanager
+    async def _cursor(self) -> AsyncIterator[Any]:
+        """A plain cursor with plain values, whatever the connection's owner wants for itself."""
+        connection = self.connection
+        wanted = connection._decoders, connection._use_unicode
+        connection._decoders, connection._use_unicode = _DECODERS, True
+        try:
+            async with Cursor(connection) as cursor:
+                yield cursor
+        finally:
+            connection._decoders, connection._use_unicode = wanted
+
+    async def _check_size(self, text: str) -> None:
+        """Sent all the same, it would be answered by a lost connection."""
+        if len(text) < self._packet_max:
+            return
+        async with self._cursor() as cursor:
+            await cursor.execute("SELECT @@max_allowed_packet")
+            self._packet_max = int((await cursor.fetchall())[0][0])
+        if len(text) >= self._packet_max:
+            raise OperationalError(ER.NET_PACKET_TOO_LARGE, f"{len(text)} bytes, and {self._packet_max} are allowed")
+
+
+class OwnLink(AsyncmyLink):
+    """An `AsyncLink` on a connection of our own; where it stands we know best."""
+
+    connection: Watched
+
+    def __init__(self, connection: Watched) -> None:
+        super().__init__(connection)
+        self._begun = False
+
+    async def begin(self) -> None:
+        await self.connection.begin()
+        self._begun = True
+
+    async def commit(self) -> None:
+        await self.connection.commit()
+        self._begun = False
+
+    async def rollback(self) -> None:
+        await self.connection.rollback()
+        self._begun = False
+
+    def standing(self) -> Standing:
+        if not self.connection.connected or self.connection.watch.broken:
+            return Standing.BROKEN
+        return Standing.OPEN if self._begun else Standing.IDLE
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        """In one message, and in one transaction."""
+        if len(asks) == 1:
+            return [await self.send(asks[0])]
+        text = "; ".join(("BEGIN", *map(filled, asks), "COMMIT"))
+        if len(text) >= self._packet_max:
+            return await super().send_all(asks)
+        replies = []
+        try:
+            async with self._cursor() as cursor:
+                await cursor.execute(text)
+                while await cursor.nextset():
+                    replies.append(Reply(cursor.rowcount))
+        except MySQLError as error:
+            self.connection.watch.failed(error)
+            if self.standing() is Standing.IDLE:
+                await self.connection.rollback()
+            raise
+        return replies[: len(asks)]
+
+
+class TransactionLink(OwnLink):
+    """For transactions: the first statement begins one."""
+
+    async def begin(self) -> None:
+        # A handler before may have changed it.
+        if self.connection.get_autocommit():
+            await self.connection.autocommit(False)
+        self.connection.server_status |= IN_TRANSACTION
+        self.connection.watch.begin()
+        self._begun = True
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [await self.send(ask) for ask in asks]
+
+
+async def for_operations(place: Place) -> OwnLink:
+    return OwnLink(await _connected(place, autocommit=True, read_timeout=place.read_timeout))
+
+
+async def for_transactions(place: Place) -> TransactionLink:
+    return TransactionLink(await _connected(place, autocommit=False, init_command=place.isolation_statement))
+
+
+async def beside(connection: Any, database: str) -> OwnLink:
+    """On another connection to where this one is: for what must not be done in a caller's transaction."""
+    other = Watched(
+        host=connection._host,
+        port=connection._port,
+        unix_socket=connection._unix_socket,
+        user=connection._user,
+        password=connection._password,
+        password_creator=connection._password_creator,
+        database=database,
+        charset="utf8mb4",
+        program_name="onefold",
+        connect_timeout=connection._connect_timeout,
+        read_timeout=READ_TIMEOUT,
+        autocommit=True,
+        ssl=connection._ssl_context,
+        server_public_key=connection._server_public_key,
+    )
+    await other.connect()
+    return OwnLink(other)
+
+
+async def _connected(place: Place, **options: Any) -> Watched:
+    connection = Watched(
+        host=place.host,
+        port=place.port,
+        unix_socket=place.unix_socket,
+        user=place.user,
+        password=place.password.encode(),
+        database=place.database,
+        charset="utf8mb4",
+        program_name="onefold",
+        connect_timeout=place.connect_timeout,
+        ssl=place.tls,
+        **options,
+    )
+    if place.tls_mode == "preferred" and place.unix_socket is None:
+        connection.prefer_tls(unverified())
+    try:
+        # It bounds the greeting, too, which asyncmy's own connect_timeout does not.
+        async with asyncio.timeout(place.connect_timeout):
+            await connection.connect()
+    except TimeoutError as error:
+        raise OperationalError(*not_connected(error)) from error
+    except OperationalError as error:
+        raise OperationalError(*not_connected(error, error.__cause__)) from error
+    return connection

@@ -1,0 +1,140 @@
+"""MySQL and MariaDB: records in a table of your database, over PyMySQL, or over asyncmy for an `AsyncGuard`.
+
+The clock is the server's own. A guard that is given the database of the application can commit records together with
+the work. It never hides what the server says: that becomes `StoreUnavailable`, and nothing runs unclaimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from onefold.errors import UsageError
+from onefold.stores._mysql_joined import AsyncMysqlTransaction, MysqlTransaction
+from onefold.stores._mysql_place import Place, place_of
+from onefold.stores._sql import VERSION
+from onefold.stores._sql_dialect import carry
+from onefold.stores._sql_links import AsyncLink, Database, Link
+from onefold.stores._sql_mysql import LOCK, MYSQL, UNLOCK, Mysql, dialect_of
+from onefold.stores._sql_pool import AsyncPool, Pool
+from onefold.stores._sql_store import AsyncSqlStore, SqlStore, ensure, ensure_awaited
+
+
+class MysqlStore(SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+
+    def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
+        """`dialect`: None is whatever the server says that it is."""
+        place, links = place_of(url, "pymysql"), _links("_pymysql_links")
+        size = place.pool_size
+        super().__init__(_database(place, links, dialect), Pool(partial(links.for_operations, place), size=size))
+        # Connections for handlers differ: autocommit is off, and one message is one statement.
+        self._lending = Pool(partial(links.for_transactions, place), size=size)
+        self._dialect = dialect
+
+    @contextmanager
+    def transaction(self) -> Iterator[MysqlTransaction]:
+        """A transaction in this database, on connections that nobody else uses meanwhile."""
+        self._look()
+        transaction = MysqlTransaction(self.database, self._lending)
+        try:
+            yield transaction
+        finally:
+            transaction.let_go()
+
+    def close(self) -> None:
+        super().close()
+        self._lending.drop_idle()
+
+    def _look(self) -> None:
+        if not self._looked:
+            self._sent(self._meet)
+            self._looked = True
+
+    def _meet(self, link: Link) -> None:
+        sql = self._dialect or dialect_of(link.connection.server_version)
+        self.database = self.database._replace(sql=sql)
+        ensure(self.database, link)
+
+
+class AsyncMysqlStore(AsyncSqlStore):
+    """The same store, awaited; it survives a new event loop."""
+
+    def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
+        place, links = place_of(url, "asyncmy"), _links("_asyncmy_links")
+        size = place.pool_size
+        super().__init__(_database(place, links, dialect), AsyncPool(partial(links.for_operations, place), size=size))
+        self._lending = AsyncPool(partial(links.for_transactions, place), size=size)
+        self._dialect = dialect
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncMysqlTransaction]:
+        """A transaction in this database, on connections that nobody else uses meanwhile."""
+        await self._look()
+        transaction = AsyncMysqlTransaction(self.database, self._lending)
+        try:
+            yield transaction
+        finally:
+            await transaction.let_go()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._lending.drop_idle()
+
+    async def _look(self) -> None:
+        if not self._looked:
+            await self._sent(self._meet)
+            self._looked = True
+
+    async def _meet(self, link: AsyncLink) -> None:
+        sql = self._dialect or dialect_of(link.connection.server_version)
+        self.database = self.database._replace(sql=sql)
+        await ensure_awaited(self.database, link)
+
+
+def open_store(url: str) -> MysqlStore:
+    """`mysql://user:password@host:3306/database`, or `mariadb://`; `docs/stores/mysql.md` has the options."""
+    return MysqlStore(url)
+
+
+def open_async_store(url: str) -> AsyncMysqlStore:
+    """The same for an `AsyncGuard`."""
+    return AsyncMysqlStore(url)
+
+
+def describe_schema(url: str) -> str:
+    """The statements that make the tables; they do nothing where their work is done."""
+    place_of(url, "pymysql")
+    statements = (statement.strip() for version in MYSQL.versions for statement in version)
+    return "".join(f"{statement};\n" for statement in statements)
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to today's form; what was done."""
+    place, links = place_of(url, "pymysql"), _links("_pymysql_links")
+    database = _database(place, links, None)._replace(auto_schema=True)
+    store = SqlStore(database, Pool(partial(links.for_operations, place), size=1))
+    try:
+        before = store._sent(lambda link: carry(database.sql.form(), link))
+        store._look()
+    finally:
+        store.close()
+    if before == VERSION:
+        return [f"{place.name}: the tables of Onefold are there, in version {VERSION}"]
+    if before == 0:
+        return [f"{place.name}: made the tables of Onefold, in version {VERSION}"]
+    return [f"{place.name}: brought the tables of Onefold from version {before} to version {VERSION}"]
+
+
+def _database(place: Place, links: Any, dialect: Mysql | None) -> Database:
+    return Database(dialect or MYSQL, place.name, links.trouble, LOCK, UNLOCK, place.auto_schema)
+
+
+def _links(name: str) -> Any:
+    try:
+        return import_module(f"onefold.stores.{name}")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"MySQL needs the package {error.name}: pip install 'onefold[mysql]'") from error
