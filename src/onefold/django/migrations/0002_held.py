@@ -1,0 +1,12 @@
+"""Version 2: held records are found among millions."""
+
+from __future__ import annotations
+
+from django.db import migrations
+
+from onefold.django.operations import BringTablesTo
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]
+    dependencies = (("onefold", "0001_records"),)
+    operations = (BringTablesTo(2),)

@@ -1,0 +1,110 @@
+"""What Django's database backends are to us: how they are sent our statements, and where their connections stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from onefold.errors import UsageError
+from onefold.stores import _mysql_through as mysql
+from onefold.stores import _postgres_through as postgres
+from onefold.stores import _sqlite_through as sqlite
+from onefold.stores._sql import in_words
+from onefold.stores._sql_dialect import Ask, Dialect, Reply
+from onefold.stores._sql_links import Standing, Trouble
+
+
+class Vendor(NamedTuple):
+    """What we have to know of the database behind a connection of Django's."""
+
+    sql: Dialect
+    send: Callable[[Any, Ask], Reply]
+    # Where a connection of the driver's stands, as far as is known without asking the server.
+    standing: Callable[[Any], Standing]
+    trouble: Callable[[BaseException], Trouble | None]
+    # Whether the server still answers, where `standing` does not show it after an error.
+    is_alive: Callable[[Any], bool] = bool
+    # How a transaction begins that is written by hand.
+    begin: str = "BEGIN"
+    # See `Database`.
+    lock: str | None = None
+    unlock: str | None = None
+    # Whether the tables are made on the caller's own connection, in its transaction.
+    makes_tables_inside: bool = False
+
+
+# A database of the settings.
+Place = tuple[Any, ...]
+
+
+def place_of(connection: Any) -> Place:
+    settings = connection.settings_dict
+    return connection.vendor, settings["HOST"], settings["PORT"], settings["NAME"], settings["USER"]
+
+
+def vendor_of(connection: Any) -> Vendor:
+    """The database behind this connection."""
+    known = VENDORS.get(connection.vendor)
+    if known is None:
+        raise UsageError(
+            f"the database {connection.alias!r} is {connection.display_name}, and that is not known here. Known are: "
+            f"{', '.join(sorted(VENDORS))}"
+        )
+    return known._replace(sql=_mysql_sql(connection)) if known is MYSQL else known
+
+
+def _reply(ask: Ask, cursor: Any) -> Reply:
+    return Reply(0, cursor.fetchall()) if ask.rows else Reply(cursor.rowcount)
+
+
+def _send_sqlite(connection: Any, ask: Ask) -> Reply:
+    with connection.cursor() as cursor:
+        cursor.execute(in_words(ask.statement), sqlite.with_clock(ask))
+        return _reply(ask, cursor)
+
+
+SQLITE: Final = Vendor(
+    sqlite.SQLITE_THROUGH,
+    _send_sqlite,
+    sqlite.standing,
+    sqlite.trouble,
+    begin=sqlite.BEGIN,
+    makes_tables_inside=True,
+)
+
+
+def _send_postgres(connection: Any, ask: Ask) -> Reply:
+    with connection.cursor() as cursor:
+        cursor.execute(in_words(ask.statement), ask.values)
+        return postgres.plain(_reply(ask, cursor))
+
+
+POSTGRES: Final = Vendor(postgres.POSTGRES, _send_postgres, postgres.standing, postgres.trouble, lock=postgres.LOCK)
+
+
+def _send_mysql(connection: Any, ask: Ask) -> Reply:
+    with connection.cursor() as cursor:
+        mysql.before(connection.connection)
+        cursor.execute(mysql.filled(ask))
+        reply = _reply(ask, cursor)
+        if ask.rows:
+            mysql.after(connection.connection, [column[0] for column in cursor.description], reply.rows)
+        return reply
+
+
+MYSQL: Final = Vendor(
+    mysql.MYSQL, _send_mysql, mysql.standing, mysql.trouble, mysql.is_alive, lock=mysql.LOCK, unlock=mysql.UNLOCK
+)
+
+# Which server it is shows with the first connection.
+_mysql_versions: dict[Place, str] = {}
+
+
+def _mysql_sql(connection: Any) -> Dialect:
+    if connection.connection is not None:
+        _mysql_versions[place_of(connection)] = connection.connection.get_server_info()
+    return mysql.sql_of(_mysql_versions.get(place_of(connection), ""))
+
+
+# By Django's name for the database.
+VENDORS: Final[dict[str, Vendor]] = {"mysql": MYSQL, "postgresql": POSTGRES, "sqlite": SQLITE}

@@ -1,0 +1,182 @@
+"""What SQLAlchemy's dialects are to us: how a driver is sent our statements, and where its connections stand.
+
+Statements go through `exec_driver_sql`, as the driver wants them: SQLAlchemy compiles nothing, and the caller's events,
+logs and pools see everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from sqlalchemy import exc
+
+from onefold.errors import NotInTransaction, UsageError
+from onefold.stores import _mysql_through as mysql
+from onefold.stores import _postgres_through as postgres
+from onefold.stores import _sqlite_through as sqlite
+from onefold.stores._sql import in_numbers, in_words
+from onefold.stores._sql_dialect import Ask, Dialect, Reply
+from onefold.stores._sql_links import Standing, Trouble
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, CursorResult
+    from sqlalchemy.engine.interfaces import Dialect as Engines
+
+
+class Driver(NamedTuple):
+    """What we have to know of a driver below SQLAlchemy."""
+
+    sql: Dialect
+    send: Callable[[Connection, Ask], Reply]
+    # Where a connection of the driver's stands, as far as is known without asking the server.
+    standing: Callable[[Any], Standing]
+    trouble: Callable[[BaseException], Trouble | None]
+    # Be inside a transaction, with the right to write; or raise `NotInTransaction`.
+    enter: Callable[[Connection], None]
+    # Whether the server has given the whole transaction up with this error; where `standing` does not know.
+    gives_up: Callable[[BaseException], bool] | None = None
+    # See `Database`.
+    lock: str | None = None
+    unlock: str | None = None
+    # Whether a statement alone is cheapest in autocommit mode. Where changing the mode is a message to the server, a
+    # short transaction is.
+    alone_in_autocommit: bool = True
+    # Whether the tables are made on the caller's own connection, in its transaction.
+    makes_tables_inside: bool = False
+
+
+def driver_of(dialect: Engines) -> Driver:
+    """The driver below this engine."""
+    known = DRIVERS.get((dialect.name, dialect.driver))
+    if known is None:
+        names = ", ".join(sorted({f"{name}+{driver}" for name, driver in DRIVERS}))
+        raise UsageError(f"SQLAlchemy's {dialect.name}+{dialect.driver} is not known here. Known are: {names}")
+    # Which server it is shows with the first connection.
+    return known._replace(sql=mysql.sql_of(_version(dialect))) if known.sql.name == "MySQL" else known
+
+
+def _version(dialect: Engines) -> str:
+    numbers = ".".join(str(part) for part in getattr(dialect, "server_version_info", None) or ())
+    return f"{numbers}-MariaDB" if getattr(dialect, "is_mariadb", False) else numbers
+
+
+def raw(connection: Connection) -> Any:
+    """The driver's own connection."""
+    return connection.connection.driver_connection
+
+
+def _executed(connection: Connection, ask: Ask, statement: str, values: Any) -> CursorResult[Any]:
+    try:
+        return connection.exec_driver_sql(statement, values or None)
+    except exc.StatementError as error:
+        # Keys and results are nobody's to read in a log.
+        error.statement, error.params = ask.statement, None
+        raise
+
+
+def _reply(ask: Ask, result: CursorResult[Any]) -> Reply:
+    # All rows: a cursor that is not at its end keeps the connection busy.
+    return Reply(0, result.fetchall()) if ask.rows else Reply(result.rowcount)
+
+
+# SQLite.
+
+
+def _send_sqlite(connection: Connection, ask: Ask) -> Reply:
+    # Python's sqlite3 takes names, whatever SQLAlchemy writes by itself.
+    return _reply(ask, _executed(connection, ask, ask.statement, sqlite.with_clock(ask)))
+
+
+def _enter_sqlite(connection: Connection) -> None:
+    sqlite.enter(_sqlite3(raw(connection)), connection.exec_driver_sql)
+
+
+def _sqlite3(found: Any) -> Any:
+    # An aiosqlite connection has one of sqlite3 inside.
+    return getattr(found, "_conn", found)
+
+
+SQLITE: Final = Driver(
+    sqlite.SQLITE_THROUGH,
+    _send_sqlite,
+    lambda found: sqlite.standing(_sqlite3(found)),
+    sqlite.trouble,
+    _enter_sqlite,
+    makes_tables_inside=True,
+)
+
+# Servers.
+
+
+def _enter_server(connection: Connection) -> None:
+    if _in_autocommit(connection):
+        raise NotInTransaction(
+            "this connection is in autocommit mode: the record and the work would not be committed together. Nothing "
+            "ran. Pass one without isolation_level='AUTOCOMMIT'"
+        )
+
+
+def _in_autocommit(connection: Connection) -> bool:
+    dialect = cast("Any", connection.dialect)
+    if hasattr(dialect, "detect_autocommit_setting"):
+        return bool(dialect.detect_autocommit_setting(connection.connection.dbapi_connection))
+    # Before SQLAlchemy 2.0.43.
+    asked = connection.get_execution_options().get("isolation_level", dialect._on_connect_isolation_level)
+    return bool(asked == "AUTOCOMMIT")
+
+
+def _send_words(connection: Connection, ask: Ask) -> Reply:
+    return postgres.plain(_reply(ask, _executed(connection, ask, in_words(ask.statement), ask.values)))
+
+
+def _send_numbers(connection: Connection, ask: Ask) -> Reply:
+    statement, names = in_numbers(ask.statement)
+    return _reply(ask, _executed(connection, ask, statement, tuple(ask.values[name] for name in names)))
+
+
+PSYCOPG: Final = Driver(
+    postgres.POSTGRES,
+    _send_words,
+    postgres.standing,
+    postgres.trouble,
+    _enter_server,
+    lock=postgres.LOCK,
+)
+
+ASYNCPG: Final = PSYCOPG._replace(
+    send=_send_numbers, standing=postgres.asyncpg_standing, gives_up=postgres.asyncpg_gives_up
+)
+
+
+def _send_mysql(connection: Connection, ask: Ask) -> Reply:
+    found = raw(connection)
+    mysql.before(found)
+    result = _executed(connection, ask, mysql.filled(ask), None)
+    reply = _reply(ask, result)
+    if ask.rows:
+        mysql.after(found, list(result.keys()), reply.rows)
+    return reply
+
+
+MYSQL: Final = Driver(
+    mysql.MYSQL,
+    _send_mysql,
+    mysql.standing,
+    mysql.trouble,
+    _enter_server,
+    gives_up=mysql.gives_up,
+    lock=mysql.LOCK,
+    unlock=mysql.UNLOCK,
+    alone_in_autocommit=False,
+)
+
+# By the names that SQLAlchemy has for the database and the driver.
+DRIVERS: Final[dict[tuple[str, str], Driver]] = {
+    ("sqlite", "pysqlite"): SQLITE,
+    ("sqlite", "aiosqlite"): SQLITE,
+    ("postgresql", "psycopg"): PSYCOPG,
+    ("postgresql", "psycopg2"): PSYCOPG,
+    ("postgresql", "asyncpg"): ASYNCPG,
+    **{(name, driver): MYSQL for name in ("mariadb", "mysql") for driver in ("asyncmy", "mysqldb", "pymysql")},
+}

@@ -1,0 +1,294 @@
+"""Links over SQLAlchemy: one on a connection or session that somebody holds, one on what an engine lends to a store.
+
+The objects of a session are not touched, and nothing is flushed.
+
+Async engines have a sync engine inside. `AwaitedLink` runs a link there, so that nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import Connection, Engine, event, exc
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.orm import Session
+from sqlalchemy.util import greenlet_spawn
+
+from onefold.errors import NotInTransaction
+from onefold.stores._sql_dialect import Ask, Reply
+from onefold.stores._sql_links import Database, Kind, Standing, Trouble
+from onefold.stores._sqlalchemy_drivers import driver_of, raw
+
+Held = Connection | Session
+
+LOST: Final = Trouble(Kind.LOST, "the connection to the database was lost")
+EXHAUSTED: Final = Trouble(
+    Kind.DOWN, "all connections of the engine's pool are in use. Keep transactions short, or raise pool_size"
+)
+
+
+_databases: WeakKeyDictionary[Any, Database] = WeakKeyDictionary()
+
+
+def database_of(engine: Engine) -> Database:
+    """The database of an engine, as the SQL stores see it. Engines that differ in their options only have the same."""
+    known = _databases.get(engine.dialect)
+    sql = driver_of(engine.dialect).sql
+    if known is None:
+        known = _databases[engine.dialect] = _database(engine)
+    if known.sql is not sql:
+        # Which server it is shows with the first connection.
+        known = _databases[engine.dialect] = known._replace(sql=sql)
+    return known
+
+
+def _database(engine: Engine) -> Database:
+    driver = driver_of(engine.dialect)
+    if driver.gives_up is not None:
+        event.listen(engine, "handle_error", _note)
+
+    def trouble(error: BaseException) -> Trouble | None:
+        if isinstance(error, exc.TimeoutError):
+            return EXHAUSTED
+        if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+            return LOST
+        # SQLAlchemy names the driver's error as the cause of its own, where it is looked at next.
+        return driver.trouble(error)
+
+    # Without the options, among which there may be a password, too.
+    name = engine.url.set(query={}).render_as_string(hide_password=True)
+    return Database(driver.sql, name, trouble, driver.lock, driver.unlock)
+
+
+class HeldLink:
+    """On a connection or session: what is sent joins its transaction, or begins one."""
+
+    def __init__(self, held: Held, tx: Any = None) -> None:
+        # What a handler gets: the held one, or its async shell.
+        self.connection: Any = held if tx is None else tx
+        self.held = held
+        self._inside: Inside | None = None
+        self._savepoint: Any = None
+
+    def send(self, ask: Ask) -> Reply:
+        return self.enter().send(ask)
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
+
+    def enter(self) -> Inside:
+        """Be inside a transaction. Raises `NotInTransaction` where everything would be committed at once."""
+        if self._inside is None:
+            self._inside = Inside(self.held)
+        return self._inside
+
+    def begin(self) -> None:
+        self.held.begin()
+        try:
+            self.enter()
+        except NotInTransaction:
+            # The engine is in autocommit mode, and this is to be a transaction.
+            self.held.rollback()
+            self._leave_autocommit()
+            self.enter()
+
+    def _leave_autocommit(self) -> None:
+        if isinstance(self.held, Session):
+            usual = self.held.get_bind().dialect.default_isolation_level
+            self.held.connection(execution_options={"isolation_level": usual})
+        else:
+            self.held.execution_options(isolation_level=self.held.default_isolation_level)
+
+    def run(self, statement: str) -> None:
+        # By SQLAlchemy's own means: a session has to forget the objects whose rows are rolled back.
+        if statement.startswith("SAVEPOINT "):
+            self._savepoint = self.held.begin_nested()
+        elif statement.startswith("ROLLBACK TO SAVEPOINT "):
+            self._savepoint.rollback()
+        else:
+            self.enter().connection.exec_driver_sql(statement)
+
+    def commit(self) -> None:
+        self.held.commit()
+        self._inside = None
+
+    def rollback(self) -> None:
+        self.held.rollback()
+        self._inside = None
+
+    def standing(self) -> Standing:
+        return Standing.IDLE if self._inside is None else self._inside.standing()
+
+    def close(self) -> None:
+        self.held.close()
+        self._inside = None
+
+
+class Inside:
+    """The transaction in which a connection or session is, to be told from the next one."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.connection = held.connection() if isinstance(held, Session) else held
+        if not self.connection.in_transaction():
+            # As SQLAlchemy does it by itself with the first statement.
+            self.connection.begin()
+        self.driver = driver_of(self.connection.dialect)
+        self.driver.enter(self.connection)
+        self._whole = held.get_transaction()
+        self._part = held.get_nested_transaction()
+        self._given_up: Callable[[], bool] | None = None
+        if self.driver.gives_up is not None:
+            _watched.add(self)
+
+    def send(self, ask: Ask) -> Reply:
+        return self.driver.send(self.connection, ask)
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
+
+    def failed(self, error: BaseException) -> None:
+        """A statement failed, of whoever is in this transaction."""
+        if self.driver.gives_up is not None and self.driver.gives_up(error):
+            part = self.connection.get_nested_transaction()
+            # Whoever rolls back to a savepoint from before can go on.
+            self._given_up = lambda: part is None or part.is_active
+
+    def standing(self) -> Standing:
+        if self.connection.invalidated:
+            return Standing.BROKEN
+        if self._held.get_transaction() is not self._whole:
+            return Standing.IDLE
+        if isinstance(self._held, Session) and not self._held.is_active:
+            # A flush failed and has rolled back already. The session refuses everything until its user rolls back, too.
+            return Standing.ABORTED
+        if self._part is not None and not self._part.is_active:
+            return Standing.IDLE
+        if self._given_up is not None and self._given_up():
+            return Standing.ABORTED
+        return self.driver.standing(raw(self.connection))
+
+
+# The transactions whose drivers do not tell when the server gives them up.
+_watched: WeakSet[Inside] = WeakSet()
+
+
+def _note(context: ExceptionContext) -> None:
+    for inside in list(_watched):
+        if inside.connection is context.connection:
+            inside.failed(context.original_exception)
+
+
+class Source:
+    """An engine, and what a transaction of ours on it begins with: a connection, or a session."""
+
+    def __init__(self, engine: Engine, opened: Callable[[], HeldLink]) -> None:
+        self.engine = engine
+        self.in_autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self.driver = driver_of(engine.dialect)
+        self.opened = opened
+
+
+class StoresLink:
+    """On what an engine lends: statements that are committed at once, and transactions of ours."""
+
+    def __init__(self, source: Source) -> None:
+        self.connection: Any = None
+        self._source = source
+        self._transaction: HeldLink | None = None
+        # For statements that are committed at once; kept for the next one.
+        self._alone: Connection | None = None
+
+    def send(self, ask: Ask) -> Reply:
+        if self._transaction is not None:
+            return self._transaction.send(ask)
+        if self._alone is None:
+            source = self._source
+            engine = source.in_autocommit if source.driver.alone_in_autocommit else source.engine
+            self._alone = engine.connect()
+        reply = self._source.driver.send(self._alone, ask)
+        self._alone.commit()
+        return reply
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        if self._transaction is not None:
+            return self._transaction.send_all(asks)
+        with self._source.engine.connect() as connection:
+            # An engine in autocommit mode has no transactions. Here it does without: everything may be sent twice.
+            with suppress(NotInTransaction):
+                self._source.driver.enter(connection)
+            replies = [self._source.driver.send(connection, ask) for ask in asks]
+            connection.commit()
+        return replies
+
+    def begin(self) -> None:
+        self.close()
+        self._transaction = self._source.opened()
+        self.connection = self._transaction.connection
+        self._transaction.begin()
+
+    def run(self, statement: str) -> None:
+        self._open.run(statement)
+
+    def commit(self) -> None:
+        self._open.commit()
+
+    def rollback(self) -> None:
+        self._open.rollback()
+
+    def standing(self) -> Standing:
+        return Standing.IDLE if self._transaction is None else self._transaction.standing()
+
+    def close(self) -> None:
+        """Give everything back to the engine's pool, which rolls back what is open."""
+        alone, self._alone = self._alone, None
+        transaction, self._transaction = self._transaction, None
+        if alone is not None:
+            alone.close()
+        if transaction is None:
+            return
+        if self._source.driver.unlock is not None and transaction.standing() is not Standing.IDLE:
+            # What was interrupted may hold a lock that only the end of the connection gives up.
+            transaction.held.invalidate()
+        transaction.close()
+
+    @property
+    def _open(self) -> HeldLink:
+        assert self._transaction is not None, "no transaction was begun"
+        return self._transaction
+
+
+class AwaitedLink:
+    """A link, awaited: SQLAlchemy lets the sync code inside of an async engine wait for the event loop."""
+
+    def __init__(self, sync: HeldLink | StoresLink) -> None:
+        self.sync = sync
+        self.connection: Any = sync.connection
+
+    async def send(self, ask: Ask) -> Reply:
+        return await greenlet_spawn(self.sync.send, ask)
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return await greenlet_spawn(self.sync.send_all, asks)
+
+    async def begin(self) -> None:
+        await greenlet_spawn(self.sync.begin)
+        self.connection = self.sync.connection
+
+    async def run(self, statement: str) -> None:
+        await greenlet_spawn(self.sync.run, statement)
+
+    async def commit(self) -> None:
+        await greenlet_spawn(self.sync.commit)
+
+    async def rollback(self) -> None:
+        await greenlet_spawn(self.sync.rollback)
+
+    def standing(self) -> Standing:
+        return self.sync.standing()
+
+    async def close(self) -> None:
+        await greenlet_spawn(self.sync.close)

@@ -1,0 +1,199 @@
+"""Django's database as the place of the records: `django://default` names the alias in the settings.
+
+A handler of `transactional` gets Django's connection, and what it does by models is in the same transaction. All other
+operations commit at once: a claim that waited for the end of a request's transaction would be seen by nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+from urllib.parse import parse_qsl, urlsplit
+
+from onefold._checks import did_you_mean, yes_or_no
+from onefold._model import Claim
+from onefold.errors import StoreUnavailable, UsageError
+from onefold.stores._django_links import AtomicLink, StoresLink, database_of, in_transaction
+from onefold.stores._sql import VERSION
+from onefold.stores._sql_joined import SqlTransaction
+from onefold.stores._sql_links import Link
+from onefold.stores._sql_pool import Pool
+from onefold.stores._sql_store import SqlStore
+from onefold.stores.base import Query
+
+
+class DjangoStore(SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable` on a database of Django's; safe to share between threads."""
+
+    def __init__(self, alias: str = "default", *, auto_schema: bool = True) -> None:
+        self.alias = alias
+        self._lender = Lender(alias)
+        super().__init__(database_of(connection_of(alias))._replace(auto_schema=auto_schema), self._lender)
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        # The heartbeat asks this, from a thread of its own.
+        with self._lender.apart():
+            return super().extend_all(claims)
+
+    def _look(self) -> None:
+        if not self._looked:
+            super()._look()
+            # Which server it is shows with the first connection.
+            self.database = self.database._replace(sql=database_of(connection_of(self.alias)).sql)
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqlTransaction]:
+        """A block of `transaction.atomic()` on the connection that this thread has."""
+        self._look()
+        transaction = SqlTransaction(self.database, AtomicLender(self.alias))
+        try:
+            yield transaction
+        except StoreUnavailable as error:
+            self._forget_tables(error)
+            raise
+        finally:
+            transaction.let_go()
+
+
+def connection_of(alias: str) -> Any:
+    """The connection that this thread has under this alias."""
+    try:
+        from django.core.exceptions import ImproperlyConfigured
+        from django.db import connections
+        from django.utils.connection import ConnectionDoesNotExist
+    except ImportError as error:
+        raise UsageError("django://: Django is not installed. pip install 'onefold[django]'") from error
+    try:
+        return connections[alias]
+    except ConnectionDoesNotExist as error:
+        known = sorted(connections)
+        raise UsageError(
+            f"django://{alias}: there is no such alias in DATABASES{did_you_mean(alias, known) or '.'} There are: "
+            f"{', '.join(known)}"
+        ) from error
+    except ImproperlyConfigured as error:
+        raise UsageError(f"django://{alias}: Django's settings are not there yet: {error}") from error
+
+
+class Lender:
+    """Lends connections that are in nobody's transaction: the thread's own, or one beside it.
+
+    In a caller's transaction a claim would be seen by nobody until its end. And a thread of ours, such as that of the
+    heartbeat, has none that Django would close.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._beside = Pool(self._connect)
+        self._here = threading.local()
+
+    def _connect(self) -> StoresLink:
+        beside = connection_of(self._alias).copy()
+        # Whichever thread borrows it has it to itself.
+        beside.inc_thread_sharing()
+        return StoresLink(beside)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """While it lasts, this thread leaves its own connection alone."""
+        self._here.apart = True
+        try:
+            yield
+        finally:
+            self._here.apart = False
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        own = connection_of(self._alias)
+        if not in_transaction(own) and not getattr(self._here, "apart", False):
+            with self._own(own) as link:
+                yield link
+            return
+        with self._beside.lend() as link:
+            link.connection.close_if_unusable_or_obsolete()
+            try:
+                yield link
+            finally:
+                if link.connection.settings_dict["CONN_MAX_AGE"] == 0:
+                    # Django, too, would not keep it.
+                    link.close()
+
+    @contextmanager
+    def _own(self, connection: Any) -> Iterator[Link]:
+        link = StoresLink(connection)
+        try:
+            yield link
+        except BaseException:
+            if link.begun:
+                link.close()
+            connection.close_if_unusable_or_obsolete()
+            raise
+
+    def drop_idle(self) -> None:
+        """Close what nobody uses."""
+        self._beside.drop_idle()
+
+
+class AtomicLender:
+    """Lends the thread's own connection, for a block of ours."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        link = AtomicLink(connection_of(self._alias))
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def drop_idle(self) -> None:
+        """Nothing: a lost connection is closed by its block."""
+
+
+def open_store(url: str) -> DjangoStore:
+    """`django://default`, with `?auto_schema=no`."""
+    alias, options = _parsed(url)
+    return DjangoStore(alias, **options)
+
+
+def open_async_store(url: str) -> NoReturn:
+    """Refused: Django's connections cannot be awaited."""
+    raise UsageError(
+        f"{url!r}: Django has no async transactions, so that an AsyncGuard cannot use its connections. Use a Guard in "
+        "sync code (sync_to_async), or an AsyncGuard with a URL of the same database"
+    )
+
+
+def describe_schema(url: str) -> str:
+    """The statements that make the tables; `manage.py migrate onefold` sends the same."""
+    return open_store(url).database.sql.script()
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to the form of this version."""
+    alias, _ = _parsed(url)
+    store = DjangoStore(alias)
+    try:
+        store.browse(Query(), 0)
+    finally:
+        store.close()
+    return [f"{store.database.name}: the tables of Onefold are there, version {VERSION}"]
+
+
+OPTIONS: Final = ("auto_schema",)
+
+
+def _parsed(url: str) -> tuple[str, dict[str, Any]]:
+    parts = urlsplit(url)
+    if not parts.netloc or parts.path or parts.fragment:
+        raise UsageError(f"{url!r}: write django://ALIAS, with an alias of DATABASES, such as django://default")
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in OPTIONS:
+            raise UsageError(f"{url!r}: {name!r} is none of {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
+        options[name] = yes_or_no(value, name)
+    return parts.netloc, options

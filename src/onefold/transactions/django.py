@@ -1,0 +1,67 @@
+"""Django: inside the block of `transaction.atomic()` in which a connection is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from onefold.errors import UsageError
+from onefold.stores import _sqlite_through as sqlite
+from onefold.stores._django_links import InsideLink, StoresLink, database_of
+from onefold.stores._django_vendors import Place, place_of
+from onefold.stores._sql_dialect import Ask, Reply
+from onefold.stores._sql_joined import JoinedRecords
+from onefold.transactions import Column
+from onefold.transactions._rows import CATALOGS, Known, Rows
+from onefold.transactions._through import CallersRecords, send_finding
+
+
+def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedRecords:
+    """The store that works inside this connection's transaction. Its first operation says where there is none."""
+    from django.db import connections
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    if awaited:
+        raise UsageError(
+            "within(Django's connection): Django has no async transactions, so that an AsyncGuard cannot join one. "
+            "Nothing ran. Use a Guard, in sync code"
+        )
+    # `django.db.connection` stands for whichever connection the thread has.
+    wrapper = connection if isinstance(connection, BaseDatabaseWrapper) else connections[connection.alias]
+    database = database_of(wrapper)
+    if record is None:
+        return CallersRecords(database, CallersLink(wrapper))
+    rows = Rows(record, CATALOGS[wrapper.vendor], _known.setdefault(place_of(wrapper), {}))
+    return JoinedRecords(database._replace(sql=rows), InsideLink(wrapper))
+
+
+# Where the tables were found, and the unique columns of tables of the caller's.
+_found: set[Place] = set()
+_known: dict[Place, Known] = {}
+
+
+class CallersLink(InsideLink):
+    """What is sent joins the caller's transaction; the first one finds the tables, or makes them."""
+
+    _sent = False
+
+    def send(self, ask: Ask) -> Reply:
+        connection, inside = self.connection, InsideLink(self.connection)
+        self.enter()
+        if self.vendor.makes_tables_inside:
+            sqlite.enter(connection.connection, self.run)
+            return sqlite.looked_up(inside.send, ask)
+        database, place, first = database_of(connection), place_of(connection), not self._sent
+        reply = send_finding(ask, inside, database, _found, place, lambda: _beside(connection), first=first)
+        self._sent = True
+        return reply
+
+
+@contextmanager
+def _beside(connection: Any) -> Iterator[StoresLink]:
+    other = connection.copy()
+    try:
+        yield StoresLink(other)
+    finally:
+        other.close()
