@@ -37,7 +37,8 @@ simulate: $(READY)  ## every interleaving, deeper than in `make test`, with prog
 
 soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
 	$(BIN)/onefold simulate $(if $(SHORT),,--deep) $(ARGS)
-	$(BIN)/python bench/soak.py $(if $(SHORT),--short)
+	$(BIN)/python -m bench.soak --store all $(if $(SHORT),--short --strike-server)
+	$(if $(SHORT),,$(BIN)/python -m bench.soak --store postgres --store mariadb --store redis --strike-server)
 
 bench-quick: $(READY)  ## what a guard costs on each store, against the raw driver: ratios, in a minute
 	$(BIN)/python -m bench.quick $(ARGS)

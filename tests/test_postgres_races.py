@@ -7,10 +7,12 @@ whom, never by a pause.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import psycopg
@@ -388,3 +390,22 @@ def test_a_task_that_is_cancelled_leaves_nothing_behind_and_the_next_delivery_ru
     assert asyncio.run(deliver())
     assert (balance(url), records(url)) == (20, ["earlier", "m1"])
     assert rows(url, CONNECTED) == []
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_claims_of_a_store_whose_server_is_strict_by_default_are_asked_again_until_one_has_won(
+    url: str, level: str
+) -> None:
+    setting = quote(f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    stores = [open_store(f"{url}?options={setting}") for _ in range(6)]
+
+    def claim(number: int) -> list[bool]:
+        return [stores[number].claim(entry(f"m{key}", token=os.urandom(16))) is None for key in range(20)]
+
+    running = [Elsewhere(partial(claim, number)) for number in range(6)]
+    won = [thread.result(60.0) for thread in running]
+
+    assert [sum(one) for one in zip(*won, strict=True)] == [1] * 20
+    assert rows(f"{url}?options={setting}", "SHOW transaction_isolation") == [(level,)]
+    for store in stores:
+        store.close()

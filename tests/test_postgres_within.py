@@ -265,6 +265,21 @@ def test_a_handler_that_ends_the_transaction_by_itself_is_told(
     worker.close()
 
 
+def test_the_time_of_a_record_is_not_that_of_the_beginning_of_the_transaction(worker: Worker) -> None:
+    """In a transaction that has been open for a day, `now()` would let a record expire at once."""
+
+    async def story(worker: Worker) -> list[Any]:
+        async with worker.connected() as caller, caller.transaction():
+            await caller.run("SELECT pg_sleep(0.02)")
+            await caller.within("m1", add)
+            return await caller.run(
+                "SELECT began - date_part('epoch', now()) >= 0.02, changed - date_part('epoch', now()) >= 0.02, "
+                "expires - date_part('epoch', now()) >= 86400.02 FROM onefold_records"
+            )
+
+    assert worker.play(story) == [(True, True, True)]
+
+
 # The tables of a database that was never used.
 
 

@@ -238,6 +238,8 @@ def returns_of(function: Callable[..., Any]) -> Any:
         # Of a bound method: the methods of two objects are two, their function is one.
         function = getattr(function, "__func__", function)
     hint = getattr(function, "__annotations__", {}).get("return", Any)
+    if hint is Any:
+        return Any
     if isinstance(hint, str) and hint != "None":
         hint = _evaluated(function, hint)
     return type(None) if hint in (None, "None", typing.NoReturn, typing.Never) else hint

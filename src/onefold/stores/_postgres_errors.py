@@ -21,6 +21,7 @@ MEANINGS: Final = {
     "40001": Trouble(Kind.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"),
     "40P01": Trouble(Kind.CONFLICT, "transactions at the same time waited for each other (deadlock)"),
     "42P01": Trouble(Kind.NO_TABLES, "there are no tables of Onefold. Run `onefold schema URL --apply`"),
+    "40003": Trouble(Kind.LOST, "the server cannot say what became of the statement"),
     "08": Trouble(Kind.LOST, "the connection was lost"),
     "57P": Trouble(Kind.LOST, "the server ended the connection"),
     "25P03": Trouble(Kind.LOST, "the server ended a transaction that was idle for too long"),

@@ -1,0 +1,177 @@
+"""The command: which stores, which modes, what strikes; one table a store, and 1 if a promise did not hold."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+import bench.soak
+from bench.soak.effects import Bank
+from bench.soak.places import STORES, Place, opened
+from bench.soak.plan import FULL, SHORT, WORKERS, Mode, Plan
+from bench.soak.queue import Queue
+from bench.soak.verdict import NOTHING, Found, leave_evidence, look, violations
+from bench.soak.workers import Desk
+from services.house import House
+from services.programs import Missing, in_ci
+
+# How many lines of evidence a person wants to read.
+EVIDENCE_MAX: Final = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = _asked(arguments)
+    size = SHORT if asked.short else FULL
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"seed {asked.seed}, {WORKERS} processes, {size.deliveries:,} deliveries, {size.messages:,} messages")
+    holds = True
+    with closing(House()) as house:
+        for store, modes in asked.modes_by_store.items():
+            try:
+                with opened(store, house, sync=asked.sync) as place:
+                    holds &= _soak_store(store, place, modes, asked, console)
+            except Missing as error:
+                console.print(f"{store}: {'CI needs it' if in_ci() else 'skipped'}: {error}", style="yellow")
+                holds &= not in_ci()
+    return 0 if holds else 1
+
+
+def _soak_store(store: str, place: Place, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
+    """One run a mode, and their table."""
+    size = SHORT if asked.short else FULL
+    strikes_server = asked.strike_server and place.has_server
+    rows: list[dict[str, str]] = []
+    for mode in modes:
+        folder = Path(tempfile.mkdtemp(prefix=f"onefold-soak-{store}-{mode}-", dir=asked.directory))
+        plan = Plan(store, mode, size, asked.seed, folder, not asked.without_guard, strikes_server, asked.seconds_max)
+        try:
+            row, wrong = soak(plan, place)
+        except SystemExit:
+            # Somebody does not want to know any more.
+            shutil.rmtree(folder)
+            raise
+        rows.append(row | {"": "[red]broken" if wrong else "[green]holds"})
+        if wrong:
+            console.print(f"{store}, {mode}: {len(wrong)} violations; the files are in {folder}", style="red")
+            console.print("\n".join(f"  {line}" for line in wrong[:EVIDENCE_MAX]))
+        else:
+            shutil.rmtree(folder)
+    console.print(f"\n{place.title}{', its server struck' if strikes_server else ''}")
+    console.print(_table(modes, rows))
+    return not any("broken" in row[""] for row in rows)
+
+
+def soak(plan: Plan, place: Place) -> tuple[dict[str, str], list[str]]:
+    """One run: its counts as a person reads them, and what it broke."""
+    room = place.room(plan.folder)
+    effects = room.ledger if plan.mode == "transactional" else Bank(plan.folder / "bank.db")
+    assert effects is not None
+    effects.create()
+    plan.journal.touch()
+    desk = Desk(plan, room.url, effects)
+    queue = Queue(desk, place)
+    took = queue.run()
+    found = _found(desk, queue)
+    wrong = list(violations(queue, found))
+    if wrong:
+        leave_evidence(queue, found, wrong)
+    return _row(queue, found, took), wrong
+
+
+def _found(desk: Desk, queue: Queue) -> Found:
+    """What is left; where a run was given up there may be nothing to look at, and its own errors matter more."""
+    try:
+        return look(desk)
+    except Exception:
+        if not queue.errors:
+            raise
+        return NOTHING
+
+
+def _row(queue: Queue, found: Found, took: float) -> dict[str, str]:
+    counts, plan = queue.counts, queue.plan
+    claims = plan.mode != "transactional"
+    extra = sum(starts - 1 for starts in found.starts.values() if starts > 1)
+    return {
+        "deliveries": f"{plan.size.deliveries:,}",
+        "sent, with redeliveries": f"{counts['sent']:,}",
+        "kills": str(counts["kill"]),
+        "stops past the lease": str(counts["stop"]),
+        "kills of the server": str(counts["server"]) if plan.strikes_server else "-",
+        "seconds without a server": f"{queue.outages.seconds:.1f}" if plan.strikes_server else "-",
+        "ran": f"{counts['ran']:,}",
+        "ran, not remembered": str(counts["forgotten"]),
+        "replayed": f"{counts['replayed']:,}",
+        "given back for later": f"{counts['later']:,}",
+        "store unavailable": f"{counts['busy']:,}",
+        "told that the claim was lost": str(counts["lost"]),
+        "handlers started again": str(extra) if claims else "-",
+        "effects": f"{found.calls.total():,}",
+        "effects downstream, by key": f"{found.charges.total():,}" if claims else "-",
+        "messages done": f"{len(found.done):,}",
+        "messages held": str(len(found.held)),
+        "seconds": f"{took:.1f}",
+        "deliveries/s": f"{counts['acknowledged'] / took:,.0f}",
+    }
+
+
+def _table(modes: Sequence[str], rows: Sequence[dict[str, str]]) -> Table:
+    table = Table("", *modes, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in rows[0]:
+        table.add_row(name, *(row[name] for row in rows))
+    return table
+
+
+def _asked(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak", description=(bench.soak.__doc__ or "").partition("\n")[0]
+    )
+    option = parser.add_argument
+    option(
+        "--store",
+        dest="stores",
+        action="append",
+        choices=(*STORES, "all"),
+        help="sqlite if not said; may be given again",
+    )
+    option("--strike-server", action="store_true", help="kill the store's server in the middle, and start it again")
+    option("--short", action="store_true", help="2,000 deliveries and 8 kills, as CI runs it")
+    option("--seed", type=int, default=random.randrange(1_000_000), help="repeat a run's order and strikes")
+    option("--sync", choices=("full", "normal"), default="full", help="how SQLite syncs the records")
+    option("--without-guard", action="store_true", help="show what happens then: it must fail")
+    option("--mode", dest="modes", action="append", choices=get_args(Mode), help="only this one; may be given again")
+    option("--directory", help="where the files go (a temporary directory)")
+    option("--seconds-max", type=float, default=900.0, help="when to give a run up")
+    asked = parser.parse_args(arguments)
+    stores, modes = asked.stores or ["sqlite"], asked.modes or get_args(Mode)
+    chosen = {
+        store: [mode for mode in able if mode in modes]
+        for store, able in STORES.items()
+        if store in stores or "all" in stores
+    }
+    asked.modes_by_store = {store: modes for store, modes in chosen.items() if modes}
+    if not asked.modes_by_store:
+        parser.error(f"{', '.join(chosen)} has no mode {', '.join(modes)}: a record there shares no transaction")
+    if asked.strike_server and set(chosen) == {"sqlite"}:
+        parser.error("--strike-server: sqlite has no server; name another --store")
+    return asked
+
+
+if __name__ == "__main__":
+    # So that it leaves by the same door as always, where the workers and the servers are ended.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    sys.exit(main())
