@@ -1,0 +1,1 @@
+"""Queues and job frameworks, guarded when a message is consumed: that is where a duplicate does its damage."""

@@ -1,0 +1,92 @@
+"""What becomes of a message: an outcome or an error says whether it is acknowledged, comes later, or never again. Pure.
+
+The table is `onefold.errors.MEANINGS`; adapters only translate a verdict into their broker's own way.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from onefold import InProgress, OnefoldError, OnHold, StoreUnavailable
+from onefold.errors import MEANINGS, Meaning
+
+# Where nothing says how long: a store may be back, and another worker done, in a moment.
+SOON: Final = 1.0
+
+# A person resolves what is on hold; asking often does not help.
+HELD_DELAY: Final = 60.0
+
+# How often a message that is on hold comes again before it goes to the dead letters: a working day, and a night.
+HELD_MAX: Final = 1_000
+
+
+class Ack(NamedTuple):
+    """It is done: acknowledge it."""
+
+
+class Later(NamedTuple):
+    """Nothing ran, or not to its end elsewhere: give it back, after this many seconds. No failed attempt."""
+
+    delay: float
+    reason: str
+    # Of these only so many are given back; then it is `Never`.
+    limited: bool = False
+
+
+class Never(NamedTuple):
+    """Coming again cannot help: to the dead letters, with this reason."""
+
+    reason: str
+
+
+class Failed(NamedTuple):
+    """The handler raised: the broker's own rule for that applies."""
+
+    error: Exception
+
+
+Verdict = Ack | Later | Never | Failed
+
+ACK: Final = Ack()
+
+
+def of_error(error: Exception, *, held_before: int = 0) -> Verdict | None:
+    """What this error means for its message. None: look at the record once, and decide by `of_state`."""
+    meaning = meaning_of(error)
+    if meaning is None:
+        return Failed(error)
+    match meaning.queue:
+        case "ack":
+            return ACK
+        case "later" if isinstance(error, OnHold):
+            if held_before >= HELD_MAX:
+                return Never(reason_of(error))
+            return Later(HELD_DELAY, reason_of(error), limited=True)
+        case "later":
+            wait = error.retry_after if isinstance(error, InProgress) else SOON
+            return Later(max(wait, SOON), reason_of(error))
+        case "read once":
+            return None
+        case "never" | "by policy":
+            return Never(reason_of(error))
+        case "the broker's own rule":
+            return Failed(error)
+
+
+def of_state(state: str | None) -> Verdict:
+    """After a claim was lost: another worker has it. What is done is acknowledged, and nothing else."""
+    return ACK if state == "done" else Later(SOON, "another worker has taken it over")
+
+
+def meaning_of(error: Exception) -> Meaning | None:
+    """The row of the table. None: the handler's own error."""
+    if not isinstance(error, OnefoldError):
+        return None
+    return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
+
+
+def reason_of(error: Exception) -> str:
+    """For a dead letter, and for logs: our own messages hold digests, and no keys or payloads."""
+    if isinstance(error, StoreUnavailable):
+        return "the store did not answer"
+    return f"{type(error).__name__}: {error}"

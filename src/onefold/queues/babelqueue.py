@@ -1,0 +1,82 @@
+"""BabelQueue: a drop-in for its own `idempotency.wrap`, and a store object for those who keep theirs.
+
+    app.register("urn:babel:orders:created", wrap(guard, on_order_created))
+
+The key is `meta.id`. A message without a usable one runs unguarded, as the SDK's contract says. A handler that raises
+is tried again by the runtime. A running duplicate waits within a bound instead of running a second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from onefold import KEY_MAX, Guard, Policy, UsageError
+from onefold.durations import Duration, seconds
+
+# How long a duplicate waits in place for the running one. After it the runtime is told to try again.
+WAIT: Final = 30.0
+
+
+def wrap(
+    guard: Guard,
+    handler: Callable[..., Any],
+    *,
+    operation: str = "babelqueue",
+    wait: Duration = WAIT,
+    policy: Policy | None = None,
+) -> Callable[..., None]:
+    """The handler, run once for each `meta.id`. It keeps the handler's signature, by which the runtime calls it."""
+    if inspect.iscoroutinefunction(handler):
+        raise UsageError("the handler is `async def`, and BabelQueue calls `def`: its work would be lost")
+    if not isinstance(guard, Guard):
+        raise UsageError(f"wrap() takes a Guard, and this is {type(guard).__name__}")
+    patient = (policy or guard.policy).but(wait=seconds(wait, "wait"))
+
+    @functools.wraps(handler)
+    def wrapped(*args: Any) -> None:
+        key = _id_of(args)
+        if key is None:
+            handler(*args)
+        else:
+            guard.run(operation, key, lambda: _nothing(handler(*args)), policy=patient)
+
+    return wrapped
+
+
+class IdempotencyStore:
+    """`seen`, `remember` and `forget` over any store of Onefold, for BabelQueue's own `idempotency.wrap`."""
+
+    def __init__(self, guard: Guard, *, operation: str = "babelqueue") -> None:
+        self._guard = guard
+        self._operation = operation
+
+    def seen(self, message_id: str) -> bool:
+        """Whether this id was remembered."""
+        record = self._guard.read(self._operation, message_id)
+        return record is not None and record.state == "done"
+
+    def remember(self, message_id: str) -> None:
+        """Record this id as processed."""
+        self._guard.run(self._operation, message_id, _done, policy=self._guard.policy.but(mode="seen"))
+
+    def forget(self, message_id: str) -> None:
+        """Drop this id."""
+        self._guard.forget(self._operation, message_id)
+
+
+def _id_of(args: tuple[Any, ...]) -> str | None:
+    meta = args[1] if len(args) > 1 and isinstance(args[1], Mapping) else {}
+    found = meta.get("id")
+    # What cannot be a key cannot be guarded; the contract says to run it all the same.
+    return found if isinstance(found, str) and found.strip() and len(found) <= KEY_MAX else None
+
+
+def _done() -> None:
+    """It was processed before it is remembered."""
+
+
+def _nothing(_value: Any) -> None:
+    """A queue has nobody to answer: results are not kept."""

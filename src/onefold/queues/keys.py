@@ -1,0 +1,132 @@
+"""The key of a message: minted by its sender, in a header or a field of its body. Never made up by the receiver.
+
+What changes when a producer retries (an offset, a delivery tag, a job id) works only when it is asked for by name, and
+warns. A hash of the content is the last resort, and has to be meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from onefold import KEY_MAX, MissingKey, UsageError
+
+# A body is searched for its key only up to here.
+BODY_MAX: Final = 16 << 20
+
+
+class Message(NamedTuple):
+    """A message as the keys see it, whatever broker it came through."""
+
+    body: bytes
+    headers: Mapping[str, Any]
+    # What the broker calls its id, where there is one; and where it was: an offset, a tag, a job id.
+    message_id: str | None = None
+    position: str | None = None
+
+
+class KeyOf(Protocol):
+    """Asked for the key of a message. None: it has none. Raises `MissingKey` where there is one that cannot be used."""
+
+    def __call__(self, message: Message, /) -> object: ...
+
+
+def header(name: str = "idempotency-key") -> KeyOf:
+    """The key in a header that the sender set."""
+
+    def of(message: Message) -> object:
+        value = message.headers.get(name)
+        if isinstance(value, (bytes, bytearray)):
+            return _text(bytes(value), f"the header {name}")
+        return value
+
+    return of
+
+
+def message_id() -> KeyOf:
+    """The message id that the sender set: stable only if the sender sets it, and keeps it when it sends again."""
+    return lambda message: message.message_id
+
+
+def field(path: str) -> KeyOf:
+    """The key in a field of a JSON body: `field("id")`, `field("event.id")`."""
+    names = path.split(".")
+    if not all(names):
+        raise UsageError(f"field({path!r}) has to name a field: field('id'), field('event.id')")
+
+    def of(message: Message) -> object:
+        if len(message.body) > BODY_MAX:
+            raise MissingKey(f"a body of more than {BODY_MAX} bytes is not searched for its key")
+        try:
+            found = msgspec.json.decode(message.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MissingKey(f"the body is not JSON, and the key is its field {path}") from error
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    return of
+
+
+def first_of(*sources: KeyOf) -> KeyOf:
+    """The first of these that has one: `first_of(header(), message_id())`."""
+
+    def of(message: Message) -> object:
+        return next((found for found in (source(message) for source in sources) if found is not None), None)
+
+    return of
+
+
+def position(*, changes_when_a_producer_retries: bool = False) -> KeyOf:
+    """The offset, delivery tag or job id. It finds only redeliveries of one message by its broker."""
+    if not changes_when_a_producer_retries:
+        raise UsageError(
+            "position() is no key of the sender's: a producer that retries makes a new one, and both run. Use header() "
+            "or say position(changes_when_a_producer_retries=True)"
+        )
+    warnings.warn("a position as the key does not find a duplicate that its producer made", UserWarning, stacklevel=2)
+    return lambda message: message.position
+
+
+def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicates: bool = False) -> KeyOf:
+    """The last resort: two messages with the same content (of these fields) are the same message."""
+    if not identical_payloads_are_duplicates:
+        raise UsageError(
+            "content_hash() makes one of two equal orders. Use a key of the sender's, or say "
+            "content_hash(identical_payloads_are_duplicates=True)"
+        )
+    chosen = [field(name) for name in fields]
+
+    def of(message: Message) -> object:
+        content = msgspec.json.encode([one(message) for one in chosen]) if chosen else message.body
+        return hashlib.sha256(content).hexdigest()
+
+    return of
+
+
+def usable(found: object) -> str | int | None:
+    """The key, if it can be one; None if there is none. Raises `MissingKey` in words."""
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, (str, int)):
+        raise MissingKey(f"a key has to be text or a whole number, and this is {type(found).__name__}")
+    text = str(found)
+    if not text.strip():
+        raise MissingKey("the key is empty")
+    if len(text) > KEY_MAX:
+        raise MissingKey(f"the key has {len(text)} characters, and {KEY_MAX} are the limit")
+    return found
+
+
+def _text(value: bytes, name: str) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MissingKey(f"{name} is not text") from error
+
+
+Handler = Callable[..., Any]

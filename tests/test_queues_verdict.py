@@ -1,0 +1,312 @@
+"""What becomes of a message: one verdict for every error, every kind of key, and every handler."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onefold import (
+    AsyncGuard,
+    Guard,
+    InProgress,
+    KeyReused,
+    MissingKey,
+    OnHold,
+    Policy,
+    StoreUnavailable,
+    UsageError,
+)
+from onefold._model import Address
+from onefold.errors import MEANINGS
+from onefold.queues import keys
+from onefold.queues._consuming import AsyncConsuming, Consuming
+from onefold.queues._verdict import (
+    ACK,
+    HELD_DELAY,
+    HELD_MAX,
+    SOON,
+    Ack,
+    Failed,
+    Later,
+    Never,
+    Verdict,
+    of_error,
+    of_state,
+)
+from onefold.queues.keys import Message
+from support import ProxyStore
+
+ADDRESS = Address("", "charge", "secret-key")
+
+
+def message(body: bytes = b"{}", **parts: Any) -> Message:
+    return Message(body, **({"headers": {"idempotency-key": "key"}} | parts))
+
+
+# The table.
+
+
+@pytest.mark.parametrize("kind", sorted(MEANINGS, key=str))
+def test_every_error_of_ours_has_a_verdict_and_tells_no_key(kind: type[Any]) -> None:
+    facts = {"remark": "why", "retry_after": 1.0, "type_name": "T", "message": "m", "expected": "e", "problem": "p"}
+    error = kind.about(ADDRESS, **facts) if hasattr(kind, "about") else kind("words")
+
+    verdict = of_error(error)
+
+    expected = {"ack": Ack, "later": Later, "never": Never, "by policy": Never, "read once": type(None)}
+    assert type(verdict) is expected.get(MEANINGS[kind].queue, Failed)
+    assert "secret-key" not in str(verdict)
+
+
+def test_the_handlers_own_error_is_left_to_the_broker() -> None:
+    error = ValueError("no such account")
+
+    assert of_error(error) == Failed(error)
+
+
+def test_a_running_duplicate_comes_later_and_never_in_a_hot_loop() -> None:
+    soon, late = (of_error(InProgress.about(ADDRESS, retry_after=wait)) for wait in (0.01, 7.0))
+
+    assert isinstance(soon, Later)
+    assert isinstance(late, Later)
+    assert (soon.delay, late.delay) == (SOON, 7.0)
+
+
+def test_what_is_on_hold_comes_a_bounded_number_of_times_and_then_never() -> None:
+    held = of_error(OnHold.about(ADDRESS, remark="why"))
+
+    assert isinstance(held, Later)
+    assert (held.delay, held.limited) == (HELD_DELAY, True)
+    assert isinstance(of_error(OnHold.about(ADDRESS, remark="why"), held_before=HELD_MAX), Never)
+
+
+def test_after_a_lost_claim_only_what_is_done_is_acknowledged() -> None:
+    assert of_state("done") == ACK
+    assert all(isinstance(of_state(state), Later) for state in (None, "running", "held", "open", "failed"))
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(
+    ("key", "sent", "found"),
+    [
+        (keys.header(), message(), "key"),
+        (keys.header(), message(headers={"idempotency-key": b"bytes"}), "bytes"),
+        (keys.header("x-id"), message(headers={"x-id": 17}), 17),
+        (keys.header(), message(headers={}), None),
+        (keys.message_id(), message(message_id="m-1"), "m-1"),
+        (keys.field("id"), message(b'{"id": "evt_1"}'), "evt_1"),
+        (keys.field("event.id"), message(b'{"event": {"id": 7}}'), 7),
+        (keys.field("id"), message(b'{"other": 1}'), None),
+        (keys.field("id"), message(b"[1]"), None),
+        (keys.first_of(keys.header("x"), keys.message_id()), message(message_id="m-1"), "m-1"),
+    ],
+)
+def test_a_key_is_found_where_the_sender_put_it(key: keys.KeyOf, sent: Message, found: object) -> None:
+    assert key(sent) == found
+
+
+@pytest.mark.parametrize("found", [True, 1.5, "", "  ", "k" * 256, "k" * (1 << 20), {"a": 1}, [1], b"bytes"])
+def test_what_cannot_be_a_key_is_said_in_words(found: object) -> None:
+    with pytest.raises(MissingKey, match="key"):
+        keys.usable(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "sent", "says"),
+    [
+        (keys.field("id"), message(b"not json"), "not JSON"),
+        (keys.header(), message(headers={"idempotency-key": b"\xff\xfe"}), "not text"),
+        (keys.header(), message(headers={"idempotency-key": {"a": 1}}), "dict"),
+        (keys.header(), message(headers={"idempotency-key": "k" * (1 << 20)}), "1048576 characters"),
+        (keys.header(), message(headers={}), "no key"),
+    ],
+)
+def test_bad_input_goes_to_the_dead_letters_with_its_reason_and_the_consumer_lives_on(
+    key: keys.KeyOf, sent: Message, says: str
+) -> None:
+    with Guard("memory:") as guard:
+        consuming = Consuming(guard, "charge", lambda: pytest.fail("it ran"), key=key)
+
+        verdict = consuming.deliver(sent)
+
+    assert isinstance(verdict, Never)
+    assert says in verdict.reason
+
+
+def test_a_position_works_only_when_it_is_meant_and_warns() -> None:
+    with pytest.raises(UsageError, match="changes_when_a_producer_retries=True"):
+        keys.position()
+    with pytest.warns(UserWarning, match="its producer made"):
+        key = keys.position(changes_when_a_producer_retries=True)
+
+    assert key(message(position="topic/0/17")) == "topic/0/17"
+
+
+def test_a_content_hash_has_to_be_meant() -> None:
+    with pytest.raises(UsageError, match="identical_payloads_are_duplicates=True"):
+        keys.content_hash()
+    whole = keys.content_hash(identical_payloads_are_duplicates=True)
+    some = keys.content_hash(fields=["order"], identical_payloads_are_duplicates=True)
+
+    assert whole(message(b"a")) != whole(message(b"b"))
+    assert some(message(b'{"order": 1, "sent": 2}')) == some(message(b'{"sent": 3, "order": 1}'))
+    assert some(message(b'{"order": 1}')) != some(message(b'{"order": 2}'))
+
+
+# Deliveries, in both colours.
+
+Deliver = Callable[..., Verdict]
+
+
+class Place:
+    """A consumer of either colour on one store, and how often its handler ran."""
+
+    def __init__(self, *, awaited: bool) -> None:
+        self.awaited = awaited
+        self.runs = 0
+        self.error: Exception | None = None
+        self.store: Any = None
+
+    def handle(self, body: str) -> None:
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+
+    async def handle_async(self, body: str) -> None:
+        await asyncio.sleep(0)
+        self.handle(body)
+
+    def deliver(self, sent: Message | None = None, source: Any = "memory:", **options: Any) -> list[Verdict]:
+        """Twice, to one consumer."""
+        sent = message() if sent is None else sent
+        options = {"key": keys.header()} | options
+        if not self.awaited:
+            with Guard(source) as guard:
+                consuming = Consuming(guard, "charge", self.handle, **options)
+                return [consuming.deliver(sent, "body") for _ in range(2)]
+
+        async def main() -> list[Verdict]:
+            async with AsyncGuard(source) as guard:
+                consuming = AsyncConsuming(guard, "charge", self.handle_async, **options)
+                return [await consuming.deliver(sent, "body") for _ in range(2)]
+
+        return asyncio.run(main())
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "awaiting"])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(awaited=request.param)
+
+
+def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(place: Place) -> None:
+    assert place.deliver() == [ACK, ACK]
+    assert place.runs == 1
+
+
+def test_a_handler_that_fails_is_left_to_the_broker_and_runs_again(place: Place) -> None:
+    place.error = ValueError("no")
+
+    assert place.deliver() == [Failed(place.error), Failed(place.error)]
+    assert place.runs == 2
+
+
+def test_a_message_without_a_key_follows_the_policy(place: Place) -> None:
+    refused = place.deliver(message(headers={}))
+    ran_before = place.runs
+    run = place.deliver(message(headers={}), missing_key="run")
+
+    assert [type(one) for one in refused] == [Never, Never]
+    assert ran_before == 0
+    assert run == [ACK, ACK]
+    assert place.runs == 2
+
+
+def test_a_store_that_is_down_means_later_and_nothing_runs() -> None:
+    class Down(ProxyStore):
+        def claim(self, *_: Any, **__: Any) -> Any:
+            raise StoreUnavailable("not now")
+
+    with Guard(Down()) as guard:
+        verdict = Consuming(guard, "charge", lambda: pytest.fail("it ran"), key=keys.header()).deliver(message())
+
+    assert verdict == Later(SOON, "the store did not answer")
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_lost_claim_is_looked_up_once_and_only_what_is_done_is_acknowledged(done: bool) -> None:
+    class Lost(ProxyStore):
+        def finish(self, claim: Any, ending: Any) -> bool:
+            if done:
+                super().finish(claim, ending)
+            return False
+
+    with Guard(Lost()) as guard:
+        verdict = Consuming(guard, "charge", lambda: None, key=keys.header()).deliver(message())
+
+    assert isinstance(verdict, Ack if done else Later)
+
+
+def test_the_same_key_with_another_operation_is_another_consumer() -> None:
+    ran: list[str] = []
+    with Guard("memory:") as guard:
+        for operation in ("mail", "invoice"):
+            Consuming(guard, operation, lambda name=operation: ran.append(name), key=keys.header()).deliver(message())
+
+    assert ran == ["mail", "invoice"]
+
+
+def test_key_reused_and_best_effort() -> None:
+    assert isinstance(of_error(KeyReused.about(ADDRESS)), Never)
+    with Guard("memory:", policy=Policy(after_crash="skip")) as guard:
+        consuming = Consuming(guard, "notify", _times_out, key=keys.header())
+        verdicts = [consuming.deliver(message()) for _ in range(2)]
+
+    assert isinstance(verdicts[0], Failed)
+    assert verdicts[1] == ACK
+
+
+def _times_out() -> None:
+    raise TimeoutError
+
+
+def test_the_wrong_colour_is_refused_at_once() -> None:
+    async def handler() -> None: ...
+
+    def plain() -> None: ...
+
+    with Guard("memory:") as guard, pytest.raises(UsageError, match="its work would be lost"):
+        Consuming(guard, "charge", handler, key=keys.header())
+    with pytest.raises(UsageError, match="its work would be lost"):
+        AsyncConsuming(AsyncGuard("memory:"), "charge", plain, key=keys.header())
+    with pytest.raises(UsageError, match="takes Guard"):
+        Consuming(AsyncGuard("memory:"), "charge", plain, key=keys.header())  # type: ignore[arg-type]
+
+
+def test_a_handler_with_tx_commits_with_its_record(tmp_path: Any) -> None:
+    import sqlite3
+
+    path = tmp_path / "wallet.db"
+    sqlite3.connect(path).executescript("CREATE TABLE effects (body TEXT)")
+
+    def credit(body: str, *, tx: sqlite3.Connection) -> None:
+        tx.execute("INSERT INTO effects VALUES (?)", (body,))
+        if body == "fail":
+            raise ValueError(body)
+
+    with warnings.catch_warnings(), Guard(f"sqlite:///{path}") as guard:
+        warnings.simplefilter("ignore", ResourceWarning)
+        consuming = Consuming(guard, "credit", credit, key=keys.header())
+        verdicts = [consuming.deliver(message(), "ok") for _ in range(2)]
+        failed = consuming.deliver(message(headers={"idempotency-key": "other"}), "fail")
+
+    assert verdicts == [ACK, ACK]
+    assert isinstance(failed, Failed)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT body FROM effects").fetchall() == [("ok",)]
+    connection.close()
