@@ -1,0 +1,8 @@
+"""The Idempotency-Key header: for ASGI, WSGI, Django and Flask, per route, and a client that retries safely.
+
+`Answer` is what is remembered of a request, for a probe or a person who settles one by hand: `done(Answer(201, []))`.
+"""
+
+from onefold.http._messages import Answer
+
+__all__ = ["Answer"]

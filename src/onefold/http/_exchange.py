@@ -1,0 +1,185 @@
+"""One exchange of the Idempotency-Key header: what is asked, what is refused, what is remembered. Pure, no framework.
+
+An adapter makes a `Request`, lets the exchange say what to ask of the guard, runs its application inside of that, and
+sends the `Answer` that comes out. It follows draft-ietf-httpapi-idempotency-key-header-07.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple, Required, TypedDict, cast
+
+from onefold import (
+    SCOPE_MAX,
+    OnefoldError,
+    Outcome,
+    Policy,
+    RememberedFailure,
+    ResultNotKept,
+    StoreUnavailable,
+    UsageError,
+)
+from onefold.http import _problems, _rules
+from onefold.http._keys import HeaderKey, KeyOf
+from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http.scopes import ScopeOf, single_tenant
+from onefold.keys import checked_operation
+
+METHODS: Final = ("POST", "PATCH")
+
+# An answer up to here is remembered whole.
+BODY_MAX: Final = 1 << 20
+
+# For keys that are not in the body.
+_NO_BODY: Final = Spooled()
+
+# An operator reads why requests are refused. A key is in it as a digest; bodies and headers are not.
+LOG = logging.getLogger("onefold.http")
+
+RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
+
+
+class Ask(NamedTuple):
+    """What an adapter asks of its guard, as `guard.run(operation, key, call, scope=, fingerprint=)`."""
+
+    operation: str
+    key: str
+    scope: str | None
+    fingerprint: list[Any]
+
+
+class Options(TypedDict, total=False):
+    """What every middleware, route and view of ours takes. `docs/http.md` explains each."""
+
+    # Whose key it is: `by_header("X-Api-Key")`, `by_user`, `single_tenant`, or a function. There is no default.
+    scope: Required[ScopeOf]
+    # Which answers are final: "below_500" (the default), "stripe", "success_only".
+    rules: str
+    # True, path patterns or a function: who must have a key. Elsewhere it is optional.
+    required: RequiredFor
+    # POST and PATCH, unless told otherwise.
+    methods: Iterable[str]
+    # `header_key(...)`, `body_field(...)` or a function, where the key is not in the Idempotency-Key header.
+    key: KeyOf
+    # Only the quoted form of the header.
+    strict: bool
+    operation: str
+    # Where the policy is published: every refusal links to it.
+    policy_url: str
+    # An answer with a larger body is remembered without it.
+    body_max: int
+    # Whether `text/event-stream` is guarded too.
+    event_streams: bool
+
+
+class Exchange:
+    """The rules of one middleware, route or view. Raises `UsageError` for what cannot be meant."""
+
+    def __init__(
+        self,
+        *,
+        scope: ScopeOf,
+        rules: str = "below_500",
+        required: RequiredFor = False,
+        methods: Iterable[str] = METHODS,
+        key: KeyOf | None = None,
+        strict: bool = False,
+        operation: str = "http",
+        policy_url: str | None = None,
+        body_max: int = BODY_MAX,
+        event_streams: bool = False,
+    ) -> None:
+        if not callable(scope):
+            raise UsageError("scope= says whose key it is: by_header('X-Api-Key'), by_user, single_tenant, a function")
+        if key is not None and strict:
+            raise UsageError("strict= is for the Idempotency-Key header, and key= names another place")
+        if body_max < 0:
+            raise UsageError(f"body_max={body_max} is no number of bytes")
+        self.rules = _rules.checked(rules)
+        self.operation = checked_operation(operation)
+        self.policy_url = policy_url
+        self.body_max = body_max
+        self.event_streams = event_streams
+        self.always_required = required is True
+        self._scope = scope
+        self._required = _required(required)
+        self._methods = frozenset(method.upper() for method in methods)
+        self._key = HeaderKey(strict=strict) if key is None else key
+
+    def guards_any(self, methods: Iterable[str]) -> bool:
+        """Whether a route of these methods has requests to look at."""
+        return not self._methods.isdisjoint(methods)
+
+    def passes(self, request: Request) -> bool:
+        """Whether the request goes on untouched, which is known before its body is read. Raises `Refused`."""
+        if request.method not in self._methods:
+            return True
+        return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key(request, _NO_BODY))
+
+    def asked(self, request: Request, body: Spooled) -> Ask | None:
+        """What to ask of the guard. None: it has no key, and needs none. Raises `Refused`."""
+        key = self._key(request, body)
+        if self._keyless(request, key):
+            return None
+        payload = [request.method, request.path, request.query, body.digest]
+        return Ask(self.operation, cast("str", key), self._caller(request), payload)
+
+    def _keyless(self, request: Request, key: str | None) -> bool:
+        if key is None and self._required(request):
+            raise Refused("key_missing", "This request needs an Idempotency-Key: a new one for each operation.")
+        return key is None
+
+    def _caller(self, request: Request) -> str | None:
+        """The scope. Nobody in particular would be a caller that strangers share: only `single_tenant` says so."""
+        if self._scope is single_tenant:
+            return None
+        caller: Any = self._scope(request)
+        if caller is None or caller == "":
+            raise Refused("caller_unknown", "A request with a key needs a caller, and this one has none.")
+        if not isinstance(caller, str):
+            raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
+        if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
+            raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
+        return caller
+
+    def policy(self, policy: Policy) -> Policy:
+        return _rules.policy_for(policy, self.body_max)
+
+    def settled(self, answer: Answer) -> Answer:
+        """What is remembered of the application's answer. Raises `NotFinal` where nothing is."""
+        return _rules.settled(self.rules, answer)
+
+    def broken(self, failure: _rules.ServerFailed) -> Answer:
+        """What is remembered of an application that raised. Raises the failure where nothing is."""
+        if not _rules.is_final(self.rules, _rules.SERVER_ERROR):
+            raise failure
+        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url))
+
+    def replay(self, outcome: Outcome[Answer]) -> Answer:
+        """The answer to a duplicate."""
+        if outcome.omitted or not isinstance(outcome.value, Answer):
+            # Skipped after a crash, too large for the store, or settled by somebody who had no answer to give.
+            return _problems.of_error(ResultNotKept(), self.policy_url)
+        return _rules.replayed(outcome.value)
+
+    def refused(self, why: Refused | OnefoldError) -> Answer:
+        """The answer to a request that is not let through. Raises what only a programmer can mend."""
+        if isinstance(why, Refused):
+            LOG.info("refused: %s", why.code)
+            return _problems.of_refusal(why, self.policy_url)
+        answer = _problems.of_error(why, self.policy_url)
+        LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
+        return answer
+
+
+def _required(required: RequiredFor) -> Callable[[Request], bool]:
+    if callable(required):
+        return required
+    if isinstance(required, bool):
+        return lambda _request: required
+    if isinstance(required, str):
+        raise UsageError(f"required={required!r} takes several paths: required=({required!r},)")
+    patterns = tuple(required)
+    return lambda request: any(fnmatchcase(request.path, pattern) for pattern in patterns)

@@ -1,0 +1,133 @@
+"""The key of a request: from the Idempotency-Key header, another header, or a field of the body. Pure.
+
+What cannot be a key is refused in words, and never guessed: a request that names a key is guarded or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from onefold import KEY_MAX, UsageError
+from onefold.http._messages import Refused, Request, Spooled
+
+HEADER: Final = "Idempotency-Key"
+
+# What a request is asked for its key; None: it has none. With `needs_body = False` the body is not read for it.
+KeyOf = Callable[[Request, Spooled], str | None]
+
+# A body is read for its key only up to here: an event that a webhook sends is far smaller.
+KEY_BODY_MAX: Final = 1 << 20
+
+# A number that is a key has at most as many digits; Python itself refuses to write much longer ones.
+NUMBER_BITS_MAX: Final = 4 * KEY_MAX
+
+
+class HeaderKey:
+    """The key in a header: a structured-field string, or (not with `strict`) as it is."""
+
+    needs_body: Final = False
+
+    def __init__(self, name: str = HEADER, *, strict: bool = False) -> None:
+        if find_spec("http_sf") is None:
+            raise UsageError("a key in a header is read by http-sf, which is missing. pip install 'onefold[http]'")
+        self._name = name
+        self._strict = strict
+
+    def __call__(self, request: Request, _body: Spooled) -> str | None:
+        values = request.headers(self._name)
+        if not values:
+            return None
+        if len(values) > 1:
+            raise Refused("key_malformed", f"{self._name} was sent {len(values)} times: send it once")
+        return parsed(values[0], self._name, strict=self._strict)
+
+
+class BodyField:
+    """The key in a field of a JSON or form body."""
+
+    needs_body: Final = True
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._names = path.split(".")
+        if not all(self._names):
+            raise UsageError(f"body_field({path!r}) has to name a field: body_field('id'), body_field('event.id')")
+
+    def __call__(self, request: Request, body: Spooled) -> str | None:
+        if body.size > KEY_BODY_MAX:
+            raise Refused("key_malformed", f"a body of more than {KEY_BODY_MAX} bytes is not searched for its key")
+        found = _field(_document(request, body.read()), self._names)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, (str, int)):
+            raise Refused("key_malformed", f"the field {self._path} has to be a string or a whole number")
+        if isinstance(found, int) and found.bit_length() > NUMBER_BITS_MAX:
+            raise Refused("key_malformed", f"the field {self._path} is too large a number")
+        return _checked(str(found), f"the field {self._path}")
+
+
+def header_key(name: str, *, strict: bool = False) -> KeyOf:
+    """The key in another header, such as a webhook's: `header_key("X-Event-Id")`."""
+    return HeaderKey(name, strict=strict)
+
+
+def body_field(path: str) -> KeyOf:
+    """The key in a field of the body: `body_field("id")`, `body_field("event.id")`."""
+    return BodyField(path)
+
+
+def parsed(value: bytes, name: str = HEADER, *, strict: bool = False) -> str:
+    """The key in a header's value. Raises `Refused` where there is none."""
+    text = value.strip(b" \t")
+    if strict or text.startswith(b'"'):
+        return _checked(_structured(text, name), name)
+    # A key that is not quoted is taken as it is. A comma or a blank would come from two headers that were joined.
+    if not text or not all(0x21 <= byte <= 0x7E and byte not in b',"' for byte in text):
+        raise Refused("key_malformed", f'{name} has to be a string in quotes ("…"), or visible ASCII without blanks')
+    return _checked(text.decode("ascii"), name)
+
+
+def _structured(text: bytes, name: str) -> str:
+    import http_sf
+
+    try:
+        found: Any = http_sf.parse(text, tltype="item")
+    except (http_sf.StructuredFieldError, ValueError) as error:
+        raise Refused("key_malformed", f"{name} is not a structured-field string: {error}") from error
+    # A token is a kind of string for Python, and none for the draft.
+    if type(found[0]) is not str:
+        raise Refused("key_malformed", f'{name} has to be a string in quotes: {name}: "…"')
+    return str(found[0])
+
+
+def _checked(key: str, name: str) -> str:
+    if not key.strip():
+        raise Refused("key_malformed", f"{name} is empty")
+    if len(key) > KEY_MAX:
+        raise Refused("key_malformed", f"{name} has {len(key)} characters, and {KEY_MAX} are the limit")
+    return key
+
+
+def _document(request: Request, body: bytes) -> Any:
+    kind = (request.header("Content-Type") or "").partition(";")[0].strip().lower()
+    if kind == "application/x-www-form-urlencoded":
+        return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    except RecursionError as error:
+        raise Refused("key_malformed", "the body is nested too deeply to be searched for its key") from error
+
+
+def _field(document: Any, names: list[str]) -> Any:
+    for name in names:
+        if not isinstance(document, dict):
+            return None
+        document = document.get(name)
+    return document

@@ -1,0 +1,101 @@
+"""A request and an answer, as the rules see them, whatever framework they came through. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Final
+
+import msgspec
+
+# A body up to here is kept in memory while it is hashed; what is larger goes to a temporary file.
+SPOOL_MAX: Final = 1 << 20
+
+CHUNK: Final = 1 << 16
+
+
+class Request:
+    """What the rules have to know of a request. Header names are compared without regard to case."""
+
+    __slots__ = ("_headers", "method", "native", "path", "query")
+
+    def __init__(
+        self, method: str, path: str, query: bytes, headers: Sequence[tuple[bytes, bytes]], native: Any = None
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        # What the framework itself calls a request: a scope, an environ, a request object.
+        self.native = native
+        self._headers = headers
+
+    def headers(self, name: str) -> list[bytes]:
+        """Every value of this header, as it was sent."""
+        wanted = name.lower().encode("latin-1")
+        return [value for key, value in self._headers if key.lower() == wanted]
+
+    def header(self, name: str) -> str | None:
+        """The first value of this header."""
+        found = self.headers(name)
+        return found[0].decode("latin-1").strip() if found else None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What is sent, and what is remembered."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = b""
+    # The body was larger than the limit, and is not here.
+    cut: bool = False
+
+
+class Refused(Exception):
+    """The request is not let through. `code` is stable and for machines, the message is for people."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+class Spooled:
+    """A request's body: hashed as it comes, in memory or, when it is large, in a temporary file."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] = io.BytesIO()
+
+    def add(self, chunk: bytes) -> None:
+        if self.size <= SPOOL_MAX < self.size + len(chunk):
+            small, self._file = self.read(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+            self._file.write(small)
+        self.size += len(chunk)
+        self._digest.update(chunk)
+        self._file.write(chunk)
+
+    @property
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+    def read(self) -> bytes:
+        self._file.seek(0)
+        return self._file.read()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body again, from its beginning; at least one chunk."""
+        self._file.seek(0)
+        yield self._file.read(CHUNK)
+        while chunk := self._file.read(CHUNK):
+            yield chunk
+
+    @property
+    def file(self) -> IO[bytes]:
+        """The body as a file, at its beginning."""
+        self._file.seek(0)
+        return self._file
+
+    def close(self) -> None:
+        self._file.close()

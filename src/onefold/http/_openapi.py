@@ -1,0 +1,69 @@
+"""What an OpenAPI schema says of the header: the parameter, and the answers that are ours. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from onefold import KEY_MAX
+from onefold.http._keys import HEADER
+
+# The two forms of a key that a client should send: in quotes, and bare. Escapes inside of quotes are taken, too.
+PATTERN: Final = rf'^("[ !#-\[\]-~]{{1,{KEY_MAX}}}"|[!#-+\--~]{{1,{KEY_MAX}}})$'
+
+PARAMETER: Final[dict[str, Any]] = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Identifies this operation: the same key for every retry of it, a new key for a new operation.",
+    "schema": {"type": "string", "pattern": PATTERN},
+    "example": '"8e03978e-40d5-43dd-bc93-6894a57f9324"',
+}
+
+_PROBLEM: Final[dict[str, Any]] = {
+    "application/problem+json": {
+        "schema": {
+            "type": "object",
+            "required": ["type", "title", "status", "detail", "code"],
+            "properties": {
+                "type": {"type": "string", "format": "uri-reference"},
+                "title": {"type": "string"},
+                "status": {"type": "integer"},
+                "detail": {"type": "string"},
+                "code": {"type": "string"},
+            },
+        }
+    }
+}
+
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"description": "The Idempotency-Key is missing or malformed", "content": _PROBLEM},
+    409: {
+        "description": "A request with this Idempotency-Key is in progress, or its outcome is unknown",
+        "content": _PROBLEM,
+    },
+    422: {
+        "description": "The Idempotency-Key was used with another request, or the request is invalid",
+        "content": _PROBLEM,
+    },
+}
+
+
+def described(
+    schema: dict[str, Any], paths: Iterable[str] | None, methods: Iterable[str], *, required: bool
+) -> dict[str, Any]:
+    """The schema with the header and its answers on every operation that is guarded."""
+    chosen = None if paths is None else set(paths)
+    verbs = {method.lower() for method in methods}
+    for path, operations in schema.get("paths", {}).items():
+        if chosen is not None and path not in chosen:
+            continue
+        for verb in verbs & set(operations):
+            operation = operations[verb]
+            operation.setdefault("parameters", []).append({**PARAMETER, "required": required})
+            for status, response in RESPONSES.items():
+                known = operation.setdefault("responses", {}).setdefault(
+                    str(status), {"description": response["description"]}
+                )
+                known.setdefault("content", {}).update(response["content"])
+    return schema

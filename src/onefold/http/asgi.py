@@ -1,0 +1,138 @@
+"""ASGI: the Idempotency-Key header for FastAPI, Starlette, Litestar, Quart and Django's ASGI.
+
+    app.add_middleware(IdempotencyMiddleware, guard=AsyncGuard(url), scope=by_header("X-Api-Key"))
+
+An answer is passed on live, and remembered at its end: its last part is sent once it is remembered. A handler that has
+started is finished and remembered, though its client has gone. Websockets and lifespan are not touched.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, suppress
+from typing import Any, Unpack
+
+from onefold import AsyncGuard, Guard, OnefoldError, UsageError
+from onefold.http._exchange import Ask, Exchange, Options
+from onefold.http._keys import body_field, header_key
+from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
+from onefold.http._rules import NotFinal
+from onefold.http._shelter import Shelter
+from onefold.http.scopes import by_header, single_tenant
+
+__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "single_tenant"]
+
+
+class IdempotencyMiddleware:
+    """Guards the requests that name an Idempotency-Key. `docs/http.md` explains each argument.
+
+    `guard` is an `AsyncGuard`, or what one takes: then it is opened here, and closed at the end of the lifespan.
+    """
+
+    def __init__(self, app: App, *, guard: AsyncGuard | Any, **options: Unpack[Options]) -> None:
+        self.app = app
+        self.exchange = Exchange(**options)
+        self._ours = not isinstance(guard, AsyncGuard)
+        self.guard = awaited(guard)
+        self._policy = self.exchange.policy(self.guard.policy)
+        self._shelter = Shelter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, self._closing_guard(send))
+        elif scope["type"] == "http":
+            await self._exchanged(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _exchanged(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = request_of(scope)
+        try:
+            passes = self.exchange.passes(request)
+        except Refused as refused:
+            await send_answer(send, self.exchange.refused(refused))
+            return
+        if passes:
+            await self.app(scope, receive, send)
+            return
+        with ExitStack() as closes:
+            body = closes.enter_context(closing(Spooled()))
+            try:
+                if not await read_body(receive, body):
+                    return
+                asked = self.exchange.asked(request, body)
+            except Refused as refused:
+                await send_answer(send, self.exchange.refused(refused))
+                return
+            if asked is None:
+                await self.app(scope, reading_again(body, receive), send)
+                return
+            performance = Performance(self.app, scope, body, receive, send, self.exchange)
+            kept = closes.pop_all()
+        await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance.forsake)
+
+    async def _guarded(self, asked: Ask, performance: Performance, kept: ExitStack) -> None:
+        with kept:
+            try:
+                outcome = await self.guard.run(
+                    asked.operation,
+                    asked.key,
+                    performance.settled,
+                    returns=Answer,
+                    scope=asked.scope,
+                    fingerprint=asked.fingerprint,
+                    policy=self._policy,
+                )
+            except NotFinal:
+                await performance.end()
+            except OnefoldError as error:
+                await performance.end_refused(error)
+            else:
+                await performance.end_as(outcome)
+
+    def _closing_guard(self, send: Send) -> Send:
+        async def closing_first(message: Message) -> None:
+            if message["type"].startswith("lifespan.shutdown."):
+                await self._shelter.empty()
+                if self._ours:
+                    await self.guard.aclose()
+            await send(message)
+
+        return closing_first
+
+
+def awaited(guard: AsyncGuard | Any) -> AsyncGuard:
+    """The guard, or one for what a guard takes."""
+    if isinstance(guard, Guard):
+        raise UsageError("an ASGI application needs an AsyncGuard, and this is a Guard: it would block every request")
+    return guard if isinstance(guard, AsyncGuard) else AsyncGuard(guard)
+
+
+def request_of(scope: Scope) -> Request:
+    return Request(scope["method"], scope["path"], scope.get("query_string") or b"", scope["headers"], scope)
+
+
+async def read_body(receive: Receive, body: Spooled) -> bool:
+    """The whole body. False: the client has gone before its end, and nothing may run."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return False
+        body.add(message.get("body", b""))
+        if not message.get("more_body", False):
+            return True
+
+
+def by_user(request: Request) -> str | None:
+    """The caller is the authenticated user, as an authentication above this middleware left it in the scope."""
+    user = request.native.get("user")
+    if user is None:
+        raise UsageError("by_user: no authentication has run before. Put the middleware for it above this one")
+    if not getattr(user, "is_authenticated", False):
+        raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
+    for name in ("identity", "pk", "username"):
+        # Starlette's users have an identity that raises until somebody defines it.
+        with suppress(NotImplementedError):
+            if (identity := getattr(user, name, None)) not in (None, ""):
+                return str(identity)
+    raise UsageError(f"by_user: {type(user).__name__} has neither identity, pk nor username. Pass a function as scope=")

@@ -1,0 +1,35 @@
+"""A client that retries safely: one key for all retries of a call, kept over a crash of the client where it is wanted.
+
+    client = httpx.Client(transport=Transport())                  # httpx, AsyncTransport for its AsyncClient
+    session.mount("https://", Adapter())                          # requests
+
+    with intent("pay-order-42", store="sqlite:///intents.db"):    # the same key, also after a restart
+        client.post("https://api.example.com/payments", json=order)
+
+Each is imported on use: neither httpx nor requests is needed for the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onefold.http.client._intent import intent
+from onefold.http.client._retrying import Attempt, Retries, Sent
+
+if TYPE_CHECKING:
+    from onefold.http.client._httpx import AsyncTransport, Transport
+    from onefold.http.client._requests import Adapter
+
+__all__ = ["Adapter", "AsyncTransport", "Attempt", "Retries", "Sent", "Transport", "intent"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Transport", "AsyncTransport"):
+        from onefold.http.client import _httpx
+
+        return getattr(_httpx, name)
+    if name == "Adapter":
+        from onefold.http.client._requests import Adapter
+
+        return Adapter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

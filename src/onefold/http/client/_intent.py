@@ -1,0 +1,186 @@
+"""What a client means to do, kept over its crash: the key and the digest of the request, under a name of its own.
+
+It ends when a final answer was received and its block was left without an error. Until then, whoever enters an intent
+of this name (another process after a crash, say) sends the same key, and is refused if the request is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from typing import Any, Final, Self
+
+from onefold import AsyncGuard, Guard, KeyReused, Outcome, OutcomeUnknown, Policy, Record, StoreUnavailable, UsageError
+from onefold.durations import Duration, seconds
+from onefold.http.client._retrying import is_problem, mint, settles
+
+OPERATION: Final = "onefold-intent"
+
+# A key is minted in no time; who finds another at it waits that long, and then takes over.
+POLICY: Final = Policy(keep="forever", lease=10, wait=15)
+
+
+class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42", store=...)
+    """`with intent("pay-order-42", store="sqlite:///intents.db"):` or, around an async client, `async with`.
+
+    One intent is one POST or PATCH, whatever happens to the process. `store` is what a guard takes, or a guard.
+    `server_keeps` is how long the server remembers a key, by its published policy. An intent that is older raises
+    `OutcomeUnknown` and sends nothing: the server would take it for a new request.
+    """
+
+    def __init__(self, name: str, *, store: Any, server_keeps: Duration = "24h") -> None:
+        self.name = name
+        self._server_keeps = seconds(server_keeps, "server_keeps")
+        # Whether an answer came after which nothing else can come.
+        self.settled = False
+        self._store = store
+        self._sent: list[Any] | None = None
+        self._key: str | None = None
+        self._guard: Guard | AsyncGuard | None = None
+        self._outer: Token[intent | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._guard = self._blocking()
+        return self._entered()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._left()
+        assert isinstance(self._guard, Guard)
+        try:
+            if error is None and self.settled:
+                self._guard.forget(OPERATION, self.name)
+        finally:
+            if self._guard is not self._store:
+                self._guard.close()
+
+    async def __aenter__(self) -> Self:
+        self._guard = self._awaited()
+        return self._entered()
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._left()
+        assert isinstance(self._guard, AsyncGuard)
+        try:
+            if error is None and self.settled:
+                await self._guard.forget(OPERATION, self.name)
+        finally:
+            if self._guard is not self._store:
+                await self._guard.aclose()
+
+    def end(self) -> None:
+        """End it by hand, where it is known what became of it: the next one of this name is a new request."""
+        guard = self._blocking()
+        try:
+            guard.forget(OPERATION, self.name)
+        finally:
+            if guard is not self._store:
+                guard.close()
+
+    async def aend(self) -> None:
+        """The same, awaited."""
+        guard = self._awaited()
+        try:
+            await guard.forget(OPERATION, self.name)
+        finally:
+            if guard is not self._store:
+                await guard.aclose()
+
+    def key_for(self, method: str, url: str, body: bytes, *, given: str | None = None) -> str:
+        """The key of this request: minted once, kept before it is sent. Raises `KeyReused` for another request."""
+        if not isinstance(self._guard, Guard):
+            raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
+        if self._is_sent_on(given):
+            return self._key or ""
+        payload = self._payload(method, url, body)
+        try:
+            found = self._guard.run(OPERATION, self.name, mint, returns=str, fingerprint=payload, policy=POLICY)
+        except KeyReused as reused:
+            raise self._another(reused) from None
+        return self._kept(found, self._guard.read(OPERATION, self.name) if found.replayed else None)
+
+    async def key_for_awaited(self, method: str, url: str, body: bytes, *, given: str | None = None) -> str:
+        """The same, awaited."""
+        if not isinstance(self._guard, AsyncGuard):
+            raise UsageError("this intent was entered with `with`, and the client is an async one")
+        if self._is_sent_on(given):
+            return self._key or ""
+
+        async def minted() -> str:
+            return mint()
+
+        payload = self._payload(method, url, body)
+        try:
+            found = await self._guard.run(OPERATION, self.name, minted, returns=str, fingerprint=payload, policy=POLICY)
+        except KeyReused as reused:
+            raise self._another(reused) from None
+        return self._kept(found, await self._guard.read(OPERATION, self.name) if found.replayed else None)
+
+    def heard(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """An answer has come."""
+        self.settled = settles(status, headers, body if is_problem(headers) else b"")
+
+    def _blocking(self) -> Guard:
+        if isinstance(self._store, AsyncGuard):
+            raise UsageError("an AsyncGuard keeps an intent inside `async with`")
+        return self._store if isinstance(self._store, Guard) else Guard(self._store)
+
+    def _awaited(self) -> AsyncGuard:
+        if isinstance(self._store, Guard):
+            raise UsageError("a Guard keeps an intent inside `with`; for `async with` pass an AsyncGuard or a URL")
+        return self._store if isinstance(self._store, AsyncGuard) else AsyncGuard(self._store)
+
+    def _entered(self) -> Self:
+        self.settled, self._sent, self._key = False, None, None
+        self._outer = _current.set(self)
+        return self
+
+    def _left(self) -> None:
+        assert self._outer is not None
+        _current.reset(self._outer)
+
+    def _is_sent_on(self, given: str | None) -> bool:
+        """Whether it is our own request on its way to where a redirect leads. Another key is another intent."""
+        if given is None:
+            return False
+        if given != self._key:
+            raise UsageError(f"intent({self.name!r}) has a key of its own: send the request without one")
+        return True
+
+    def _payload(self, method: str, url: str, body: bytes) -> list[Any]:
+        payload = [method, url, hashlib.sha256(body).digest()]
+        if self._sent not in (None, payload):
+            raise UsageError(
+                f"intent({self.name!r}) is one request, and another one was sent inside it. Nothing was sent"
+            )
+        self._sent = payload
+        return payload
+
+    def _another(self, reused: KeyReused) -> KeyReused:
+        """Another request under a name that has not ended."""
+        reused.add_note(
+            f"onefold: intent({self.name!r}) was begun with another method, URL or body, and has no final answer. "
+            "Nothing was sent. Send that request again, or end the intent by hand if you know what became of it"
+        )
+        return reused
+
+    def _kept(self, found: Outcome[str], record: Record | None) -> str:
+        """The key, if a restart would find it again, and if the server still knows it."""
+        if not found.remembered:
+            raise StoreUnavailable(f"intent({self.name!r}) could not be kept over a crash. Nothing was sent")
+        if record is not None and record.age >= self._server_keeps:
+            raise OutcomeUnknown(
+                f"intent({self.name!r}) is {record.age:.0f} seconds old, and the server remembers a key for "
+                f"{self._server_keeps:.0f}: what became of it is not known. Nothing was sent. Ask the server, then end "
+                "the intent by hand"
+            )
+        self._key = found.value
+        return found.value
+
+
+_current: ContextVar[intent | None] = ContextVar("onefold_intent", default=None)
+
+
+def current_intent() -> intent | None:
+    """The intent that is entered around us."""
+    return _current.get()

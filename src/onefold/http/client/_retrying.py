@@ -1,0 +1,186 @@
+"""When a request is sent again, how long to wait before, and what is told of it. Pure: `tenacity` counts and waits."""
+
+from __future__ import annotations
+
+import email.utils
+import random
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from onefold import UsageError
+
+try:
+    import tenacity
+except ImportError as error:
+    raise UsageError("the client retries by tenacity, which is missing. pip install 'onefold[client]'") from error
+
+HEADER: Final = "Idempotency-Key"
+
+# The methods of which a repetition is dangerous; the others are passed on as they are.
+METHODS: Final = frozenset({"POST", "PATCH"})
+
+# An answer up to here is read before it is handed out, if its length is known: one that breaks off is asked for again.
+ANSWER_MAX: Final = 1 << 20
+
+CONFLICT: Final = 409
+SERVER_ERROR: Final = 500
+
+# Sent again at once, or after a while. A conflict without Retry-After waits for a person.
+AGAIN: Final = frozenset({408, 425})
+AGAIN_IF_ASKED_TO: Final = frozenset({CONFLICT, 429})
+
+# After these the same request may get another answer: an intent goes on.
+UNSETTLED: Final = frozenset({401, 403, 408, 425, 429})
+
+# Refusals of ours that say: it is done, or failed, for good.
+SETTLED_CODES: Final = frozenset({"result_not_kept", "failed"})
+
+
+class Retries(NamedTuple):
+    """How often, and how patiently. Pauses double from `pause` to `pause_max`, with jitter, after `Retry-After`."""
+
+    attempts: int = 5
+    pause: float = 0.2
+    pause_max: float = 10.0
+    # A server that asks for more does not mean a client that waits.
+    retry_after_max: float = 60.0
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One sending: the status that came back, or the error that did not."""
+
+    status: int | None = None
+    error: str | None = None
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What happened to one call: its key, every attempt, and whether its answer is a replay."""
+
+    key: str
+    attempts: list[Attempt]
+    replayed: bool = False
+
+
+class Wanted(Exception):
+    """An answer that is to be asked for again; it carries the response."""
+
+    def __init__(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"status {status}")
+        self.response = response
+        self.retry_after = retry_after(headers)
+
+
+def mint() -> str:
+    """A new key in the form of the draft: a string in quotes."""
+    return f'"{uuid.uuid4()}"'
+
+
+def is_wanted_again(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether asking again may bring something better."""
+    if status in AGAIN_IF_ASKED_TO:
+        return "Retry-After" in headers
+    return status >= SERVER_ERROR or status in AGAIN
+
+
+def settles(status: int, headers: Mapping[str, str], problem: bytes = b"") -> bool:
+    """Whether nothing else can come of this key any more, so that an intent may end."""
+    code = _code_of(problem)
+    if code:
+        return code in SETTLED_CODES
+    if status == CONFLICT:
+        # Of the first answer nobody knows whether it is the handler's own, or a guard's.
+        return is_replay(headers)
+    return status < SERVER_ERROR and status not in UNSETTLED
+
+
+def is_problem(headers: Mapping[str, str]) -> bool:
+    return (headers.get("Content-Type") or "").partition(";")[0].strip().lower() == "application/problem+json"
+
+
+def is_replay(headers: Mapping[str, str]) -> bool:
+    return headers.get("Idempotent-Replayed") == "true"
+
+
+def is_short(headers: Mapping[str, str]) -> bool:
+    """Whether it is known that the body can be read at once."""
+    length = headers.get("Content-Length") or ""
+    return length.isdecimal() and int(length) <= ANSWER_MAX
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """The seconds that the server asks for, in either form of the header."""
+    value = (headers.get("Retry-After") or "").strip()
+    if value.isdecimal():
+        return float(value)
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return 0.0
+    if moment.tzinfo is None:
+        # "-0000": the time is in UTC, and nobody says where.
+        moment = moment.replace(tzinfo=UTC)
+    return max((moment - datetime.now(UTC)).total_seconds(), 0.0)
+
+
+def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[type[BaseException], ...] = ()) -> Any:
+    """The arguments for tenacity: these errors are lost connections, but not those among them."""
+
+    def again(error: BaseException) -> bool:
+        return isinstance(error, (Wanted, *lost)) and not isinstance(error, but)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        asked = min(error.retry_after, retries.retry_after_max) if isinstance(error, Wanted) else 0.0
+        pause: float = min(retries.pause * 2 ** (state.attempt_number - 1), retries.pause_max)
+        return asked + random.uniform(pause / 2, pause)  # noqa: S311 - jitter is no secret
+
+    return {
+        "stop": tenacity.stop_after_attempt(retries.attempts),
+        "wait": wait,
+        "retry": tenacity.retry_if_exception(again),
+        "reraise": True,
+    }
+
+
+class Call:
+    """One call on its way: its key, and what has become of it so far."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.attempts: list[Attempt] = []
+        # The answer that is asked for again: whoever does so lets go of it.
+        self.unwanted: Any = None
+
+    def answered(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
+        """Note the answer. Raises `Wanted` where it is to be asked for again."""
+        self.attempts.append(Attempt(status=status))
+        if is_wanted_again(status, headers):
+            self.unwanted = response
+            raise Wanted(response, status, headers)
+
+    def failed(self, error: BaseException) -> None:
+        self.attempts.append(Attempt(error=type(error).__name__))
+
+    def sent(self, headers: Mapping[str, str]) -> Sent:
+        return Sent(self.key, list(self.attempts), replayed=is_replay(headers))
+
+    def gave_up(self, error: BaseException) -> None:
+        """The last error: it carries what happened, too."""
+        error.onefold = self.sent({})  # type: ignore[attr-defined]
+        error.add_note(
+            f"onefold: sent {len(self.attempts)} times, and the outcome is not known. Retry with the same key, "
+            "inside the same intent"
+        )
+
+
+def _code_of(problem: bytes) -> str:
+    """The code of a problem of ours; of others there is none."""
+    try:
+        found = msgspec.json.decode(problem)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    return str(found.get("code") or "") if isinstance(found, dict) else ""

@@ -1,0 +1,233 @@
+"""Django: the Idempotency-Key header as a middleware, for single views, and for views of Django REST framework.
+
+    idempotency = middleware(guard=guard, scope=by_user)      # in shop/http.py
+    MIDDLEWARE = [..., "django.contrib.auth.middleware.AuthenticationMiddleware", "shop.http.idempotency"]
+
+Blocking, as most of Django is. A streaming answer is read to its end (or to the limit of what is remembered) before it
+is sent; for one that is passed on live, put `onefold.http.wsgi` around the application.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+from typing import Any, TypeVar, Unpack
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.db import connections
+from django.http import Http404, HttpResponse, RawPostDataException
+from django.http.multipartparser import MultiPartParserError
+
+from onefold import Guard, UsageError
+from onefold.http._exchange import Options
+from onefold.http._keys import body_field, header_key
+from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
+from onefold.http._views import Views, captured
+from onefold.http.scopes import by_header, single_tenant
+
+__all__ = [
+    "Idempotency",
+    "IdempotentMixin",
+    "body_field",
+    "by_header",
+    "by_user",
+    "header_key",
+    "idempotent",
+    "middleware",
+    "single_tenant",
+]
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+# What a view raises as an answer: Django makes 404, 403 or 400 of it, once it has rolled back.
+ANSWERS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
+
+
+def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """A middleware for Django's settings: give it a name in a module of yours, and that name to `MIDDLEWARE`."""
+    rules = Idempotency(guard=guard, **options)
+
+    def installed(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda request: rules.exchanged(request, lambda: get_response(request))
+
+    return installed
+
+
+def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
+    """Decorate a view: `@idempotent(guard=guard, scope=by_user)`, below the decorators that authenticate."""
+    rules = Idempotency(guard=guard, **options)
+
+    def decorate(view: View) -> View:
+        if iscoroutinefunction(view):
+            raise UsageError(f"{view.__qualname__} is async, and this decorator is not. Use the middleware")
+
+        @functools.wraps(view)
+        def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+            return rules.exchanged(request, lambda: view(request, *args, **kwargs), inside=True)
+
+        return guarded  # type: ignore[return-value]
+
+    return decorate
+
+
+class Idempotency(Views):
+    """A guard and the rules of the header, for an `IdempotentMixin`."""
+
+    def exchanged(self, request: Any, respond: Callable[[], Any], *, inside: bool = False) -> Any:
+        """The response to this request: the one that `respond` makes, a replay, or a refusal.
+
+        `inside` is for views: a transaction around one would be committed after its answer is remembered.
+        """
+        asking = request_of(request)
+        try:
+            if self.exchange.passes(asking):
+                return respond()
+            with closing(Spooled()) as body:
+                body.add(_body_of(request))
+                asked = self.exchange.asked(asking, body)
+        except Refused as refused:
+            return _response(self.exchange.refused(refused))
+        if asked is None:
+            return respond()
+        if inside:
+            _check_outside_of_transactions()
+        responses: list[Any] = []
+        instead = self.deliver(asked, lambda: self._played(request, respond, responses))
+        if instead is not None:
+            return _response(instead)
+        response = responses[0]
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+    def _played(self, request: Any, respond: Callable[[], Any], responses: list[Any]) -> Answer:
+        try:
+            try:
+                response = respond()
+            except ANSWERS as error:
+                # Remembered as what Django makes of it, and raised all the same: who stands around has to see it.
+                responses.append(error)
+                return self._captured(response_for_exception(request, error))
+            if hasattr(response, "render") and not response.is_rendered:
+                response = response.render()
+            responses.append(response)
+            return self._captured(response)
+        except NotFinal:
+            raise
+        except Exception as error:
+            raise ServerFailed from error
+
+    def _captured(self, response: Any) -> Answer:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
+        content: bytes | None
+        if not response.streaming:
+            content = bytes(response.content)
+        elif response.get("Content-Type", "").encode().startswith(EVENT_STREAM) and not self.exchange.event_streams:
+            # It may never end. Without being asked to, nobody keeps a claim for it.
+            raise NotFinal
+        else:
+            content = _read(response, self.exchange.body_max)
+        if content is None or len(content) > self.exchange.body_max:
+            return Answer(response.status_code, headers, cut=True)
+        return Answer(response.status_code, headers, content)
+
+
+class IdempotentMixin:
+    """For a view of Django REST framework: after authentication, permissions and throttles.
+
+    class Payments(IdempotentMixin, APIView):
+        idempotency = Idempotency(guard=guard, scope=by_user)
+    """
+
+    idempotency: Idempotency
+
+    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]
+        name = request.method.lower()
+        handler = getattr(self, name, None)
+        if handler is not None:
+            # The framework looks its handler up after this, and finds the guarded one.
+            setattr(self, name, functools.partial(self._guarded, handler))
+
+    def _guarded(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        view: Any = self
+
+        def respond() -> Any:
+            try:
+                response = handler(request, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the framework makes an answer of it, or raises it again
+                response = view.handle_exception(error)
+            return view.finalize_response(request, response, *args, **kwargs)
+
+        return self.idempotency.exchanged(request, respond, inside=True)
+
+
+def request_of(request: Any) -> Request:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
+    return Request(request.method, request.path, request.META.get("QUERY_STRING", "").encode(), headers, request)
+
+
+def _body_of(request: Any) -> bytes:
+    try:
+        return bytes(request.body)
+    except RawPostDataException as error:
+        raise UsageError(
+            "the body was read before its view, so that it cannot be compared any more. Use the middleware, or "
+            "csrf_exempt and no request.data in permissions"
+        ) from error
+
+
+def _check_outside_of_transactions() -> None:
+    for connection in connections.all(initialized_only=True):
+        blocks = getattr(connection, "atomic_blocks", [])
+        if any(not block._from_testcase for block in blocks):
+            raise UsageError(
+                f"this view runs in a transaction on {connection.alias!r} (ATOMIC_REQUESTS, or transaction.atomic "
+                "above @idempotent), and its answer would be remembered before the commit. Use the middleware of "
+                "onefold.http.django, or @transaction.non_atomic_requests with atomic() inside the view"
+            )
+
+
+def _read(response: Any, limit: int) -> bytes | None:
+    """A streaming body, which can still be sent. None: it is longer than the limit."""
+    found = captured(_parts_of(response), limit)
+    response.streaming_content = _awaited(found.parts) if response.is_async else found.parts
+    return found.whole
+
+
+def _parts_of(response: Any) -> Iterator[bytes]:
+    if not response.is_async:
+        return iter(response.streaming_content)
+    # All of it at once: an async stream cannot be left in the middle by code that blocks.
+    return iter(async_to_sync(_gathered)(response.streaming_content))
+
+
+async def _gathered(parts: AsyncIterator[bytes]) -> list[bytes]:
+    return [part async for part in parts]
+
+
+async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def _response(answer: Answer) -> Any:
+    response = HttpResponse(answer.body, status=answer.status)
+    del response["Content-Type"]
+    for name, value in answer.headers:
+        response.headers[name.decode("latin-1")] = value.decode("latin-1")
+    return response
+
+
+def by_user(request: Request) -> str | None:
+    """The caller is the authenticated user. The middleware for authentication has to stand above this one."""
+    user = getattr(request.native, "user", None)
+    if user is None:
+        raise UsageError("by_user: no authentication has run before. Put its middleware above this one")
+    if not user.is_authenticated:
+        raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
+    return str(user.pk)

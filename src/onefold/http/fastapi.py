@@ -1,0 +1,261 @@
+"""FastAPI: the Idempotency-Key header for single routes, after their dependencies, and in the OpenAPI schema.
+
+    router = APIRouter(route_class=idempotent_route(guard=guard, scope=by_argument("user")))
+
+The claim is made when the endpoint is called: authentication and validation have passed by then, and what they answer
+is never remembered. For all routes at once there is `onefold.http.asgi.IdempotencyMiddleware`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from contextvars import ContextVar
+from typing import Any, Final, Unpack
+
+from fastapi import FastAPI, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from onefold import AsyncGuard, OnefoldError, Outcome, UsageError
+from onefold.http._exchange import METHODS, Ask, Exchange, Options
+from onefold.http._keys import body_field, header_key
+from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._openapi import PARAMETER, RESPONSES, described
+from onefold.http._performance import App, Performance, Receive, Scope, Send, send_answer
+from onefold.http._rules import NotFinal
+from onefold.http._shelter import Shelter
+from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
+from onefold.http.scopes import ScopeOf, by_header, single_tenant
+
+__all__ = [
+    "IdempotencyMiddleware",
+    "body_field",
+    "by_argument",
+    "by_header",
+    "by_user",
+    "describe",
+    "header_key",
+    "idempotent_route",
+    "single_tenant",
+]
+
+# Where an endpoint of ours keeps the user's.
+ORIGINAL: Final = "__onefold_endpoint__"
+
+
+def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> type[APIRoute]:
+    """The class for routes whose requests are guarded: `APIRouter(route_class=idempotent_route(…))`."""
+    rules = _Rules(guard, Exchange(**options))
+
+    class IdempotentRoute(APIRoute):
+        def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
+            self.is_guarded = rules.exchange.guards_any(settings.get("methods") or ["GET"])
+            if self.is_guarded:
+                extra = settings.get("openapi_extra") or {}
+                parameters = [one for one in extra.get("parameters", []) if one.get("name") != PARAMETER["name"]]
+                parameters.append({**PARAMETER, "required": rules.exchange.always_required})
+                settings["openapi_extra"] = {**extra, "parameters": parameters}
+                settings["responses"] = {**RESPONSES, **(settings.get("responses") or {})}
+                endpoint = _claiming(endpoint)
+            super().__init__(path, endpoint, **settings)
+
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if self.is_guarded:
+                await rules.exchanged(super().handle, scope, receive, send)
+            else:
+                await super().handle(scope, receive, send)
+
+    return IdempotentRoute
+
+
+def by_argument(name: str, of: Callable[[Any], object] | None = None) -> ScopeOf:
+    """The caller is an argument of the endpoint, from its dependencies: `by_argument("user", lambda u: u.id)`."""
+
+    def found(_request: Request) -> str | None:
+        visit = _visit.get()
+        arguments = {} if visit is None else visit.arguments
+        if name not in arguments:
+            raise UsageError(f"by_argument({name!r}): the endpoint has no such argument")
+        caller = arguments[name] if of is None else of(arguments[name])
+        if caller is None or caller == "":
+            raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
+        return str(caller)
+
+    return found
+
+
+def describe(
+    app: FastAPI, *, paths: Iterable[str] | None = None, methods: Iterable[str] = METHODS, required: bool = False
+) -> None:
+    """Show the header, and the answers 400, 409 and 422, in the schema of an application behind the middleware.
+
+    It can be said several times: of some paths that the header is required, of others that it is optional.
+    """
+    make = app.openapi
+
+    @functools.wraps(make)
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        schema = described(make(), paths, methods, required=required)
+        app.openapi_schema = schema
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+class _Rules:
+    """A guard and the rules of the header, for routes."""
+
+    def __init__(self, guard: AsyncGuard | Any, exchange: Exchange) -> None:
+        self.guard = awaited(guard)
+        self.exchange = exchange
+        self.policy = exchange.policy(self.guard.policy)
+        self._shelter = Shelter()
+
+    async def exchanged(self, route: App, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request of a route. Its endpoint comes back to the `_Visit` to be claimed."""
+        request = request_of(scope)
+        try:
+            passes = self.exchange.passes(request)
+        except Refused as refused:
+            await send_answer(send, self.exchange.refused(refused))
+            return
+        if passes:
+            await _visiting(None, route)(scope, receive, send)
+            return
+        with ExitStack() as closes:
+            body = closes.enter_context(closing(Spooled()))
+            if not await read_body(receive, body):
+                return
+            visit = _Visit(self, request, body)
+            performance = Performance(_visiting(visit, route), scope, body, receive, send, self.exchange)
+            kept = closes.pop_all()
+        await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
+
+
+class _Visit:
+    """One request on its way through a route: the claim begins at the endpoint, and ends with the answer."""
+
+    def __init__(self, rules: _Rules, request: Request, body: Spooled) -> None:
+        self._rules = rules
+        self._request = request
+        self._body = body
+        # The endpoint's, once its dependencies have passed.
+        self.arguments: dict[str, Any] = {}
+        self._claimed: asyncio.Task[Outcome[Answer]] | None = None
+        # What the endpoint returned, and what has become of it at the end of the route.
+        self._returned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    async def play(self, performance: Performance, kept: ExitStack) -> None:
+        """The whole route; at the end of its answer its claim ends, if its endpoint has made one."""
+        with kept:
+            try:
+                answer: Answer | NotFinal = await performance.settled()
+            except NotFinal as unsettled:
+                answer = unsettled
+            if self._claimed is None or self._answer.done() or self._claimed.done():
+                await performance.end()
+                return
+            if isinstance(answer, NotFinal):
+                self._answer.set_exception(answer)
+            else:
+                self._answer.set_result(answer)
+            try:
+                await performance.end_as(await self._claimed)
+            except NotFinal:
+                await performance.end()
+            except OnefoldError as error:
+                await performance.end_refused(error)
+
+    async def enter(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """What the endpoint returns, or the answer that takes its place."""
+        self.arguments = arguments
+        exchange = self._rules.exchange
+        try:
+            asked = exchange.asked(self._request, self._body)
+        except Refused as refused:
+            return _response(exchange.refused(refused))
+        if asked is None:
+            return await _called(endpoint, arguments)
+        claimed = self._claimed = asyncio.ensure_future(self._claim(asked, endpoint, arguments))
+        await asyncio.wait({claimed, self._returned}, return_when=asyncio.FIRST_COMPLETED)
+        if self._returned.done():
+            return self._returned.result()
+        try:
+            return _response(exchange.replay(claimed.result()))
+        except OnefoldError as error:
+            return _response(exchange.refused(error))
+
+    async def _claim(self, asked: Ask, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Outcome[Answer]:
+        async def perform() -> Answer:
+            try:
+                self._returned.set_result(await _called(endpoint, arguments))
+            except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
+                self._returned.set_exception(error)
+            return await self._answer
+
+        return await self._rules.guard.run(
+            asked.operation,
+            asked.key,
+            perform,
+            returns=Answer,
+            scope=asked.scope,
+            fingerprint=asked.fingerprint,
+            policy=self._rules.policy,
+        )
+
+
+# The request that a guarded endpoint belongs to. A parameter for it would be one that FastAPI has to know.
+_visit: ContextVar[_Visit | None] = ContextVar("onefold.http.fastapi", default=None)
+
+
+def _visiting(visit: _Visit | None, route: App) -> App:
+    async def visited(scope: Scope, receive: Receive, send: Send) -> None:
+        token = _visit.set(visit)
+        try:
+            await route(scope, receive, send)
+        finally:
+            _visit.reset(token)
+
+    return visited
+
+
+def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint, which goes by way of its visit. FastAPI sees its signature as it was."""
+    # `include_router` may make every route again, from the endpoint that it finds.
+    endpoint = getattr(endpoint, ORIGINAL, endpoint)
+    if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+        raise UsageError(f"{endpoint.__qualname__} yields its answer: give it a router without idempotent_route")
+
+    @functools.wraps(endpoint)
+    async def claiming(**arguments: Any) -> Any:
+        visit = _visit.get()
+        return await (_called(endpoint, arguments) if visit is None else visit.enter(endpoint, arguments))
+
+    setattr(claiming, ORIGINAL, endpoint)
+    return claiming
+
+
+async def _called(endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    if is_async(endpoint):
+        return await endpoint(**arguments)
+    return await run_in_threadpool(endpoint, **arguments)
+
+
+def is_async(endpoint: Any) -> bool:
+    """Also for a partial, and for an object that is called."""
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    return inspect.iscoroutinefunction(endpoint) or inspect.iscoroutinefunction(type(endpoint).__call__)
+
+
+def _response(answer: Answer) -> Response:
+    response = Response(answer.body, status_code=answer.status)
+    response.raw_headers = [(bytes(name), bytes(value)) for name, value in answer.headers]
+    return response

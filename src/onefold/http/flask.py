@@ -1,0 +1,131 @@
+"""Flask: the Idempotency-Key header for a whole application, or for single views after their authentication.
+
+app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, guard=guard, scope=by_header("X-Api-Key"))
+
+@app.post("/payments")
+@login_required
+@idempotent(guard=guard, scope=by_user)
+def pay(): ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, TypeVar, Unpack
+
+import flask
+
+from onefold import Guard, UsageError
+from onefold.http._exchange import Options
+from onefold.http._keys import body_field, header_key
+from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
+from onefold.http._views import Views, captured
+from onefold.http.scopes import by_header, single_tenant
+from onefold.http.wsgi import IdempotencyMiddleware
+
+__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "idempotent", "single_tenant"]
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
+    """Decorate a view, below the route and below the decorators that authenticate.
+
+    A streaming answer is read to its end (or to the limit of what is remembered) before it is sent; for one that is
+    passed on live, take the middleware.
+    """
+    views = Views(guard=guard, **options)
+
+    def decorate(view: View) -> View:
+        @functools.wraps(view)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return _exchanged(views, lambda: flask.current_app.ensure_sync(view)(*args, **kwargs))
+
+        return guarded  # type: ignore[return-value]
+
+    return decorate
+
+
+def _exchanged(views: Views, view: Callable[[], Any]) -> Any:
+    asking = request_of(flask.request)
+    try:
+        if views.exchange.passes(asking):
+            return view()
+        with closing(Spooled()) as body:
+            body.add(_body_of(flask.request))
+            asked = views.exchange.asked(asking, body)
+    except Refused as refused:
+        return _response(views.exchange.refused(refused))
+    if asked is None:
+        return view()
+    responses: list[flask.Response] = []
+    instead = views.deliver(asked, lambda: _played(views, view, responses))
+    return responses[0] if instead is None else _response(instead)
+
+
+def _played(views: Views, view: Callable[[], Any], responses: list[flask.Response]) -> Answer:
+    app = flask.current_app
+    try:
+        try:
+            response = app.make_response(view())
+        except Exception as error:  # noqa: BLE001 - Flask makes an answer of it, or raises it again
+            response = app.make_response(app.handle_user_exception(error))
+        responses.append(response)
+        return _captured(response, views)
+    except NotFinal:
+        raise
+    except Exception as error:
+        raise ServerFailed from error
+
+
+def _captured(response: flask.Response, views: Views) -> Answer:
+    if (response.mimetype or "").encode() == EVENT_STREAM and not views.exchange.event_streams:
+        # It may never end. Without being asked to, nobody keeps a claim for it.
+        raise NotFinal
+    response.direct_passthrough = False
+    found = captured(iter(response.iter_encoded()), views.exchange.body_max)
+    if not response.is_sequence:
+        # What was there keeps its own `close`, which the response calls at its end.
+        response.call_on_close(getattr(response.response, "close", lambda: None))
+        response.response = found.parts
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+    if found.whole is None:
+        return Answer(response.status_code, headers, cut=True)
+    return Answer(response.status_code, headers, found.whole)
+
+
+def request_of(request: Any) -> Request:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
+    return Request(request.method, request.root_path + request.path, request.query_string, headers, request)
+
+
+def _body_of(request: flask.Request) -> bytes:
+    known = vars(request)
+    if "stream" in known and "_cached_data" not in known:
+        raise UsageError(
+            "the body was read before its view (request.form, say), so that it cannot be compared any more. Put "
+            "@idempotent above what reads it, or use the middleware"
+        )
+    return request.get_data(cache=True)
+
+
+def _response(answer: Answer) -> flask.Response:
+    response = flask.Response(answer.body, status=answer.status)
+    response.headers.clear()
+    for name, value in answer.headers:
+        response.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+    return response
+
+
+def by_user(_request: Request) -> str | None:
+    """The caller is the user whom Flask-Login knows."""
+    try:
+        from flask_login import current_user
+    except ImportError as error:
+        raise UsageError("by_user asks Flask-Login, which is not installed. Pass a function as scope=") from error
+    if not current_user.is_authenticated:
+        raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
+    return str(current_user.get_id())

@@ -1,0 +1,51 @@
+"""Whose key it is: the caller of a request. There is no default, because a wrong one shows one tenant another's answer.
+
+A credential is stored as a keyed digest, never as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from onefold import UsageError
+from onefold.http._messages import Refused, Request
+
+ScopeOf = Callable[[Request], str | None]
+
+# Separates our digests from every other use of the same credential. It is no secret: give one with `secret=`.
+LABEL: Final = b"onefold scope"
+
+# 128 bits: two callers never share one.
+DIGEST_BYTES: Final = 16
+
+# What BLAKE2 takes.
+SECRET_MAX: Final = 64
+
+
+def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
+    """The caller is who sends this credential: `by_header("X-Api-Key")`. A request without it is refused.
+
+    `secret` is the key of the digest. Give one where credentials are short enough to be guessed, and keep it: with
+    another one every record is a stranger's.
+    """
+    key = secret.encode() if isinstance(secret, str) else secret
+    if len(key) > SECRET_MAX:
+        raise UsageError(f"secret= has {len(key)} bytes, and {SECRET_MAX} are the limit")
+
+    def of(request: Request) -> str | None:
+        values = request.headers(name)
+        if len(values) > 1:
+            raise Refused("caller_unknown", f"{name} was sent {len(values)} times: send it once")
+        credential = values[0].strip() if values else b""
+        if not credential:
+            raise Refused("caller_unknown", f"a request with a key needs {name}, which says whose key it is")
+        return hashlib.blake2b(LABEL + credential, digest_size=DIGEST_BYTES, key=key).hexdigest()
+
+    return of
+
+
+def single_tenant(_request: Request) -> str | None:
+    """Every caller is the same: whoever knows a key gets its answer. Only for a service with one client."""
+    return None

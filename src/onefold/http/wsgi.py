@@ -1,0 +1,283 @@
+"""WSGI: the Idempotency-Key header for Flask, Django, Pyramid and every other WSGI application.
+
+    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, guard=Guard(url), scope=by_header("X-Api-Key"))
+
+An answer that comes in parts is passed on live (by the server's `write`), and remembered at its end: the last part is
+sent, or the stream is ended, once it is remembered. A client that goes does not end what has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any, Unpack
+
+from onefold import AsyncGuard, Guard, OnefoldError, UsageError
+from onefold.http._exchange import Ask, Exchange, Options
+from onefold.http._keys import body_field, header_key
+from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
+from onefold.http._status import line_of
+from onefold.http.scopes import by_header, single_tenant
+
+__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "header_key", "single_tenant"]
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Callable[[bytes], object]]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class IdempotencyMiddleware:
+    """Guards the requests that name an Idempotency-Key. `docs/http.md` explains each argument."""
+
+    def __init__(self, app: App, *, guard: Guard | Any, **options: Unpack[Options]) -> None:
+        self.app = app
+        self.exchange = Exchange(**options)
+        self.guard = blocking(guard)
+        self._policy = self.exchange.policy(self.guard.policy)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        request = request_of(environ)
+        try:
+            if self.exchange.passes(request):
+                return self.app(environ, start_response)
+        except Refused as refused:
+            return answered(self.exchange.refused(refused), start_response)
+        with ExitStack() as closes:
+            body = closes.enter_context(closing(Spooled()))
+            try:
+                read_body(environ, body)
+                asked = self.exchange.asked(request, body)
+            except Refused as refused:
+                return answered(self.exchange.refused(refused), start_response)
+            environ = _with_body(environ, body)
+            if asked is None:
+                return _Until(self.app(environ, start_response), closes.pop_all())
+            performance = Performance(self.app, environ, start_response, self.exchange)
+            return _Until(self._guarded(asked, performance, start_response), closes.pop_all())
+
+    def _guarded(self, asked: Ask, performance: Performance, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            outcome = self.guard.run(
+                asked.operation,
+                asked.key,
+                performance.settled,
+                returns=Answer,
+                scope=asked.scope,
+                fingerprint=asked.fingerprint,
+                policy=self._policy,
+            )
+        except NotFinal:
+            return performance.rest()
+        except OnefoldError as error:
+            return performance.rest() if performance.is_seen else answered(self.exchange.refused(error), start_response)
+        if performance.is_seen or (outcome.value is performance.made and not outcome.replayed):
+            return performance.rest()
+        return answered(self.exchange.replay(outcome), start_response)
+
+
+def blocking(guard: Guard | Any) -> Guard:
+    """The guard, or one for what a guard takes."""
+    if isinstance(guard, AsyncGuard):
+        raise UsageError("a WSGI application needs a Guard, and this is an AsyncGuard: nobody would await it")
+    return guard if isinstance(guard, Guard) else Guard(guard)
+
+
+class Performance:
+    """One run of the application inside a claim: its answer is captured as it passes on, its end is held back."""
+
+    def __init__(self, app: App, environ: Environ, start_response: StartResponse, exchange: Exchange) -> None:
+        self._app = app
+        self._environ = environ
+        self._start_response = start_response
+        self._exchange = exchange
+        self._begun: tuple[Any, ...] = ()
+        # The server's, once the answer has begun.
+        self._write: Callable[[bytes], object] | None = None
+        # The whole answer was there when the application returned.
+        self._is_at_hand = False
+        self._held: list[bytes] = []
+        self._captured = bytearray()
+        self._cut = False
+        self._freed: Iterator[bytes] | None = None
+        self._client_gone = False
+        self._trouble: Exception | None = None
+        self._failure: Exception | None = None
+        # What is remembered, if it was made here.
+        self.made: Answer | None = None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the client has seen a part of the answer."""
+        return self._write is not None
+
+    def settled(self) -> Answer:
+        """Run it to its end: what is remembered of its answer. Raises `NotFinal` where nothing is."""
+        try:
+            self.made = self._exchange.settled(self._answer())
+        except ServerFailed as failure:
+            self.made = self._exchange.broken(failure)
+        return self.made
+
+    def _answer(self) -> Answer:
+        try:
+            answer = self._app(self._environ, self._start)
+            close = getattr(answer, "close", None)
+            parts = iter(answer)
+            self._is_at_hand = isinstance(answer, (list, tuple))
+            try:
+                for part in parts:
+                    if self._is_endless():
+                        self._freed = _chained([*self._held, part], parts, close)
+                        raise NotFinal
+                    self._take(part)
+            finally:
+                if close is not None and self._freed is None:
+                    close()
+        except NotFinal:
+            raise
+        except Exception as error:
+            self._failure = error
+            raise ServerFailed from error
+        if not self._begun:
+            self._failure = RuntimeError("the application did not call start_response")
+            raise ServerFailed from self._failure
+        status, headers = self._begun[:2]
+        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        return Answer(int(status[:3]), pairs, b"" if self._cut else bytes(self._captured), self._cut)
+
+    def rest(self) -> Iterable[bytes]:
+        """What was held back, for the server. Raises what the application raised."""
+        if self._failure is not None:
+            raise self._failure
+        if self._freed is not None:
+            self._start_response(*self._begun)
+            return self._freed
+        if self._write is None:
+            self._start_response(*self._begun)
+            return self._held
+        self._pass_on(self._held)
+        if self._trouble is not None:
+            raise self._trouble
+        return []
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        if exc_info is not None and self._write is not None:
+            # As every server does: an error after the beginning of the answer cannot become another answer.
+            raise exc_info[1].with_traceback(exc_info[2])
+        self._begun = (status, headers, exc_info) if exc_info is not None else (status, headers)
+        return self._take
+
+    def _take(self, part: bytes) -> None:
+        """Of a stream, pass each part on. Of what has a length, the newest part is held: it may be the last."""
+        if not part:
+            return
+        if len(self._captured) + len(part) > self._exchange.body_max:
+            self._cut = True
+            self._captured.clear()
+        if not self._cut:
+            self._captured += part
+        ready, self._held = self._held, [part]
+        if self._is_stream():
+            ready, self._held = [*ready, part], []
+        if ready:
+            if self._write is None:
+                self._write = self._start_response(*self._begun)
+            self._pass_on(ready)
+
+    def _pass_on(self, parts: list[bytes]) -> None:
+        assert self._write is not None
+        try:
+            for part in () if self._client_gone else parts:
+                self._write(part)
+        except OSError:
+            self._client_gone = True
+        except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
+            # A server's own way to say that the client has gone, or a failure on the way to it. What the handler did
+            # has happened all the same.
+            self._client_gone, self._trouble = True, error
+
+    def _is_stream(self) -> bool:
+        return not self._is_at_hand and not self._header("content-length")
+
+    def _is_endless(self) -> bool:
+        """It may never end. Without being asked to, nobody keeps a claim for it."""
+        if self._exchange.event_streams or self._write is not None:
+            return False
+        kind = self._header("content-type").partition(";")[0].strip().lower()
+        return kind.encode("latin-1") == EVENT_STREAM
+
+    def _header(self, name: str) -> str:
+        return next((value for key, value in self._begun[1] if key.lower() == name), "") if self._begun else ""
+
+
+class _Until:
+    """An answer, and what is closed after it."""
+
+    def __init__(self, parts: Iterable[bytes], closes: ExitStack) -> None:
+        self._parts = parts
+        self._closes = closes
+        close = getattr(parts, "close", None)
+        if close is not None:
+            closes.callback(close)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._parts)
+
+    def close(self) -> None:
+        self._closes.close()
+
+
+def _chained(first: list[bytes], rest: Iterator[bytes], close: Callable[[], None] | None) -> Iterator[bytes]:
+    try:
+        yield from first
+        yield from rest
+    finally:
+        if close is not None:
+            close()
+
+
+def request_of(environ: Environ) -> Request:
+    headers = [
+        (name[5:].replace("_", "-").encode("latin-1"), value.encode("latin-1"))
+        for name, value in environ.items()
+        if name.startswith("HTTP_")
+    ]
+    if environ.get("CONTENT_TYPE"):
+        headers.append((b"content-type", environ["CONTENT_TYPE"].encode("latin-1")))
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    query = environ.get("QUERY_STRING", "").encode("latin-1")
+    return Request(environ["REQUEST_METHOD"], path, query, headers, environ)
+
+
+def read_body(environ: Environ, body: Spooled) -> None:
+    """The whole body: as long as it says, or to its end where the server ends it. Of a part of one, nothing may run."""
+    stream, declared = environ["wsgi.input"], environ.get("CONTENT_LENGTH") or None
+    if declared is None and not environ.get("wsgi.input_terminated"):
+        if environ.get("HTTP_TRANSFER_ENCODING"):
+            # Two different bodies of this kind would look the same: as if there were none.
+            raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
+        return
+    if declared is not None and not declared.isdecimal():
+        raise Refused("body_incomplete", "Content-Length is no number.")
+    left = int(declared) if declared is not None else None
+    while left is None or left > 0:
+        chunk = stream.read(CHUNK if left is None else min(CHUNK, left))
+        if not chunk:
+            break
+        body.add(chunk)
+        left = None if left is None else left - len(chunk)
+    if left:
+        raise Refused("body_incomplete", f"{left} bytes of the body are missing. Nothing was processed.")
+
+
+def _with_body(environ: Environ, body: Spooled) -> Environ:
+    again = {**environ, "wsgi.input": body.file, "CONTENT_LENGTH": str(body.size)}
+    again.pop("HTTP_TRANSFER_ENCODING", None)
+    return again
+
+
+def answered(answer: Answer, start_response: StartResponse) -> list[bytes]:
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+    start_response(line_of(answer.status), headers)
+    return [answer.body]
