@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types services services-down simulate soak bench-quick docs format wheel clean
+.PHONY: help demo test test-more lint types services services-down simulate soak bench-quick docs format wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: $(READY)  ## the double charge, made real: without a guard, and with one
 
 test: $(READY)  ## all everyday tests, the simulator among them
 	$(BIN)/python -m pytest $(ARGS)
+
+test-more: $(READY)  ## the contract on further servers and drivers of the same kind
+	$(BIN)/python -m pytest -m more $(ARGS)
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -36,7 +39,8 @@ simulate: $(READY)  ## every interleaving, deeper than in `make test`, with prog
 	$(BIN)/onefold simulate --deep $(ARGS)
 
 soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
-	$(BIN)/onefold simulate $(if $(SHORT),,--deep) $(ARGS)
+	$(if $(SHORT),,$(BIN)/python -m pytest -m more)
+	$(if $(SHORT),,$(BIN)/onefold simulate --deep $(ARGS))
 	$(BIN)/python -m bench.soak --store all $(if $(SHORT),--short --strike-server)
 	$(if $(SHORT),,$(BIN)/python -m bench.soak --store postgres --store mariadb --store redis --strike-server)
 

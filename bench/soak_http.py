@@ -21,6 +21,8 @@ from onefold import AsyncGuard, Guard
 from onefold.http import asgi, wsgi
 from onefold.http.asgi import single_tenant
 
+PROJECT: Final = Path(__file__).parent.parent
+
 MEGABYTE: Final = 1 << 20
 
 # Beyond what it had before: the parts under way, and the remembered head of an answer. Far less than a body.
@@ -80,10 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def soak(name: str, command: Sequence[str], megabytes: int, folder: Path) -> list[str]:
     """What did not hold."""
     # Beside the tests: a server on a free port, which is gone in the end.
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    sys.path.insert(0, str(PROJECT / "tests"))
     from http_service.process import started
 
-    options = {"PYTHONPATH": str(Path(__file__).parent.parent), "SOAK_HTTP_STORE": f"sqlite:///{folder}/records.db"}
+    paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(PROJECT)])
+    options = {"PYTHONPATH": paths, "SOAK_HTTP_STORE": f"sqlite:///{folder}/records.db"}
     size = megabytes * MEGABYTE
     with (
         started(

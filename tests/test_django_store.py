@@ -73,6 +73,7 @@ class InThreadsThatEnd(DjangoStore):
                 connections[self.alias].close()
 
 
+@pytest.mark.more
 class TestSqlite(OnDjango):
     database = "sqlite"
 
@@ -81,6 +82,7 @@ class TestPostgres(OnDjango):
     database = "postgres"
 
 
+@pytest.mark.more
 class TestMariaDb(OnDjango):
     database = "mariadb"
 

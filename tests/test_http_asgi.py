@@ -242,6 +242,34 @@ def test_a_sender_that_breaks_does_not_end_what_has_started(at: int, error: Exce
     in_time(story())
 
 
+def test_who_looks_for_the_client_does_not_see_it_go() -> None:
+    async def story() -> None:
+        goes_on = asyncio.Event()
+
+        async def parts() -> Any:
+            yield b"one "
+            await goes_on.wait()
+            yield b"two"
+
+        async def stream(_request: Request) -> Response:
+            return StreamingResponse(parts())
+
+        middleware = guarded(Starlette(routes=[Route("/pay", stream, methods=["POST"])]))
+        visitor = Visitor(middleware)
+        running = asyncio.ensure_future(visitor.visit())
+        await until(lambda: visitor.body == b"one ")
+        visitor.go()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        goes_on.set()
+        await running
+        again = await Visitor(middleware).visit()
+
+        assert (again.is_replay, again.body) == (True, b"one two")
+
+    in_time(story())
+
+
 def test_a_client_that_goes_in_the_middle_of_its_body_runs_nothing() -> None:
     async def story() -> None:
         app = App()
@@ -437,23 +465,39 @@ def test_who_has_lost_its_claim_is_told_and_finds_the_other_ones_answer() -> Non
     in_time(story())
 
 
-def test_a_handler_that_is_cancelled_with_its_claim_gets_the_same_answer() -> None:
+def test_who_has_lost_its_claim_in_the_middle_of_its_answer_gets_it_to_the_end() -> None:
+    async def story() -> None:
+        store = AsyncProxyStore()
+
+        async def not_ours(*_: Any) -> bool:
+            return False
+
+        store.inner.finish = not_ours  # type: ignore[method-assign]
+        visitor = await Visitor(guarded(App(), guard=AsyncGuard(store))).visit()
+
+        assert (visitor.status, visitor.body, visitor.ended) == (201, b"run 1", True)
+
+    in_time(story())
+
+
+def test_a_handler_that_is_cancelled_with_its_claim_comes_to_its_end_before_that_is_told() -> None:
     async def story() -> None:
         store = AsyncProxyStore()
         store.down.update({"extend", "extend_all"})
-        cancelled = []
+        told_before: list[bool] = []
 
         async def forever() -> None:
             try:
                 await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.append(True)
-                raise
+            finally:
+                await asyncio.sleep(0.02)
+                told_before.append(bool(visitor.sent))
 
         policy = Policy(lease=0.1, cancel_when_lost=True)
-        visitor = await Visitor(guarded(App(begin=forever), guard=AsyncGuard(store, policy=policy))).visit()
+        visitor = Visitor(guarded(App(begin=forever), guard=AsyncGuard(store, policy=policy)))
+        await visitor.visit()
 
-        assert (visitor.status, json.loads(visitor.body)["code"], cancelled) == (409, "claim_lost", [True])
+        assert (visitor.status, json.loads(visitor.body)["code"], told_before) == (409, "claim_lost", [False])
 
     in_time(story())
 

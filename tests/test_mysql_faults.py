@@ -49,7 +49,7 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(params=COLOURS)
-def worker(request: pytest.FixtureRequest, proxy: Proxy, dialect: Mysql) -> Iterator[Worker]:
+def worker(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Worker]:
     worker = request.param(proxy.url())
     yield worker
     worker.close()
@@ -151,6 +151,7 @@ OPERATIONS: dict[str, Callable[[Callable[..., Any], Entry, Entry], Any]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.usefixtures("dialect")
 def test_an_operation_whose_reply_is_lost_is_sent_again_and_has_one_effect(
     worker: Worker, proxy: Proxy, operation: str
 ) -> None:

@@ -29,7 +29,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=[MARIADB, MYSQL], ids=["with RETURNING", "without RETURNING"], autouse=True)
+@pytest.fixture(params=[MARIADB, MYSQL], ids=["with RETURNING", "without RETURNING"])
 def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mysql:
     found: Mysql = request.param
     for module in (mysql, pymysql, asyncmy):
@@ -168,6 +168,19 @@ def delivered(worker: Worker, url: str, level: str) -> Outcome[Any]:
                 worker.on(connection, ROLLBACK)
 
 
+def test_duplicates_of_what_is_done_do_not_wait_for_each_other(ledger: Ledger, colour: type[Worker]) -> None:
+    """Each of them locks the record till the end of its transaction, but lets others do the same."""
+    with workers(1, lambda: colour(never_opened)) as (worker,), worker.connection(ledger.url) as first:
+        worker.within(first, "m1", Handler("receipt"))
+        worker.on(first, COMMIT)
+        with worker.connection(ledger.url) as second:
+            worker.on(second, "SET SESSION innodb_lock_wait_timeout = 1")
+
+            outcomes = [worker.within(connection, "m1", Handler()) for connection in (first, second, first)]
+
+    assert [one.value for one in outcomes] == ["receipt"] * 3
+
+
 # Deadlocks of the handlers' own.
 
 
@@ -282,6 +295,7 @@ def test_many_workers_on_few_keys_keep_the_sum_exact(ledger: Ledger, level: str,
     assert set(ledger.records) <= set(keys)
 
 
+@pytest.mark.usefixtures("dialect")
 def test_overlapping_batches_in_opposite_order_never_wait_for_each_other_in_a_circle(
     ledger: Ledger, colour: type[Worker], threads: ThreadPoolExecutor
 ) -> None:
@@ -306,6 +320,7 @@ def test_overlapping_batches_in_opposite_order_never_wait_for_each_other_in_a_ci
     )
 
 
+@pytest.mark.usefixtures("dialect")
 def test_a_purge_passes_by_what_somebody_works_on(ledger: Ledger, colour: type[Worker]) -> None:
     with workers(2, lambda: colour(ledger.url)) as (worker, other), other.connection(ledger.url) as connection:
         for number in range(5):

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from mysql_wallet import COLOURS, Ledger, Worker
+from mysql_wallet import COLOURS, Ledger, Worker, connected
 from onefold import StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, State
 from onefold.stores import mysql
 from onefold.stores._mysql_text import filled
-from onefold.stores._sql_dialect import Ask
+from onefold.stores._pymysql_links import PymysqlLink
+from onefold.stores._sql_dialect import Ask, carry
 from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
 from onefold.stores.base import Query
 from onefold.stores.mysql import AsyncMysqlStore, MysqlStore, apply_schema, describe_schema
@@ -85,6 +86,7 @@ class TestContractWithoutReturning(StoreContract):
         return MysqlStore(self.url, dialect=MYSQL)
 
 
+@pytest.mark.more
 class TestAsyncContractWithoutReturning(AsyncStoreContract):
     """MySQL's way, awaited."""
 
@@ -316,6 +318,17 @@ def test_a_part_of_an_address_that_is_too_long_is_refused_and_never_cut(ledger: 
                 store.claim(entry(address=address))
 
     assert ledger.records == []
+
+
+def test_the_character_set_of_the_connection_does_not_matter(ledger: Ledger) -> None:
+    with closing(MysqlStore(ledger.url)) as store, connected(ledger.url, autocommit=True) as connection:
+        mine = entry()
+        store.claim(mine)
+        with connection.cursor() as cursor:
+            cursor.execute("SET character_set_connection = utf16, collation_connection = utf16_bin")
+
+        assert carry(MARIADB.extend(claim_of(mine)), PymysqlLink(connection)) is True
+        assert carry(MARIADB.extend_all([claim_of(mine)]), PymysqlLink(connection)) == [True]
 
 
 def test_a_person_can_read_the_records(ledger: Ledger) -> None:

@@ -9,10 +9,7 @@ import pytest
 from onefold.stores.base import AsyncStore, Store
 from onefold.stores.postgres import open_async_store, open_store
 from onefold.testing import AsyncStoreContract, StoreContract
-
-
-def through_asyncpg(url: str) -> str:
-    return url.replace("postgresql://", "postgresql+asyncpg://")
+from postgres_tools import through_asyncpg
 
 
 class TestPsycopg(StoreContract):

@@ -42,18 +42,22 @@ class TestRedisAwaited(Awaited):
     server = "redis"
 
 
+@pytest.mark.more
 class TestValkey(Blocking):
     server = "valkey"
 
 
+@pytest.mark.more
 class TestValkeyAwaited(Awaited):
     server = "valkey"
 
 
+@pytest.mark.more
 class TestRedisCluster(Blocking):
     server = "redis_cluster"
 
 
+@pytest.mark.more
 class TestRedisClusterAwaited(Awaited):
     server = "redis_cluster"
 

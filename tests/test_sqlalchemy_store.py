@@ -68,12 +68,14 @@ class WithItsEngine(AsyncSqlAlchemyStore):
         await self.engine.dispose()
 
 
+@pytest.mark.more
 class TestSqlite(OnAnEngine):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> Iterator[None]:
         yield from self.on(f"sqlite:///{tmp_path / 'records.db'}")
 
 
+@pytest.mark.more
 class TestAsyncSqlite(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:
@@ -92,12 +94,14 @@ class TestAsyncpg(OnAnAsyncEngine):
         self.url = postgres_url.replace("postgresql:", "postgresql+asyncpg:")
 
 
+@pytest.mark.more
 class TestPymysql(OnAnEngine):
     @pytest.fixture(autouse=True)
     def place(self, mysql_url: str) -> Iterator[None]:
         yield from self.on(mysql_url.replace("mysql:", "mysql+pymysql:"))
 
 
+@pytest.mark.more
 class TestAsyncmy(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
     def place(self, mysql_url: str) -> None:

@@ -106,7 +106,7 @@ class PymysqlLink:
         with self._cursor() as cursor:
             cursor.execute(text)
             rows = cursor.fetchall() if ask.rows else ()
-            if ask.rows and cursor.description[-1][0] == "@@in_transaction":
+            if ask.rows and cursor.description[-1][0] == "nothing":
                 # PyMySQL takes no flags from an answer with rows.
                 opened = IN_TRANSACTION if int(rows[0][-1]) else 0
                 self.connection.server_status = self.connection.server_status & ~IN_TRANSACTION | opened
