@@ -239,3 +239,30 @@ def test_the_key_for_others_depends_on_scope_operation_key_and_name(store: Memor
     ]
 
     assert len({key for pair in pairs for key in pair}) == 16
+
+
+def test_words_that_not_every_store_can_keep_are_written_out() -> None:
+    class Unstorable(Exception):
+        """Its words hold what PostgreSQL refuses, and what UTF-8 cannot say."""
+
+    class Codec:
+        def check(self, _type: Any) -> None: ...
+
+        def encode(self, _value: Any, _type: Any) -> bytes:
+            raise Unstorable("nul \0, half \ud800")
+
+        def decode(self, _stored: bytes, _type: Any) -> Any: ...
+
+    with Guard("memory:", codec=Codec()) as guard:
+        guard.run("charge", "pay_1", lambda: "receipt")
+        kept = guard.read("charge", "pay_1")
+    with Guard("memory:", policy=HOLD) as guard:
+        with pytest.raises(TimeoutError):
+            guard.run("charge", "pay_1", Handler(error=TimeoutError()))
+        guard.resolve("charge", "pay_1", done(), by="ada\0", reason="why \udfff")
+        resolved = guard.read("charge", "pay_1")
+
+    assert kept is not None
+    assert resolved is not None
+    assert kept.remark == "nul \\0, half \\ud800"
+    assert resolved.remark.endswith("by ada\\0: why \\udfff")

@@ -6,7 +6,7 @@ from onefold import _decide
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX
 from onefold._model import Claim, Done, Ending, Entry, Failed, Record, Resolution, State
 from onefold._steps import Claiming, Flow, Reading, Releasing
-from onefold._work import Work, done, failed, refused
+from onefold._work import Work, done, failed, plain, refused
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
 
@@ -62,7 +62,7 @@ def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason
         bypasses=found.bypasses,
         fingerprint=found.fingerprint,
         notes=found.notes if ending is None else None,
-        remark=f"resolved as {type(resolution).__name__.lower()} by {by}: {reason}",
+        remark=plain(f"resolved as {type(resolution).__name__.lower()} by {by}: {reason}"),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
 

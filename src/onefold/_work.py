@@ -63,13 +63,18 @@ def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | No
         try:
             stored = work.codec.encode(value, work.returns)
         except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
-            why = str(error)
+            why = plain(str(error))
         else:
             if len(stored) <= work.policy.result_bytes_max:
                 return stored, None
             why = f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
     work.tell(Kind.OMITTED, work.asked.address, attempt, why)
     return None, why
+
+
+def plain(text: str) -> str:
+    """Text that every store can keep: some know no NUL, and none half a surrogate."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def stored_error(work: Work, found: Record) -> Exception:

@@ -19,6 +19,7 @@ CLIENTS: Final = {
     "asyncpg": "onefold.stores.postgres",
     "boto3": "onefold.stores.dynamodb",
     "botocore": "onefold.stores.dynamodb",
+    "psycopg": "onefold.stores.postgres",
     "psycopg_pool": "onefold.stores.postgres",
     "redis": "onefold.stores.redis",
     "sqlalchemy": "onefold.stores.sqlalchemy",
