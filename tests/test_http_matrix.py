@@ -21,9 +21,14 @@ from http_service.wire import Raw, Wire, post_of
 from services.postgres import Database
 from services.servers import Server
 
-# Every framework on SQLite; the other stores where a framework's own way to wait and to stream meets them.
-PLACES = [(framework, "sqlite") for framework in SERVERS]
-PLACES += [(framework, store) for store in ("redis", "postgres") for framework in ("asgi", "wsgi", "django", "flask")]
+# Every day every framework on SQLite, and each other store with one framework of either colour; the rest is for
+# `make test-more`.
+EVERY_DAY = [(framework, "sqlite") for framework in SERVERS] + [("asgi", "redis"), ("django", "postgres")]
+MORE = [(framework, store) for store in ("redis", "postgres") for framework in ("asgi", "wsgi", "django", "flask")]
+PLACES = [
+    *(pytest.param(place, id="-".join(place)) for place in EVERY_DAY),
+    *(pytest.param(place, id="-".join(place), marks=pytest.mark.more) for place in MORE if place not in EVERY_DAY),
+]
 
 # A view's answer is read to its end before it is sent.
 BUFFERED = {"django", "flask"}
@@ -43,7 +48,7 @@ def http_postgres_url(postgres: Server) -> Iterator[str]:
     database.drop()
 
 
-@pytest.fixture(scope="module", params=PLACES, ids="-".join)
+@pytest.fixture(scope="module", params=PLACES)
 def framework_and_service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Service]]:
