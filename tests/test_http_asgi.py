@@ -472,7 +472,7 @@ def test_who_has_lost_its_claim_in_the_middle_of_its_answer_gets_it_to_the_end()
         async def not_ours(*_: Any) -> bool:
             return False
 
-        store.inner.finish = not_ours  # type: ignore[method-assign]
+        store.inner.finish = not_ours  # type: ignore[assignment, method-assign]
         visitor = await Visitor(guarded(App(), guard=AsyncGuard(store))).visit()
 
         assert (visitor.status, visitor.body, visitor.ended) == (201, b"run 1", True)

@@ -266,8 +266,11 @@ def test_a_request_that_cannot_be_written_is_not_retried() -> None:
 def test_a_certificate_that_is_broken_stays_broken(server: Scripted) -> None:
     with requests.Session() as session:
         session.mount("https://", Adapter(retries=QUICK))
-        with pytest.raises(requests.exceptions.SSLError):
+        with pytest.raises(requests.exceptions.SSLError) as raised:
             session.post(server.url.replace("http:", "https:"), data=b"{}")
+
+    error: Any = raised.value
+    assert len(error.onefold.attempts) == 1
 
 
 def test_a_body_that_can_be_read_once_is_sent_in_whole_each_time(server: Scripted, client: Any) -> None:

@@ -99,6 +99,8 @@ def test_what_a_view_raises_as_an_answer_is_remembered_and_rolls_back(send: Send
     assert missing[0].content == missing[1].content
     assert replays(*missing, *denied) == [False, True, False, False]
     assert service.effects(send.name) == 3
+    # Whoever stands around the view sees what it raised.
+    assert service.effects(f"{send.name}-seen") == 3
     assert send.rows() == 0
 
 
@@ -136,6 +138,7 @@ def test_an_async_stream_and_an_async_view_are_guarded_on_asgi(
     if "asgi" not in place[0]:
         pytest.skip("async streams belong to ASGI")
 
+    before = len(service.log())
     streams = [send("/middleware/events", key=f"{send.name}-1") for _ in range(2)]
     views = [send("/middleware/awaited", key=f"{send.name}-2") for _ in range(2)]
 
@@ -143,6 +146,8 @@ def test_an_async_stream_and_an_async_view_are_guarded_on_asgi(
     assert [(one.status_code, one.text) for one in views] == [(201, f"{send.name}-2")] * 2
     assert replays(*streams, *views) == [False, True] * 2
     assert service.effects(send.name) == 2
+    # As Django warns of a stream that it has to read in the event loop.
+    assert "synchronous iterator" not in service.log()[before:]
 
 
 # Django REST framework.

@@ -113,7 +113,15 @@ def of_two(payment: Payment, more: int) -> Receipt:
     return Receipt(id=more, amount=payment.amount)
 
 
-@pytest.mark.parametrize("endpoint", [Called(), functools.partial(of_two, more=7)], ids=["object", "partial"])
+async def awaited(payment: Payment, more: int) -> Receipt:
+    return of_two(payment, more)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [Called(), functools.partial(of_two, more=7), functools.partial(awaited, more=7)],
+    ids=["object", "partial", "async partial"],
+)
 def test_an_endpoint_may_be_any_callable(router: APIRouter, endpoint: Any) -> None:
     router.add_api_route("/pay", endpoint, methods=["POST"])
 
@@ -157,6 +165,22 @@ def test_a_large_body_reaches_the_endpoint(router: APIRouter) -> None:
 
     assert (first.json(), second.json(), other.status_code) == (2_000_000, 2_000_000, 422)
     assert replays([first, second]) == [False, True]
+
+
+def test_a_route_that_is_made_again_of_another_ones_endpoint_is_guarded_once(bank: Bank) -> None:
+    route_class = idempotent_route(guard=AsyncGuard("memory:"), scope=single_tenant)
+
+    async def pay() -> Receipt:
+        return bank.pay(1)
+
+    # As `include_router` did in older versions.
+    first = route_class("/pay", pay, methods=["POST"])
+    again = route_class("/pay", first.endpoint, methods=["POST"])
+    app = FastAPI()
+    app.router.routes.append(again)
+
+    assert replays(sent(app, {}, {})) == [False, True]
+    assert bank.paid == [1]
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -237,6 +261,18 @@ def test_an_argument_of_the_endpoint_is_the_caller(bank: Bank) -> None:
     assert replays(answers) == [False, False, True, False]
     assert (answers[3].status_code, answers[3].json()["code"]) == (400, "caller_unknown")
     assert bank.paid == [1, 1]
+
+
+def test_an_argument_that_is_nobody_is_no_caller() -> None:
+    router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), scope=by_argument("user")))
+
+    @router.post("/pay")
+    async def pay(user: str | None = Depends(lambda: None)) -> None:
+        raise AssertionError
+
+    (refused,) = sent(app_of(router), {})
+
+    assert (refused.status_code, refused.json()["code"]) == (400, "caller_unknown")
 
 
 def test_an_argument_that_the_endpoint_does_not_have_is_a_bug() -> None:
@@ -439,6 +475,35 @@ def test_a_handler_that_has_lost_its_claim_is_told() -> None:
         visitor = await Visitor(app_of(router)).visit()
 
         assert (visitor.status, json.loads(visitor.body)["code"]) == (409, "claim_lost")
+
+    in_time(story())
+
+
+def test_a_claim_that_is_lost_in_the_middle_of_a_stream_does_not_end_the_stream() -> None:
+    async def story() -> None:
+        store, goes_on = AsyncProxyStore(), asyncio.Event()
+        store.down.update({"extend", "extend_all"})
+        guard = AsyncGuard(store, policy=Policy(lease=0.1, cancel_when_lost=True))
+        router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"one "
+            await goes_on.wait()
+            yield b"two"
+
+        @router.post("/pay")
+        async def pay() -> StreamingResponse:
+            return StreamingResponse(parts())
+
+        visitor = Visitor(app_of(router))
+        running = asyncio.ensure_future(visitor.visit())
+        while visitor.body != b"one ":  # noqa: ASYNC110 - what is waited for knows nothing of us
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        goes_on.set()
+        await running
+
+        assert (visitor.body, visitor.ended) == (b"one two", True)
 
     in_time(story())
 

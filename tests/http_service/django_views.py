@@ -67,6 +67,10 @@ def authentication(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
         request.user = User(pk=int(name), username=name) if name else AnonymousUser()
         return get_response(request)
 
+    def process_exception(request: Any, error: Exception) -> None:
+        note(f"seen {request.GET['name']}-seen {type(error).__name__}")
+
+    handle.process_exception = process_exception  # type: ignore[attr-defined]
     return handle
 
 

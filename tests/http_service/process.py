@@ -64,7 +64,8 @@ def serving(framework: str, store: str, folder: Path) -> Iterator[Service]:
     """The service of that framework, with its records in that store."""
     (folder / "effects").touch()
     config = {"store": store, "effects": str(folder / "effects")}
-    environment = {"ONEFOLD_HTTP_SERVICE": json.dumps(config)}
+    # A warning that was shown once is shown again to the next test.
+    environment = {"ONEFOLD_HTTP_SERVICE": json.dumps(config), "PYTHONWARNINGS": "always"}
     with started([sys.executable, "-m"], lambda port: command(framework, port), folder, environment) as service:
         yield service
 

@@ -159,7 +159,8 @@ class _Visit:
                 answer: Answer | NotFinal = await performance.settled()
             except NotFinal as unsettled:
                 answer = unsettled
-            if self._claimed is None or self._answer.done() or self._claimed.done():
+            if self._claimed is None or self._claimed.done():
+                # Never claimed, a replay, a refusal, or a claim that was lost on the way.
                 await performance.end()
                 return
             if isinstance(answer, NotFinal):
@@ -243,16 +244,10 @@ def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _called(endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    if is_async(endpoint):
+    # The second: of an object that is called.
+    if inspect.iscoroutinefunction(endpoint) or inspect.iscoroutinefunction(type(endpoint).__call__):
         return await endpoint(**arguments)
     return await run_in_threadpool(endpoint, **arguments)
-
-
-def is_async(endpoint: Any) -> bool:
-    """Also for a partial, and for an object that is called."""
-    while isinstance(endpoint, functools.partial):
-        endpoint = endpoint.func
-    return inspect.iscoroutinefunction(endpoint) or inspect.iscoroutinefunction(type(endpoint).__call__)
 
 
 def _response(answer: Answer) -> Response:
