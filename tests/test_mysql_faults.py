@@ -448,8 +448,7 @@ def test_a_cancelled_task_breaks_its_connection_and_leaves_nothing(ledger: Ledge
 
 
 def test_a_pool_that_is_used_up_says_so(ledger: Ledger) -> None:
-    store = MysqlStore(f"{ledger.url}?pool_size=1")
-    store._pool._patience = store._lending._patience = 0.1  # type: ignore[attr-defined]
+    store = MysqlStore(f"{ledger.url}?pool_size=1&pool_timeout=0.1s")
     found: list[Record | None] = []
 
     with store.transaction() as transaction:

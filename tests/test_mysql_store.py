@@ -224,7 +224,7 @@ def test_many_that_start_together_make_one_schema(ledger: Ledger) -> None:
 def test_the_previous_version_migrates_forward_and_both_work_on_it(ledger: Ledger) -> None:
     for statement in MYSQL.versions[0]:
         ledger.execute(statement)
-    careful = MysqlStore(f"{ledger.url}?auto_schema=false")
+    careful = MysqlStore(f"{ledger.url}?auto_schema=no")
     assert careful.claim(entry("by the old form")) is None
     assert ledger.rows("SELECT version FROM onefold_schema") == [(1,)]
 
@@ -249,7 +249,7 @@ def test_a_schema_that_was_left_half_made_is_completed(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("colour", COLOURS)
 def test_without_auto_schema_missing_tables_are_not_made(ledger: Ledger, colour: type[Worker]) -> None:
-    worker, handler = colour(f"{ledger.url}?auto_schema=false"), Handler()
+    worker, handler = colour(f"{ledger.url}?auto_schema=no"), Handler()
 
     with pytest.raises(StoreUnavailable, match="`onefold schema URL --apply`"):
         worker.run("pay_1", handler)
@@ -270,7 +270,7 @@ def test_the_schema_command_describes_and_applies(ledger: Ledger) -> None:
     for statement in described.split(";\n")[:-1]:
         ledger.execute(statement)
     assert ledger.rows("SHOW CREATE TABLE onefold_records") == made
-    with closing(MysqlStore(f"{ledger.url}?auto_schema=false")) as store:
+    with closing(MysqlStore(f"{ledger.url}?auto_schema=no")) as store:
         assert store.claim(entry()) is None
 
 

@@ -139,6 +139,9 @@ WAYS_TO_END_IT: dict[str, str | Call] = {
     "START TRANSACTION": " start  transaction",
     "a new table": "CREATE OR REPLACE TABLE drafts (number INTEGER)",
     "a changed table": "ALTER TABLE payments COMMENT = 'changed'",
+    "locked tables": "LOCK TABLES wallet WRITE",
+    "a chain": "COMMIT AND CHAIN",
+    "upkeep": "ANALYZE TABLE wallet",
 }
 
 
@@ -168,20 +171,42 @@ def test_a_handler_that_ends_the_transaction_by_itself_is_told_whatever_it_does_
     assert {"failed", "done"} & set(ledger.records) == {"done"}
 
 
+@pytest.mark.parametrize("value", [None, "receipt"])
+def test_a_handler_that_closes_the_connection_is_told(worker: Worker, ledger: Ledger, value: str | None) -> None:
+    def handler(tx: Any) -> Working:
+        yield from add(tx)
+        yield Call("close" if isinstance(worker, Blocking) else "ensure_closed")
+        return value
+
+    with pytest.raises(UsageError, match="the handler ended the transaction by itself"):
+        worker.transactional("m1", handler)
+
+    assert not worker.transactional("m1", add).replayed
+    assert ledger.now == (10, ["m1"])
+
+
 def failing(tx: Any) -> Working:
     yield from add(tx, 1_000)
     raise ValueError("no")
 
 
-def test_a_handler_that_ends_the_transaction_and_raises_is_told_besides_its_own_error(worker: Worker) -> None:
+@pytest.mark.parametrize("way", ["commit", "autocommit", "locked tables"])
+def test_a_handler_that_ends_the_transaction_and_raises_is_told_besides_its_own_error(
+    worker: Worker, ledger: Ledger, way: str
+) -> None:
     def handler(tx: Any) -> Working:
-        yield Call("commit")
+        yield WAYS_TO_END_IT[way]
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine") as raised:
         worker.transactional("m1", handler)
 
     assert "ended the transaction by itself" in raised.value.__notes__[0]
+    # The next one gets a connection that nobody has changed.
+    assert not worker.transactional("m2", add).replayed
+    with pytest.raises(ValueError, match="no"):
+        worker.transactional("m3", failing)
+    assert "m3" not in ledger.records
 
 
 # What it costs.

@@ -138,7 +138,8 @@ def test_every_way_to_be_in_a_transaction_will_do(worker: Worker, ledger: Ledger
     assert ledger.now == (10, ["m1"])
 
 
-def test_a_transaction_that_a_deadlock_has_ended_is_none(worker: Worker, ledger: Ledger) -> None:
+@pytest.mark.parametrize("way", ["one", "many"])
+def test_a_transaction_that_a_deadlock_has_ended_is_none(worker: Worker, ledger: Ledger, way: str) -> None:
     """The server says nothing of it with its error, and the driver still believes in the transaction."""
     handler = Handler()
     with (
@@ -150,7 +151,7 @@ def test_a_transaction_that_a_deadlock_has_ended_is_none(worker: Worker, ledger:
             worker.do(connection, deadlocking(other))
 
         with pytest.raises(NotInTransaction):
-            worker.within(connection, "m1", handler)
+            worker.within(connection, "m1", handler) if way == "one" else worker.fresh(connection, ["m1", "m2"])
 
     assert (handler.starts, ledger.now) == (0, (0, []))
 
@@ -390,6 +391,21 @@ def test_a_read_before_shows_an_old_snapshot_and_the_record_is_found_all_the_sam
     outcome = worker.within(connection, "m1", handler)
 
     assert (outcome.replayed, outcome.value, handler.starts) == (True, "receipt", 0)
+
+
+@pytest.mark.usefixtures("dialect")
+def test_a_batch_after_a_read_finds_what_is_newer_than_the_snapshot(
+    worker: Worker, connection: Any, ledger: Ledger
+) -> None:
+    worker.fresh(connection, ["earlier"])
+    worker.on(connection, COMMIT, "SELECT * FROM onefold_records")
+    with worker.connection(ledger.url) as other:
+        worker.fresh(other, ["m1"])
+        worker.on(other, COMMIT)
+
+    fresh = worker.fresh(connection, ["m1", "m2"])
+
+    assert (fresh.new, fresh.seen) == (["m2"], ["m1"])
 
 
 # The rest.

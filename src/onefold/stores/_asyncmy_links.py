@@ -76,6 +76,10 @@ class Watched(_Connection):  # type: ignore[misc]
         await self._seen(super().rollback())
         self.watch.ended()
 
+    def close(self) -> None:
+        self.watch.ended()
+        super().close()
+
     async def _seen(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
@@ -212,9 +216,6 @@ class TransactionLink(OwnLink):
     """For transactions: the first statement begins one."""
 
     async def begin(self) -> None:
-        # A handler before may have changed it.
-        if self.connection.get_autocommit():
-            await self.connection.autocommit(False)
         self.connection.server_status |= IN_TRANSACTION
         self.connection.watch.begin()
         self._begun = True

@@ -18,7 +18,8 @@ class MysqlTransaction(SqlTransaction):
             # After a deadlock there is no savepoint any more.
             self.check_open()
         elif self._begun:
-            self.link.connection.watch.note(error)
+            connection = self.link.connection
+            connection.watch.note(error, in_transaction=connection.in_transaction())
         return super().rollback(error, to_savepoint=to_savepoint)
 
 
@@ -34,5 +35,6 @@ class AsyncMysqlTransaction(AsyncSqlTransaction):
         if self._begun and to_savepoint:
             await self.check_open()
         elif self._begun:
-            self.link.connection.watch.note(error)
+            connection = self.link.connection
+            connection.watch.note(error, in_transaction=connection.in_transaction())
         return await super().rollback(error, to_savepoint=to_savepoint)

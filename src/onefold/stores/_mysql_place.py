@@ -6,10 +6,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from onefold._checks import did_you_mean, finite, one_of, positive
+from onefold._checks import did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
 from onefold.stores._open import without_password
-from onefold.stores._sql_pool import SIZE
+from onefold.stores._sql_pool import PATIENCE, SIZE
 
 if TYPE_CHECKING:
     import ssl
@@ -22,7 +22,7 @@ TLS_MODES: Final = ("disabled", "preferred", "required", "verify-ca", "verify-id
 ISOLATIONS: Final = ("read-committed", "repeatable-read", "serializable")
 
 OPTIONS: Final = (
-    *("pool_size", "connect_timeout", "read_timeout", "auto_schema", "isolation", "unix_socket"),
+    *("pool_size", "pool_timeout", "connect_timeout", "read_timeout", "auto_schema", "isolation", "unix_socket"),
     *("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key"),
 )
 
@@ -47,6 +47,7 @@ class Place(NamedTuple):
     connect_timeout: float
     read_timeout: float
     pool_size: int
+    pool_timeout: float
     auto_schema: bool
     isolation: str | None
     tls_mode: str
@@ -93,7 +94,8 @@ def place_of(url: str, driver: str) -> Place:
         connect_timeout=_duration(found, "connect_timeout", CONNECT_TIMEOUT),
         read_timeout=_duration(found, "read_timeout", READ_TIMEOUT),
         pool_size=_pool_size(found.get("pool_size", str(SIZE))),
-        auto_schema=one_of(found.get("auto_schema", "true"), ("true", "false"), "auto_schema") == "true",
+        pool_timeout=_duration(found, "pool_timeout", PATIENCE),
+        auto_schema=yes_or_no(found.get("auto_schema", "yes"), "auto_schema"),
         isolation=None if isolation is None else one_of(isolation, ISOLATIONS, "isolation"),
         tls_mode=tls_mode,
         tls=tls,

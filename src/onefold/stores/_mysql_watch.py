@@ -18,15 +18,19 @@ from onefold.stores._sql_links import Kind
 # The flag of the server's answers that says whether a transaction is open.
 IN_TRANSACTION: Final = 1
 
-# These commit what is open, and open another: the flag does not show it.
-_BEGINS: Final = re.compile(r"\s*(BEGIN|START\s+TRANSACTION)\s*(;|$|WORK|READ|WITH)", re.IGNORECASE)
+# These end what is open, and the flag does not show it: another one is open afterwards, or the answer brings no flag.
+_ENDS: Final = re.compile(
+    r"\s*(BEGIN(?!\s+NOT)|START\s+TRANSACTION|(COMMIT|ROLLBACK)(\s+WORK)?\s+AND|LOCK\s+TABLES?|"
+    r"(ANALYZE|OPTIMIZE|REPAIR|CHECK)\s+(\w+\s+)?TABLE)\b",
+    re.IGNORECASE,
+)
 
 
 class Watch:
     """Of one connection: what happened since its transaction was begun."""
 
     def __init__(self) -> None:
-        # Nobody knows any more which answer belongs to which statement.
+        # Not to be used again.
         self.broken = False
         self.begin()
 
@@ -40,7 +44,7 @@ class Watch:
 
     def answered(self, statement: str | bytes, *, in_transaction: bool) -> None:
         text = statement.decode(errors="replace") if isinstance(statement, bytes) else statement
-        if not in_transaction or _BEGINS.match(text):
+        if not in_transaction or _ENDS.match(text):
             self._ended = True
 
     def failed(self, error: Exception) -> None:
@@ -54,10 +58,17 @@ class Watch:
         if self._given_up is not None:
             # A new transaction may succeed, as if the handler had let the error out.
             raise self._given_up
-        if not self.broken and (self._ended or not in_transaction):
+        if self._is_over(in_transaction):
             raise UsageError(ENDED)
 
-    def note(self, error: BaseException) -> None:
+    def note(self, error: BaseException, *, in_transaction: bool) -> None:
         """The handler's own error is the one to show; that it ended the transaction, too, is said besides."""
-        if self._ended:
+        if self._given_up is None and self._is_over(in_transaction):
             error.add_note(f"Besides, {ENDED}")
+
+    def _is_over(self, in_transaction: bool) -> bool:  # noqa: FBT001
+        if self.broken or (in_transaction and not self._ended):
+            return False
+        # Nobody knows in which state the handler has left it: locked tables, autocommit, a transaction of its own.
+        self.broken = True
+        return True

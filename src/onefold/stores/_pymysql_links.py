@@ -69,6 +69,10 @@ class Watched(Connection):
             super().rollback()
         self.watch.ended()
 
+    def close(self) -> None:
+        self.watch.ended()
+        super().close()
+
     @contextmanager
     def _seen(self) -> Iterator[None]:
         try:
@@ -106,7 +110,7 @@ class PymysqlLink:
         with self._cursor() as cursor:
             cursor.execute(text)
             rows = cursor.fetchall() if ask.rows else ()
-            if ask.rows and cursor.description[-1][0] == "nothing":
+            if ask.rows and cursor.description[-1][0] == "@@in_transaction":
                 # PyMySQL takes no flags from an answer with rows.
                 opened = IN_TRANSACTION if int(rows[0][-1]) else 0
                 self.connection.server_status = self.connection.server_status & ~IN_TRANSACTION | opened
@@ -214,9 +218,6 @@ class TransactionLink(OwnLink):
     """For transactions: the first statement begins one."""
 
     def begin(self) -> None:
-        # A handler before may have changed it.
-        if self.connection.get_autocommit():
-            self.connection.autocommit(False)
         self.connection.server_status |= IN_TRANSACTION
         self.connection.watch.begin()
         self._begun = True

@@ -236,6 +236,8 @@ class Mysql(Dialect):
 
     def _sent(self, asks: list[Ask], claims: Sequence[Claim]) -> Talk[dict[Address, Record] | None]:
         """None: as many were written as were asked. Else what is there now, by one more question."""
+        if not asks:
+            return None
         replies: list[Reply] = yield asks
         if sum(reply.written for reply in replies) == len(claims):
             return None

@@ -29,10 +29,11 @@ class MysqlStore(SqlStore):
     def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
         """`dialect`: None is whatever the server says that it is."""
         place, links = place_of(url, "pymysql"), _links("_pymysql_links")
-        size = place.pool_size
-        super().__init__(_database(place, links, dialect), Pool(partial(links.for_operations, place), size=size))
+        bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
+        pool = Pool(partial(links.for_operations, place), **bounds)
+        super().__init__(_database(place, links, dialect), pool)
         # Connections for handlers differ: autocommit is off, and one message is one statement.
-        self._lending = Pool(partial(links.for_transactions, place), size=size)
+        self._lending = Pool(partial(links.for_transactions, place), **bounds)
         self._dialect = dialect
 
     @contextmanager
@@ -65,9 +66,10 @@ class AsyncMysqlStore(AsyncSqlStore):
 
     def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
         place, links = place_of(url, "asyncmy"), _links("_asyncmy_links")
-        size = place.pool_size
-        super().__init__(_database(place, links, dialect), AsyncPool(partial(links.for_operations, place), size=size))
-        self._lending = AsyncPool(partial(links.for_transactions, place), size=size)
+        bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
+        pool = AsyncPool(partial(links.for_operations, place), **bounds)
+        super().__init__(_database(place, links, dialect), pool)
+        self._lending = AsyncPool(partial(links.for_transactions, place), **bounds)
         self._dialect = dialect
 
     @asynccontextmanager
