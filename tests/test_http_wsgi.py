@@ -12,7 +12,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard, Policy, UsageError, current, done
 from onefold.http import Answer
-from onefold.http.wsgi import IdempotencyMiddleware, body_field, single_tenant
+from onefold.http.wsgi import IdempotencyMiddleware, body_field, by_user, single_tenant
 from support import ProxyStore
 
 
@@ -383,6 +383,14 @@ def test_a_mounted_application_is_guarded_by_its_whole_path() -> None:
     assert found == [(201, False), (201, True), (422, False), (201, True)]
     assert client.post(key=None, SCRIPT_NAME="/v1").status == 400
     assert app.runs == 1
+
+
+def test_the_user_whom_the_server_names_is_the_caller() -> None:
+    app = App(a_list)
+    client = guarded(app, scope=by_user)
+    found = [(client.post(REMOTE_USER=name).status, client.is_replay) for name in ("asha", "riya", "asha", None)]
+
+    assert found == [(201, False), (201, False), (201, True), (400, False)]
 
 
 def test_current_works_below_the_middleware() -> None:

@@ -1,4 +1,4 @@
-"""ASGI: the Idempotency-Key header for FastAPI, Starlette, Litestar, Quart and Django's ASGI.
+"""ASGI: the Idempotency-Key header for FastAPI, Starlette, Litestar and Django's ASGI.
 
     app.add_middleware(IdempotencyMiddleware, guard=AsyncGuard(url), scope=by_header("X-Api-Key"))
 

@@ -20,7 +20,7 @@ from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
 from onefold.http._status import line_of
 from onefold.http.scopes import by_header, single_tenant
 
-__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "header_key", "single_tenant"]
+__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "single_tenant"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -275,6 +275,14 @@ def _with_body(environ: Environ, body: Spooled) -> Environ:
     again = {**environ, "wsgi.input": body.file, "CONTENT_LENGTH": str(body.size)}
     again.pop("HTTP_TRANSFER_ENCODING", None)
     return again
+
+
+def by_user(request: Request) -> str | None:
+    """The caller is the authenticated user, as the server, or a middleware above this one, named it: `REMOTE_USER`."""
+    user = request.native.get("REMOTE_USER")
+    if not user:
+        raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
+    return str(user)
 
 
 def answered(answer: Answer, start_response: StartResponse) -> list[bytes]:
