@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services import dynamodb, mariadb, postgres, redis, redis_cluster, state
 from services.home import Home, root_folder
+from services.processes import ServerFailed
 from services.servers import Server
 
 
@@ -103,14 +104,20 @@ def start(home: Home, name: str, other: Callable[[str], Server]) -> Server:
 
 
 def whole(home: Home, begin: Callable[[Home], Server]) -> Server:
-    """All processes of a server, or none: a cluster that does not form leaves nothing behind."""
-    before = len(home.daemons)
-    try:
-        return begin(home)
-    except BaseException:
-        for daemon in home.daemons[before:]:
-            daemon.end()
-        raise
+    """All processes of a server, or none: a cluster that does not form leaves nothing behind.
+
+    A port that was free may be another's a moment later: what does not start is tried once more, elsewhere.
+    """
+    for tries_left in (1, 0):
+        before = len(home.daemons)
+        try:
+            return begin(home)
+        except BaseException as error:
+            for daemon in home.daemons[before:]:
+                daemon.end()
+            if not isinstance(error, ServerFailed) or not tries_left:
+                raise
+    raise AssertionError("the second failure was raised")
 
 
 def _class_of(name: str) -> type[Server]:
