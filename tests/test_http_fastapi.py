@@ -464,7 +464,7 @@ def test_a_handler_that_has_lost_its_claim_is_told() -> None:
     async def story() -> None:
         store = AsyncProxyStore()
         store.down.update({"extend", "extend_all"})
-        policy = Policy(lease=0.1, cancel_when_lost=True)
+        policy = Policy(lease=0.5, cancel_when_lost=True)
         guard = AsyncGuard(store, policy=policy)
         router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
 
@@ -483,7 +483,7 @@ def test_a_claim_that_is_lost_in_the_middle_of_a_stream_does_not_end_the_stream(
     async def story() -> None:
         store, goes_on = AsyncProxyStore(), asyncio.Event()
         store.down.update({"extend", "extend_all"})
-        guard = AsyncGuard(store, policy=Policy(lease=0.1, cancel_when_lost=True))
+        guard = AsyncGuard(store, policy=Policy(lease=0.5, cancel_when_lost=True))
         router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
 
         async def parts() -> AsyncIterator[bytes]:
@@ -499,7 +499,8 @@ def test_a_claim_that_is_lost_in_the_middle_of_a_stream_does_not_end_the_stream(
         running = asyncio.ensure_future(visitor.visit())
         while visitor.body != b"one ":  # noqa: ASYNC110 - what is waited for knows nothing of us
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
+        # Longer than the lease, which nobody could renew.
+        await asyncio.sleep(0.7)
         goes_on.set()
         await running
 
