@@ -1,10 +1,11 @@
-"""Guards on Redis and Valkey, alone and as a cluster: the production flows, with mixed batches."""
+"""Guards on every store with batches: the production flows on real servers, and mixed batches in both colours."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,12 @@ from onefold import (
 from onefold._model import State
 from redis_tools import entry
 
-KINDS = ("redis", "valkey", "redis_cluster", "valkey_cluster")
+KINDS = ("sqlite", "postgres", "pgbouncer", "mysql", "redis", "valkey", "redis_cluster", "valkey_cluster")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/records.db"
 
 
 @pytest.fixture(params=KINDS)
