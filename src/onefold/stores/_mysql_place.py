@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from onefold._checks import did_you_mean, finite, one_of, positive, yes_or_no
+from onefold._checks import finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
 from onefold.stores._open import without_password
 from onefold.stores._sql_pool import PATIENCE, SIZE
+from onefold.stores._urls import options_of
 
 if TYPE_CHECKING:
     import ssl
@@ -81,7 +82,7 @@ def place_of(url: str, driver: str) -> Place:
     database = unquote(parts.path[1:])
     if not database or "/" in database or parts.fragment:
         raise UsageError(f"{shown!r}: write mysql://user:password@host/database")
-    found = _options(parts.query, shown)
+    found = options_of(parts.query, OPTIONS, shown)
     tls_mode, tls = _tls(found)
     isolation = found.get("isolation")
     return Place(
@@ -107,14 +108,6 @@ def _check_driver(scheme: str, driver: str) -> None:
     if plus and named != driver:
         colours = {"pymysql": "a Guard", "asyncmy": "an AsyncGuard"}
         raise UsageError(f"{scheme}://: {colours[driver]} uses {driver} here. Write mysql:// or mysql+{driver}://")
-
-
-def _options(query: str, shown: str) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    for name in options:
-        if name not in OPTIONS:
-            raise UsageError(f"{shown!r}: {name!r} is none of {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
-    return options
 
 
 def _duration(options: dict[str, str], name: str, usual: float) -> float:

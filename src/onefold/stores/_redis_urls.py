@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from onefold._checks import at_least, did_you_mean, finite, one_of, positive
+from onefold._checks import at_least, did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
 from onefold.stores._open import without_password
+from onefold.stores._urls import options_of
 
 Kind = Literal["alone", "unix", "sentinel", "cluster"]
 KINDS: Final = {"": "alone", "unix": "unix", "sentinel": "sentinel", "cluster": "cluster"}
@@ -54,11 +55,8 @@ def parsed(url: str) -> Settings:
     kind: Kind = KINDS[way]  # type: ignore[assignment]
     credentials, _, hosts = parts.netloc.rpartition("@")
     path, service, database = _path(parts, kind, shown)
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
     known = {**OPTIONS, **(SENTINEL_OPTIONS if kind == "sentinel" else {})}
-    for name in given:
-        if name not in known:
-            raise UsageError(f"{shown!r}: {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
+    given = options_of(parts.query, known, shown)
     read = {name: known[name](text, name) for name, text in given.items()}
     return Settings(
         kind=kind,
@@ -140,10 +138,6 @@ def _text(text: str, name: str) -> str:
     return text
 
 
-def _yes_or_no(text: str, name: str) -> bool:
-    return one_of(text.lower(), ("true", "false"), name) == "true"
-
-
 def _requirement(text: str, name: str) -> str:
     return one_of(text, ("required", "optional", "none"), name)
 
@@ -163,7 +157,7 @@ CLIENT_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
     "ssl_certfile": _text,
     "ssl_keyfile": _text,
     "ssl_cert_reqs": _requirement,
-    "ssl_check_hostname": _yes_or_no,
+    "ssl_check_hostname": yes_or_no,
 }
 OPTIONS: Final = STORE_OPTIONS | CLIENT_OPTIONS
 SENTINEL_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {

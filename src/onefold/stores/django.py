@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from onefold._checks import did_you_mean, yes_or_no
 from onefold._model import Claim
@@ -21,6 +21,7 @@ from onefold.stores._sql_joined import SqlTransaction
 from onefold.stores._sql_links import Link
 from onefold.stores._sql_pool import Pool
 from onefold.stores._sql_store import SqlStore
+from onefold.stores._urls import options_of
 from onefold.stores.base import Query
 
 
@@ -191,9 +192,5 @@ def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if not parts.netloc or parts.path or parts.fragment:
         raise UsageError(f"{url!r}: write django://ALIAS, with an alias of DATABASES, such as django://default")
-    options: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in OPTIONS:
-            raise UsageError(f"{url!r}: {name!r} is none of {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
-        options[name] = yes_or_no(value, name)
-    return parts.netloc, options
+    options = options_of(parts.query, OPTIONS, url)
+    return parts.netloc, {name: yes_or_no(word, name) for name, word in options.items()}

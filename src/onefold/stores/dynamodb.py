@@ -11,9 +11,9 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
-from onefold._checks import did_you_mean, finite, positive
+from onefold._checks import finite, positive, yes_or_no
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record
 from onefold.durations import Duration
 from onefold.errors import UsageError
@@ -23,6 +23,7 @@ from onefold.stores._dynamodb_clients import Settings
 from onefold.stores._dynamodb_clock import DateClock, GivenClock, Now
 from onefold.stores._dynamodb_items import ITEM_MAX, Request
 from onefold.stores._dynamodb_records import LEASE_MIN, Pause, Records, Steps
+from onefold.stores._urls import options_of
 from onefold.stores.base import Query
 
 T = TypeVar("T")
@@ -266,20 +267,10 @@ def _parsed(url: str) -> tuple[str | None, dict[str, Any]]:
         )
     if parts.path not in ("", "/") or parts.fragment:
         raise UsageError("write dynamodb://TABLE?region=eu-central-1, with nothing between the table and its options")
-    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in options:
-        if name not in OPTIONS:
-            known = ", ".join(OPTIONS)
-            raise UsageError(f"dynamodb://{parts.netloc}: {name!r} is none of {known}{did_you_mean(name, OPTIONS)}")
+    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, f"dynamodb://{parts.netloc}")}
     if "auto_schema" in options:
-        options["auto_schema"] = _yes_or_no(options["auto_schema"], "auto_schema")
+        options["auto_schema"] = yes_or_no(options["auto_schema"], "auto_schema")
     return parts.netloc or None, options
-
-
-def _yes_or_no(word: str, name: str) -> bool:
-    if word not in ("true", "false"):
-        raise UsageError(f"dynamodb://: {name}={word!r} has to be true or false")
-    return word == "true"
 
 
 def _settings(region: str | None, endpoint_url: str | None, profile: str | None, timeout: Duration) -> Settings:

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from onefold._checks import did_you_mean, finite, one_of, positive, yes_or_no
+from onefold._checks import finite, one_of, positive, yes_or_no
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.durations import Duration, in_words
 from onefold.errors import StoreUnavailable, UsageError
@@ -24,6 +24,7 @@ from onefold.stores._sql import VERSION, is_own
 from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import Line
 from onefold.stores._sqlite_records import Records
+from onefold.stores._urls import options_of
 from onefold.stores.base import Query
 
 if TYPE_CHECKING:
@@ -256,14 +257,10 @@ def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.netloc or parts.fragment or not parts.path.startswith("/"):
         raise UsageError(f"{url!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in options:
-        if name not in OPTIONS:
-            raise UsageError(f"{url!r}: {name!r} is none of {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
-    checked: dict[str, Any] = {**options}
+    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, url)}
     if "auto_schema" in options:
-        checked["auto_schema"] = yes_or_no(options["auto_schema"], "auto_schema")
-    return unquote(parts.path[1:]), checked
+        options["auto_schema"] = yes_or_no(options["auto_schema"], "auto_schema")
+    return unquote(parts.path[1:]), options
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
