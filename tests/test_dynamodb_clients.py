@@ -309,7 +309,7 @@ def test_a_url_names_the_table_and_its_options() -> None:
         ("dynamodb://records?regoin=eu-west-1", "'regoin' is none of .*: did you mean 'region'"),
         ("dynamodb://records?endpoint=http://x", "did you mean 'endpoint_url'"),
         ("dynamodb://records/more", "nothing between the table and its options"),
-        ("dynamodb://records?auto_schema=no", "auto_schema='no' has to be true or false"),
+        ("dynamodb://records?auto_schema=perhaps", "auto_schema='perhaps' has to be yes or no"),
         ("dynamodb://records?timeout=soon", "timeout='soon' is not a duration"),
         ("dynamodb://records?timeout=forever", "timeout"),
         ("dynamodb://a:b", "has to have 3 to 255"),
