@@ -110,6 +110,6 @@ class Database:
         # Somebody who has left a transaction open would keep us waiting.
         cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [self.name])
         for (number,) in cursor.fetchall():
-            with suppress(pymysql.err.MySQLError):
+            with suppress(pymysql.MySQLError):
                 cursor.execute("KILL %s", [number])
         cursor.execute(f"DROP DATABASE IF EXISTS {self.name}")

@@ -121,7 +121,7 @@ class Blocking:
     """A worker with a `Guard`, over PyMySQL."""
 
     driver: Any = pymysql
-    error: Any = pymysql.err
+    error: Any = pymysql
     converters: Any = pymysql.converters.conversions
     dictionaries: ClassVar[Any] = {"cursorclass": pymysql.cursors.DictCursor}
     unbuffered: ClassVar[Any] = {"cursorclass": pymysql.cursors.SSCursor}

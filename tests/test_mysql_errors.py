@@ -223,7 +223,7 @@ def test_a_result_that_is_larger_than_a_packet_is_told_in_words(
 @pytest.mark.parametrize("number", sorted(MEANINGS))
 def test_every_number_has_words_that_are_one_line(number: int) -> None:
     for error, trouble in (
-        (pymysql.err.OperationalError(number, "text"), _pymysql_links.trouble),
+        (pymysql.OperationalError(number, "text"), _pymysql_links.trouble),
         (asyncmy.errors.OperationalError(number, "text"), _asyncmy_links.trouble),
     ):
         found = trouble(error)
@@ -244,11 +244,11 @@ def test_every_number_has_words_that_are_one_line(number: int) -> None:
     ],
 )
 def test_numbers_are_of_their_kind(numbers: tuple[int, ...], kind: Kind) -> None:
-    assert {meaning(pymysql.err.OperationalError(number, "text")).kind for number in numbers} == {kind}
+    assert {meaning(pymysql.OperationalError(number, "text")).kind for number in numbers} == {kind}
 
 
 def test_the_text_of_an_error_which_may_hold_a_key_is_not_shown() -> None:
-    assert "secret-key" not in meaning(pymysql.err.DataError(1366, "Incorrect value: 'secret-key'")).words
+    assert "secret-key" not in meaning(pymysql.DataError(1366, "Incorrect value: 'secret-key'")).words
 
 
 def test_what_is_no_error_of_the_driver_has_no_meaning_here() -> None:

@@ -65,7 +65,7 @@ class TestCrashes:
             cursor.execute("INSERT INTO kept.rows VALUES (1)")
 
         own_mariadb.kill()
-        with pytest.raises(pymysql.err.OperationalError):
+        with pytest.raises(pymysql.OperationalError):
             mariadb_server.connected(own_mariadb.url)
         own_mariadb.restart()
 
@@ -147,7 +147,7 @@ class TestIsolation:
 
             database.empty()
 
-            with pytest.raises(pymysql.err.MySQLError):
+            with pytest.raises(pymysql.MySQLError):
                 cursor.execute("SELECT 1")
         with mariadb_server.connected(database.url) as connection, connection.cursor() as cursor:
             cursor.execute(f"SHOW TABLES FROM {database.name}")

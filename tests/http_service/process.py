@@ -100,11 +100,12 @@ def started(
 
 def command(framework: str, port: int) -> list[str]:
     server, app = {**SERVERS, **OTHERS}[framework]
-    # As many threads as the largest race has requests.
+    # As many threads as the largest race has requests. A connection that the tests keep is not closed under their
+    # next request: each server waits longer than the client does.
     options = {
-        "uvicorn": ["--host", "127.0.0.1", "--port", str(port)],
-        "waitress": [f"--listen=127.0.0.1:{port}", "--threads=16"],
-        "gunicorn": [f"--bind=127.0.0.1:{port}", "--threads=16"],
+        "uvicorn": ["--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive=60"],
+        "waitress": [f"--listen=127.0.0.1:{port}", "--threads=16", "--channel-timeout=60"],
+        "gunicorn": [f"--bind=127.0.0.1:{port}", "--threads=16", "--keep-alive=60"],
     }
     return [server, *options[server], app]
 
