@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from onefold import AsyncGuard, Guard, MissingKey, Policy, UsageError
 from onefold.durations import Duration, seconds
@@ -17,18 +17,23 @@ from onefold.queues.keys import KeyOf, Message, usable
 
 MissingKeyRule = Literal["never", "run"]
 
+G = TypeVar("G", Guard, AsyncGuard)
+
+NO_KEY: Final = Never("it has no key")
+
 # How long a duplicate waits in place for the running one, before it is given back.
 WAIT: Final = 5.0
 
 
-class Consuming:
-    """What `guarded` of every blocking adapter works with."""
+class _Prepared(Generic[G]):
+    """What a consumer of either colour was given, checked once."""
 
-    awaited: Final = False
+    awaited: ClassVar[bool]
+    takes: ClassVar[type]
 
     def __init__(
         self,
-        guard: Guard,
+        guard: G,
         operation: str,
         handler: Callable[..., Any],
         *,
@@ -37,25 +42,35 @@ class Consuming:
         wait: Duration = WAIT,
         policy: Policy | None = None,
     ) -> None:
-        _check(guard, Guard, handler, missing_key, awaited=False)
-        self._guard = guard
+        _check(guard, self.takes, handler, missing_key, awaited=self.awaited)
+        self._guard: G = guard
         self._operation = operation
         self._handler = handler
         self._key = key
-        self._missing_key = missing_key
+        self._runs_without_key = missing_key == "run"
         self._policy = (policy or guard.policy).but(wait=seconds(wait, "wait"))
-        self._with_tx = None if not takes_tx(handler) else _transactional(guard, operation, handler, self._policy)
+        self._with_tx = self._transactional() if takes_tx(handler) else None
+
+    def _transactional(self) -> Callable[..., Any]:
+        raise NotImplementedError
+
+
+class Consuming(_Prepared[Guard]):
+    """What `guarded` of every blocking adapter works with."""
+
+    awaited = False
+    takes = Guard
 
     def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Run the handler once for this message's key, with these arguments; what becomes of the message."""
         try:
             key = usable(self._key(message))
-            if key is None and self._missing_key == "run":
+            if key is not None:
+                self._run(key, arguments)
+            elif self._runs_without_key:
                 self._handler(*arguments)
-                return ACK
-            if key is None:
-                return Never("it has no key")
-            self._run(key, arguments)
+            else:
+                return NO_KEY
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
@@ -76,42 +91,29 @@ class Consuming:
             return of_error(error) or Failed(error)
         return of_state(None if record is None else record.state.value)
 
+    def _transactional(self) -> Callable[..., Any]:
+        def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
+            self._handler(*arguments, tx=tx)
 
-class AsyncConsuming:
+        return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
+
+
+class AsyncConsuming(_Prepared[AsyncGuard]):
     """The same, awaited."""
 
-    awaited: Final = True
-
-    def __init__(
-        self,
-        guard: AsyncGuard,
-        operation: str,
-        handler: Callable[..., Any],
-        *,
-        key: KeyOf,
-        missing_key: MissingKeyRule = "never",
-        wait: Duration = WAIT,
-        policy: Policy | None = None,
-    ) -> None:
-        _check(guard, AsyncGuard, handler, missing_key, awaited=True)
-        self._guard = guard
-        self._operation = operation
-        self._handler = handler
-        self._key = key
-        self._missing_key = missing_key
-        self._policy = (policy or guard.policy).but(wait=seconds(wait, "wait"))
-        self._with_tx = None if not takes_tx(handler) else _transactional_async(guard, operation, handler, self._policy)
+    awaited = True
+    takes = AsyncGuard
 
     async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Await the handler once for this message's key, with these arguments; what becomes of the message."""
         try:
             key = usable(self._key(message))
-            if key is None and self._missing_key == "run":
+            if key is not None:
+                await self._run(key, arguments)
+            elif self._runs_without_key:
                 await self._handler(*arguments)
-                return ACK
-            if key is None:
-                return Never("it has no key")
-            await self._run(key, arguments)
+            else:
+                return NO_KEY
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
@@ -135,26 +137,16 @@ class AsyncConsuming:
             return of_error(error) or Failed(error)
         return of_state(None if record is None else record.state.value)
 
+    def _transactional(self) -> Callable[..., Any]:
+        async def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
+            await self._handler(*arguments, tx=tx)
+
+        return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
+
 
 def takes_tx(handler: Callable[..., Any]) -> bool:
     """Whether the handler wants the transaction in which its record is written."""
     return "tx" in inspect.signature(handler).parameters
-
-
-def _transactional(guard: Guard, operation: str, handler: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
-    def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
-        handler(*arguments, tx=tx)
-
-    return guard.transactional(operation, key="key", fingerprint=None, policy=policy)(handle)
-
-
-def _transactional_async(
-    guard: AsyncGuard, operation: str, handler: Callable[..., Any], policy: Policy
-) -> Callable[..., Any]:
-    async def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
-        await handler(*arguments, tx=tx)
-
-    return guard.transactional(operation, key="key", fingerprint=None, policy=policy)(handle)
 
 
 def _check(guard: Any, kind: type, handler: Callable[..., Any], missing_key: str, *, awaited: bool) -> None:
