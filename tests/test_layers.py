@@ -14,7 +14,16 @@ ROOT = Path(onefold.__file__).parent
 
 BOTTOM = {"errors", "durations", "_checks", "_model"}
 RULES = BOTTOM | {"_decide", "_steps", "_work", "codecs", "events"}
-FLOWS = {"_flow", "_flow_batch", "_flow_fresh", "_flow_joined", "_flow_records", "_flow_seen", "_flow_steps"}
+FLOWS = {
+    "_flow",
+    "_flow_batch",
+    "_flow_fresh",
+    "_flow_joined",
+    "_flow_moving",
+    "_flow_records",
+    "_flow_seen",
+    "_flow_steps",
+}
 FRONT = RULES | FLOWS | {"keys", "stores", "heartbeat", "current", "_calls", "_front", "guard", "guard_async"}
 
 # What a room may import of ours. A room that is not listed may import the public names only.
@@ -38,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transactions": FRONT | {"transactions"},
     "guard": FRONT | {"transactions"},
     "guard_async": FRONT | {"transactions"},
-    "__init__": FRONT | {"transactions"},
+    "__init__": FRONT | {"transactions", "_load"},
 }
 
 # The simulator runs the production flows, and so it has to reach them.

@@ -1,5 +1,6 @@
 """At-least-once delivery, effects that happen once."""
 
+from onefold._load import load
 from onefold._model import (
     KEY_MAX,
     OPERATION_MAX,
@@ -73,6 +74,7 @@ __all__ = [
     "current",
     "done",
     "failed",
+    "load",
     "not_done",
     "rerun",
     "subscribe",

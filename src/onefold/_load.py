@@ -1,0 +1,41 @@
+"""`onefold.load`, which takes the room of the configuration along only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+if TYPE_CHECKING:
+    import os
+
+    from onefold.codecs import Codec
+    from onefold.events import Listener
+    from onefold.retention import AsyncGuards, Guards
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    *,
+    awaited: Literal[False] = False,
+    on_event: Listener | Iterable[Listener] = (),
+    codec: Codec | None = None,
+) -> Guards: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    *,
+    awaited: Literal[True],
+    on_event: Listener | Iterable[Listener] = (),
+    codec: Codec | None = None,
+) -> AsyncGuards: ...
+def load(path: str | os.PathLike[str], *, awaited: bool = False, **options: Any) -> Guards | AsyncGuards:
+    """The guards that `onefold.yaml` or `onefold.toml` declares, by name: `load("onefold.yaml")["payouts"]`.
+
+    `awaited=True` gives `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and closed
+    by `close` or `aclose`. Raises `UsageError`, with file and line, for a file that cannot be used.
+    """
+    from onefold.retention import AsyncGuards, Guards, read
+
+    declared = read(path)
+    return AsyncGuards(declared, **options) if awaited else Guards(declared, **options)

@@ -1,0 +1,44 @@
+"""`${NAME}` in a text stands for an environment variable; `$${` for the two characters. Values are in no message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+VARIABLE: Final = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
+
+
+class Filled(str):
+    """A text with the values of its variables. Whoever prints it in a message shows it as it was written."""
+
+    written: str
+
+    @classmethod
+    def of(cls, value: str, written: str) -> Filled:
+        filled = cls(value)
+        filled.written = written
+        return filled
+
+    def __repr__(self) -> str:
+        return repr(self.written)
+
+
+class NotSet(LookupError):
+    """A variable that a text names is not set; the message is its name."""
+
+
+def fill(text: str, environment: Mapping[str, str]) -> str:
+    """The text with its variables. Raises `NotSet`, and `ValueError` for a `${` that names none."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[0] == "$${":
+            return "${"
+        if found[1] is None:
+            raise ValueError("'${' begins a variable such as ${DATABASE_URL}; write $${ for the two characters")
+        if found[1] not in environment:
+            raise NotSet(found[1])
+        return environment[found[1]]
+
+    filled = VARIABLE.sub(value, text)
+    return Filled.of(filled, text) if "${" in text else text

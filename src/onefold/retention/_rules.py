@@ -1,0 +1,179 @@
+"""The rules over one guard, each of them a question to what is declared. Pure: no file, no store, no printing.
+
+A rule that cannot be judged by what is declared says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from onefold.retention._declared import DeclaredGuard
+from onefold.retention._fields import CONTENTS, POSITIONS
+from onefold.retention._words import below, said
+
+# The floor: a replay may itself be late, and be replayed.
+TWICE: Final = 2
+
+# These forget what they know when they are full, unless they are told not to.
+CACHES: Final = frozenset({"redis", "rediss", "valkey", "valkeys"})
+# These have no transaction that your rows could share.
+WITHOUT_TRANSACTIONS: Final = CACHES | {"memory"}
+
+FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
+
+
+class Said(NamedTuple):
+    """A finding without its place: the field that it points at, what is wrong, and the fix."""
+
+    field: str
+    says: str
+    fix: str
+
+
+def floor(guard: DeclaredGuard) -> float:
+    """The least `keep`: twice the larger of the sum of the duplicates and the longest replay."""
+    return TWICE * max(sum(guard.duplicates.values()), max(guard.replays.values(), default=0.0))
+
+
+def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
+    least, keep = floor(guard), guard.policy.keep
+    if keep >= least:
+        return
+    late = sum(guard.duplicates.values())
+    source = max(guard.replays, key=guard.replays.__getitem__, default="")
+    if source and guard.replays[source] >= late:
+        why = f"{source} replays what is up to {said(guard.replays[source])} old"
+    else:
+        why = f"duplicates can be {said(late)} late ({' + '.join(guard.duplicates)})"
+    yield Said(
+        "keep",
+        f"keep is {said(keep)}, but {why}, so the floor is {said(least)}: twice that. "
+        "A duplicate that comes after keep runs again",
+        f"Set keep: {said(least)}",
+    )
+
+
+def lease_not_shorter_than_keep(guard: DeclaredGuard) -> Iterator[Said]:
+    lease, keep = guard.policy.lease, guard.policy.keep
+    if lease >= keep:
+        yield Said(
+            "lease",
+            f"lease is {said(lease)} and keep is {said(keep)}: a finished record would be forgotten before a crashed "
+            "one is given up",
+            f"Set lease below {said(keep)}, or keep well above {said(lease)}",
+        )
+
+
+def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
+    handler, visibility = guard.handler_time, guard.visibility_timeout
+    if handler is not None and visibility is not None and visibility < handler:
+        yield Said(
+            "visibility_timeout",
+            f"visibility_timeout is {said(visibility)}, but the handler takes up to {said(handler)}: the queue "
+            "delivers again what still runs, and counts it as failed",
+            f"Set visibility_timeout: {said(TWICE * handler)}",
+        )
+
+
+def money_on_what_evicts(guard: DeclaredGuard) -> Iterator[Said]:
+    store = guard.store
+    if not guard.money or store.evicts is False:
+        return
+    if store.evicts:
+        yield Said(
+            "store",
+            f"money is kept in the store {store.name!r}, which evicts: a full server forgets payments that are done, "
+            "and their duplicates run again",
+            "Use a store that does not evict: a database, or a Redis of its own with maxmemory-policy noeviction",
+        )
+    elif store.kind in CACHES:
+        yield Said(
+            "store",
+            f"money is kept in the store {store.name!r}, and nothing says that this {store.kind} does not evict: with "
+            "any maxmemory-policy but noeviction a full server forgets payments that are done",
+            f"Ask `onefold doctor`, set maxmemory-policy noeviction, and declare evicts: false in stores.{store.name}",
+        )
+
+
+def money_with_a_crash_window(guard: DeclaredGuard) -> Iterator[Said]:
+    if not guard.money or guard.mode == "transactional":
+        return
+    crash = guard.policy.after_crash
+    if guard.mode == "seen":
+        says = "money in mode seen: a crash between the effect and its record runs it again, and so do two deliveries"
+        field, says = "mode", f"{says} at the same time"
+    elif crash == "skip":
+        field = "after_crash"
+        says = "money with after_crash skip: a payment that a crash cut off counts as done, and may never have happened"
+    elif crash == "rerun" and guard.provider_memory is None:
+        field = "after_crash"
+        says = (
+            "money in mode claim with after_crash rerun: a crash between the effect and its record runs it again, and "
+            "nothing says that the other side knows the key"
+        )
+    else:
+        return
+    fix = "Set mode: transactional where the effect is rows of your own; else after_crash: hold, or a probe"
+    if crash == "rerun" and guard.mode == "claim":
+        fix += "; or pass current().key_for() on, and declare provider_memory"
+    yield Said(field, says, fix)
+
+
+def rerun_past_the_provider(guard: DeclaredGuard) -> Iterator[Said]:
+    memory, policy = guard.provider_memory, guard.policy
+    if memory is None or math.isinf(memory) or guard.mode != "claim" or policy.after_crash != "rerun":
+        return
+    # A rerun begins before rerun_within, and may call the other side as late as its handler's end.
+    handler = guard.handler_time or 0.0
+    if policy.rerun_within + handler < memory:
+        return
+    until = "without an end" if math.isinf(policy.rerun_within) else f"for {said(policy.rerun_within)}"
+    spent = f" plus {said(handler)} in the handler" if handler and not math.isinf(policy.rerun_within) else ""
+    shorter = below(memory - handler) if memory > handler else None
+    yield Said(
+        "rerun_within",
+        f"a crashed run may be run again {until}{spent}, but the provider forgets the key after {said(memory)}: a "
+        "rerun after that is a second effect",
+        "Set after_crash: hold" if shorter is None else f"Set rerun_within: {said(shorter)}",
+    )
+
+
+def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.key in POSITIONS:
+        says = f"the key is {guard.key}, which is where this copy lies: a producer that sends again makes another one"
+        yield Said("key", f"{says}, and both run", FIX_KEY)
+    elif guard.key in CONTENTS:
+        says = f"the key is {guard.key}: two equal orders become one, and an order that gains a field becomes two"
+        yield Said("key", says, FIX_KEY)
+
+
+def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.money and guard.store.kind == "memory":
+        yield Said(
+            "store",
+            f"money is kept in the store {guard.store.name!r}, which lives in the memory of one process: a restart "
+            "forgets every payment, and a second worker never knew of them",
+            "Use a store that lasts, such as the database of the payments",
+        )
+
+
+def transactions_that_are_not_there(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.mode == "transactional" and guard.store.kind in WITHOUT_TRANSACTIONS:
+        yield Said(
+            "mode",
+            f"mode is transactional, but the store {guard.store.name!r} is {guard.store.kind}, which shares no "
+            "transaction with your rows: the record and the work cannot commit together",
+            "Use the database of the rows as the store, or mode: claim with after_crash: hold",
+        )
+
+
+def money_unprotected(guard: DeclaredGuard) -> Iterator[Said]:
+    # In a transaction nothing runs without its store.
+    if guard.money and guard.mode != "transactional" and guard.policy.store_down == "run":
+        yield Said(
+            "store_down",
+            "money with store_down run: while the store is down every duplicate runs",
+            "Set store_down: refuse",
+        )

@@ -1,0 +1,77 @@
+"""What may stand in a configuration: the fields and their types, and the JSON Schema that editors check against.
+
+Nothing is read here: `configuration` reads, with messages for people.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+# An environment variable may stand for any text; only whoever reads it knows what it holds.
+VARIABLE: Final = r".*\$\{[A-Za-z_][A-Za-z0-9_]*\}.*"
+DURATION: Final = rf"^(forever|[0-9]+(\.[0-9]*)?(ms|s|m|h|d|w)|{VARIABLE})$"
+PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
+
+Span = Annotated[str | float, Meta(extra_json_schema={"pattern": DURATION, "minimum": 0})]
+Mode = Literal["claim", "seen", "transactional"]
+StoreDown = Literal["refuse", "run"]
+AfterCrash = Annotated[str, Meta(pattern=rf"^(rerun|hold|skip|{PYTHON_NAME})$")]
+
+
+def about(words: str) -> Meta:
+    return Meta(description=words)
+
+
+class StoreEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A place for records."""
+
+    url: Annotated[str, about("The store's URL; ${NAME} is an environment variable")]
+    evicts: Annotated[bool | UnsetType, about("Whether it throws records away when it is full, as a cache does")] = (
+        UNSET
+    )
+
+
+class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A guard: where its records are, its policy, and where its duplicates come from."""
+
+    store: Annotated[str, about("Which of the stores keeps its records")]
+    operation: Annotated[str | UnsetType, about("The one operation that it is for")] = UNSET
+    operations: Annotated[list[str] | UnsetType, about("The operations that it is for")] = UNSET
+    scope: Annotated[str | UnsetType, about("Whose keys they are, where all belong to one tenant")] = UNSET
+    money: Annotated[bool, about("A second run costs money: the lint is stricter")] = False
+    mode: Annotated[Mode, about("claim: calls to others. transactional: your own rows. seen: harmless twice")] = "claim"
+    key: Annotated[str | UnsetType, about("Its source: header:NAME, field:PATH, argument:NAME or message_id")] = UNSET
+
+    keep: Annotated[Span, about("How long a finished record is remembered")] = "24h"
+    lease: Annotated[Span, about("How long a claim lives without a heartbeat")] = "30s"
+    wait: Annotated[Span, about("How long a duplicate waits for the running one")] = "0s"
+    after_crash: Annotated[AfterCrash, about("rerun, hold, skip, or a probe: module:function")] = "rerun"
+    rerun_within: Annotated[Span | UnsetType, about("Past this age a rerun is held instead")] = UNSET
+    attempts_max: Annotated[int, Meta(ge=1, description="Handler starts; used up by crashes, it is held")] = 5
+    unknown: Annotated[list[str] | UnsetType, about("Dotted names of exceptions after which nobody knows")] = UNSET
+    remember: Annotated[list[str], about("Exceptions that are final answers: module:Class")] = []
+    store_down: Annotated[StoreDown, about("refuse, or run unprotected")] = "refuse"
+    result_bytes_max: Annotated[int, Meta(ge=0, description="A larger result is not stored")] = 1_048_576
+    keep_result: Annotated[bool, about("Whether results are stored at all")] = True
+    cancel_when_lost: Annotated[bool, about("Whether an async handler is cancelled when its claim is lost")] = False
+
+    handler_time: Annotated[Span | UnsetType, about("How long the handler takes at most")] = UNSET
+    visibility_timeout: Annotated[Span | UnsetType, about("When the queue delivers what is not done again")] = UNSET
+    provider_memory: Annotated[Span | UnsetType, about("How long the other side remembers the key it is given")] = UNSET
+    duplicates: Annotated[dict[str, Span], about("Where duplicates come from, and how late each can make one")] = {}
+    replays: Annotated[dict[str, Span], about("What delivers old messages again, and how old they can be")] = {}
+
+
+class OnefoldFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A configuration of Onefold: onefold.yaml or onefold.toml."""
+
+    stores: Annotated[dict[str, StoreEntry], about("The stores, by name")]
+    guards: Annotated[dict[str, GuardEntry], about("The guards, by name")]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(OnefoldFile)

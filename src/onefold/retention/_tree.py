@@ -1,0 +1,68 @@
+"""A file as a tree of plain values, with the place of each; and what is said where a file cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from onefold import UsageError
+
+# Where something is: ("guards", "payouts", "keep").
+Path = tuple[str | int, ...]
+
+# A configuration has four levels. What is deeper is a mistake, or made to exhaust the reader.
+DEPTH_MAX: Final = 20
+
+# A hundred guards with every field are some 3,000 values. Aliases of YAML count as often as they are used.
+VALUES_MAX: Final = 50_000
+
+
+class Mark(NamedTuple):
+    """A place in a file, counted from 1. TOML's reader tells no columns."""
+
+    line: int
+    column: int | None = None
+
+
+class Problem(NamedTuple):
+    """Why a file cannot be used, and where. `mark` is None where the file itself is what is wrong."""
+
+    file: str
+    mark: Mark | None
+    says: str
+
+    def __str__(self) -> str:
+        return f"{place(self.file, self.mark)}: {self.says}"
+
+
+class Unusable(UsageError):
+    """A configuration cannot be used; `problems` has everything that was found, the message the first of them."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        more = len(problems) - 1
+        super().__init__(f"{problems[0]}{f' (and {more} more: see `onefold lint`)' if more else ''}")
+        self.problems = tuple(problems)
+
+
+class Tree(NamedTuple):
+    """What a file holds, and where each part of it begins."""
+
+    file: str
+    value: Any
+    marks: dict[Path, Mark]
+
+    def mark(self, path: Path) -> Mark:
+        """Where this is; where it is not in the file, where it would have to be."""
+        while path not in self.marks and path:
+            path = path[:-1]
+        return self.marks.get(path, Mark(1))
+
+
+def place(file: str, mark: Mark | None) -> str:
+    """`onefold.yaml:7:5`, as editors and CI find it."""
+    found = [] if mark is None else [mark.line] if mark.column is None else list(mark)
+    return ":".join([file, *map(str, found)])
+
+
+def unusable(file: str, says: str, mark: Mark | None = None) -> Unusable:
+    return Unusable([Problem(file, mark, says)])

@@ -1,0 +1,157 @@
+"""The lint: every declared guard against every rule, and the guards against each other. Pure.
+
+Codes are stable: one that is gone is not used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from onefold.retention import _rules
+from onefold.retention._declared import Configuration, DeclaredGuard, DeclaredStore
+from onefold.retention._rules import Said, floor
+from onefold.retention._tree import Mark, place
+
+__all__ = ["RULES", "Finding", "Rule", "findings", "floor"]
+
+
+class Finding(NamedTuple):
+    """A guard that will fail in production, and what to write instead."""
+
+    code: str
+    file: str
+    mark: Mark
+    guard: str
+    # What is wrong, with the numbers, and why.
+    says: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{place(self.file, self.mark)}: {self.code} {self.message}"
+
+    @property
+    def message(self) -> str:
+        return f"guards.{self.guard}: {self.says}. {self.fix}"
+
+
+class Rule(NamedTuple):
+    code: str
+    title: str
+    why: str
+    # None: it looks at all guards together.
+    judge: Callable[[DeclaredGuard], Iterator[Said]] | None = None
+
+
+def findings(configuration: Configuration) -> list[Finding]:
+    """Everything that breaks a rule, in the order of the file."""
+    found = [
+        _placed(configuration, guard, rule.code, one)
+        for guard in configuration.guards.values()
+        for rule in RULES
+        if rule.judge is not None
+        for one in rule.judge(guard)
+    ]
+    found += [_placed(configuration, guard, "OF008", one) for guard, one in _shared_operations(configuration)]
+    return sorted(found, key=lambda one: (one.mark.line, one.mark.column or 0, one.code))
+
+
+def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found: Said) -> Finding:
+    mark = configuration.mark("guards", guard.name, found.field)
+    return Finding(code, configuration.file, mark, guard.name, found.says, found.fix)
+
+
+def _shared_operations(configuration: Configuration) -> Iterator[tuple[DeclaredGuard, Said]]:
+    """Two guards that would write the same records: an operation of one name, in one store and scope."""
+    first: dict[tuple[str, str | None, str], DeclaredGuard] = {}
+    for guard in configuration.guards.values():
+        for operation in guard.operations:
+            other = first.setdefault((_identity(guard.store), guard.scope, operation), guard)
+            if other is guard:
+                continue
+            line = configuration.mark("guards", other.name).line
+            yield (
+                guard,
+                Said(
+                    "operations" if len(guard.operations) > 1 else "operation",
+                    f"the operation {operation!r} is that of guards.{other.name} too (line {line}), in the same store: "
+                    "of two consumers of one message the second is told that it is done, and never runs",
+                    "Give each guard an operation of its own",
+                ),
+            )
+
+
+def _identity(store: DeclaredStore) -> str:
+    """Two entries with the same URL are one store; in memory each is one of its own."""
+    return store.name if store.url is None or store.kind == "memory" else store.url
+
+
+RULES: Final = (
+    Rule(
+        "OF001",
+        "keep is below the floor",
+        "a duplicate that comes after keep runs again: the floor is twice the larger of the sum of the duplicates and "
+        "the longest replay",
+        _rules.keep_below_floor,
+    ),
+    Rule(
+        "OF002",
+        "the lease is not shorter than keep",
+        "a finished record would be forgotten before a crashed one is given up",
+        _rules.lease_not_shorter_than_keep,
+    ),
+    Rule(
+        "OF003",
+        "the visibility time-out is shorter than the handler's time",
+        "the queue delivers again what still runs",
+        _rules.delivered_again_too_soon,
+    ),
+    Rule(
+        "OF004",
+        "money on a store that evicts",
+        "a full server forgets payments that are done. A Redis counts as one until evicts: false is declared",
+        _rules.money_on_what_evicts,
+    ),
+    Rule(
+        "OF005",
+        "money in a mode with a crash window",
+        "seen, and claim under rerun without a provider that knows the key, run again after a crash; skip may lose a "
+        "payment",
+        _rules.money_with_a_crash_window,
+    ),
+    Rule(
+        "OF006",
+        "a rerun can outlive the provider's memory",
+        "the provider takes the same key for a new one, and the effect happens twice",
+        _rules.rerun_past_the_provider,
+    ),
+    Rule(
+        "OF007",
+        "the key is an offset, a job id or a content hash",
+        "a retry of the producer has another position, and two equal orders have one hash",
+        _rules.key_of_the_receiver,
+    ),
+    Rule(
+        "OF008",
+        "two guards share an operation",
+        "they write the same records, and the second consumer of a message never runs",
+    ),
+    Rule(
+        "OF009",
+        "money in a store in memory",
+        "a restart forgets it, and a second worker never knew",
+        _rules.money_in_memory,
+    ),
+    Rule(
+        "OF010",
+        "transactional on a store without transactions",
+        "the record and the work cannot commit together",
+        _rules.transactions_that_are_not_there,
+    ),
+    Rule(
+        "OF011",
+        "money that runs while its store is down",
+        "every duplicate runs meanwhile",
+        _rules.money_unprotected,
+    ),
+)
