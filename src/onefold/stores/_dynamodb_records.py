@@ -74,6 +74,11 @@ class Records:
         self._requests = Requests(table)
         self._found = False
 
+    @property
+    def auto_schema(self) -> bool:
+        """Whether a table that is missing is made."""
+        return self._create is not None
+
     def claim(self, entry: Entry, replacing: Record | None = None) -> Steps[Record | Gone | None]:
         if entry.state is State.RUNNING:
             _check_lease(entry.lease, entry.address)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable
@@ -67,6 +67,12 @@ class SqlStore:
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._do(lambda: self.database.sql.browse(query, limit))
+
+    def facts(self) -> dict[str, Any]:
+        """What the database says of itself; the tables are looked for, and never made."""
+        from onefold.stores._sql_facts import facts_of
+
+        return self._sent(lambda link: carry(facts_of(self.database), link))
 
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:

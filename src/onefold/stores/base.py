@@ -12,7 +12,7 @@ A store compares and swaps. It never looks at a lease or a fingerprint to decide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Memory, Record, State
@@ -32,6 +32,7 @@ __all__ = [
     "Ending",
     "Entry",
     "Gone",
+    "Inspectable",
     "Joinable",
     "Memory",
     "Query",
@@ -39,6 +40,7 @@ __all__ = [
     "State",
     "Store",
     "Transaction",
+    "Untold",
 ]
 
 
@@ -152,3 +154,21 @@ class AsyncBrowsable(Protocol):
     """For tools, awaited."""
 
     async def browse(self, query: Query, limit: int) -> list[Record]: ...
+
+
+class Untold(NamedTuple):
+    """In the place of a fact that the server did not tell: why not, in words for a person."""
+
+    why: str
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """For `onefold doctor`: what a server says of itself."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Raw facts, by name; `kind` says what they are about. It judges nothing, and makes or changes nothing.
+
+        What the server refuses to tell is `Untold`. `clock`, where there is one, is the machine's time before the
+        question, the store's time, and the machine's time after the answer. No fact holds a key or a password.
+        """

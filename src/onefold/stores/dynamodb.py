@@ -101,6 +101,12 @@ class DynamoDBStore:
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._take(self._records.browse(query, limit))
 
+    def facts(self) -> dict[str, Any]:
+        """What DynamoDB says of the table, which is looked for, and never made."""
+        from onefold.stores._dynamodb_facts import facts_of
+
+        return self._take(facts_of(self._records))
+
     def now(self) -> Now:
         """DynamoDB's time, as far as it is known. It asks where nothing is known yet."""
         return self._take(self._records.now())

@@ -59,6 +59,10 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def facts(self) -> dict[str, object]:
+        """For `onefold doctor`; there is no server that could say more."""
+        return {"kind": "memory", "records": len(self._rows), "limit": self._limit}
+
     def __repr__(self) -> str:
         return f"MemoryStore({len(self._rows)} records)"
 

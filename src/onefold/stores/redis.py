@@ -99,6 +99,12 @@ class RedisStore:
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._fly(self._operations.browse, query, limit)
 
+    def facts(self) -> dict[str, Any]:
+        """What the servers say of themselves."""
+        from onefold.stores._redis_facts import facts_of
+
+        return self._fly(facts_of, self._terms.keys.prefix, self._wait)
+
     def close(self) -> None:
         """Close the client, if it is the store's own. Whoever uses the store after that opens another."""
         opened, line, self._opened = self._opened, self._line, None

@@ -65,6 +65,7 @@ class SqliteStore:
     ) -> None:
         self.path = _checked_path(path)
         self._patience = _checked_timeout(busy_timeout)
+        self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
         self._connect = partial(_connect, self.path, one_of(sync, SYNCS, "sync"), clock, auto_schema=auto_schema)
         # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
         # connection is quicker and fairer. Duplicates only read: on a line of their own they never wait for a disk.
@@ -117,6 +118,12 @@ class SqliteStore:
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._reading.do(lambda records: records.browse(query, limit))
+
+    def facts(self) -> dict[str, Any]:
+        """What the file and its disk say of themselves; the file is looked for, and never made."""
+        from onefold.stores._sqlite_facts import facts_of_file
+
+        return facts_of_file(self.path, **self._told)
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:

@@ -1,0 +1,105 @@
+"""The examination of one store: it asks for facts, tries the store out, and brings the judgements together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from onefold.errors import OnefoldError
+from onefold.health import dynamodb, mysql, postgres, redis, sqlite
+from onefold.health.report import Check, Report, green, red, unknown, untold, yellow
+from onefold.health.trial import Trial, tried
+from onefold.stores.base import Inspectable, Store
+
+Facts = Mapping[str, Any]
+
+# A delivery makes two round trips. In one region they take a few milliseconds; so long means another continent, or a
+# server that is overloaded.
+ROUND_TRIP_SLOW: Final = 0.050
+
+CONTRACT: Final = "Run onefold.testing.StoreContract on it"
+
+JUDGES: Final[dict[str, Callable[[Facts], list[Check]]]] = {
+    "dynamodb": dynamodb.judge,
+    "mysql": mysql.judge,
+    "postgres": postgres.judge,
+    "redis": redis.judge,
+    "sqlite": sqlite.judge,
+    "memory": lambda _facts: [
+        green("durability", "in the memory of one process: for tests, and for work that dies with its process")
+    ],
+}
+
+# Why a store of this kind, with these facts, is not tried out.
+HINDRANCES: Final[dict[str, Callable[[Facts], str | None]]] = {
+    "dynamodb": dynamodb.hindrance,
+    "mysql": mysql.hindrance,
+    "postgres": postgres.hindrance,
+    "redis": lambda facts: "it is a replica" if redis.is_replica(facts) else None,
+    "sqlite": sqlite.hindrance,
+}
+
+
+def examine(store: Store) -> Report:
+    """Look at the store, and try it out. Whatever the store raises becomes a check, and is not raised.
+
+    It makes no tables, and leaves no record behind.
+    """
+    try:
+        facts: Facts = store.facts() if isinstance(store, Inspectable) else {}
+    except OnefoldError as error:
+        return unreachable(str(error))
+    kind = str(facts.get("kind", ""))
+    judge = JUDGES.get(kind)
+    checks = [unknown("server", f"{type(store).__name__} tells nothing about it")] if judge is None else judge(facts)
+    hindered = HINDRANCES.get(kind)
+    hindrance = None if hindered is None else hindered(facts)
+    if hindrance is not None:
+        return Report((*checks, unknown("trial", f"not tried: {hindrance}"), clock(facts)))
+    try:
+        return Report((*checks, *trial(tried(store)), clock(facts)))
+    except OnefoldError as error:
+        return Report((*checks, red("trial", str(error), "Mend that first"), clock(facts)), reached=bool(facts))
+    except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
+        # Without its words: they may hold a password.
+        words = f"the store breaks its contract: it raised {type(error).__name__}, and not StoreUnavailable"
+        return Report((*checks, red("trial", words, CONTRACT), clock(facts)))
+
+
+def unreachable(words: str) -> Report:
+    """The report of a store that could not be reached, or opened."""
+    return Report((red("reach", words, "Mend that first: nothing else could be looked at"),), reached=False)
+
+
+def trial(found: Trial) -> list[Check]:
+    """Judge what a trial has found."""
+    words = f"{found.round_trip * 1000:.1f} ms"
+    if found.round_trip > ROUND_TRIP_SLOW:
+        trip = yellow("round trip", f"{words}: a delivery makes two", "Bring the store nearer, or look at its load")
+    else:
+        trip = green("round trip", words)
+    if found.broken:
+        broken = red("trial", f"the store breaks its contract: {found.broken}", CONTRACT)
+        return [broken, trip]
+    return [green("trial", "claimed, refused to a second, finished, read and removed"), trip]
+
+
+def clock(facts: Facts) -> Check:
+    """How far the store's clock is from this machine's. It is shown, and not judged: leases are by the store's own."""
+    name, told = "clock", facts.get("clock")
+    refused = untold(name, told)
+    if refused is not None:
+        return refused
+    if facts.get("kind") in ("memory", "sqlite"):
+        return green(name, "this machine's own")
+    if told is None:
+        return unknown(name, "the store does not tell its time")
+    asked, theirs, answered = told
+    ahead, margin = theirs - (asked + answered) / 2, (answered - asked) / 2
+    margin = max(margin, 1.0) if facts["kind"] == "dynamodb" else margin
+    if abs(ahead) <= margin:
+        return green(name, "the same as this machine's")
+    which = "ahead of" if ahead > 0 else "behind"
+    return green(
+        name, f"{abs(ahead):.3g} s {which} this machine's, which does not matter: leases are by the store's own"
+    )

@@ -1,0 +1,95 @@
+"""Judgements over the facts of PostgreSQL. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from onefold.health import sql
+from onefold.health.report import Check, green, red, untold, yellow
+
+Facts = Mapping[str, Any]
+
+# Dead rows beside living ones. A vacuum comes at a twentieth; where half of the table is dead, none has come.
+DEAD_SHARE: Final = 0.5
+# Below this the whole table is a few pages, and a vacuum is not worth its while.
+DEAD_ROWS_MANY: Final = 10_000
+
+# A commit that has answered is on this server's disk.
+ON_DISK: Final = ("on", "local", "remote_write", "remote_apply")
+
+
+def judge(facts: Facts) -> list[Check]:
+    checks = [role(facts), durability(facts), isolation(facts), sql.tables(facts)]
+    if sql.has_tables(facts):
+        checks += [sql.indexes(facts), dead_rows(facts), sql.purge_lag(facts), sql.size(facts)]
+    return checks
+
+
+def hindrance(facts: Facts) -> str | None:
+    """Why the store is not tried out."""
+    return "it is a replica" if facts["in_recovery"] is True else sql.hindrance(facts)
+
+
+def role(facts: Facts) -> Check:
+    name = "role"
+    refused = untold(name, facts["in_recovery"], facts["transaction_read_only"])
+    if refused is not None:
+        return refused
+    if facts["in_recovery"]:
+        return red(
+            name, "this is a replica: every claim is refused", "Name the primary (target_session_attrs=read-write)"
+        )
+    if facts["transaction_read_only"] == "on":
+        return red(name, "transactions are read-only: every claim is refused", "Reset default_transaction_read_only")
+    return green(name, f"a primary, PostgreSQL {facts['server_version']}")
+
+
+def durability(facts: Facts) -> Check:
+    name, commit = "durability", facts["synchronous_commit"]
+    refused = untold(name, commit)
+    if refused is not None:
+        return refused
+    for setting in ("fsync", "full_page_writes"):
+        if facts[setting] != "on":
+            return red(name, f"{setting} is {facts[setting]}: a crash can damage the database", f"{setting} = on")
+    if commit not in ON_DISK:
+        return red(
+            name,
+            f"synchronous_commit is {commit}: a crash forgets claims and results that were answered, and duplicates "
+            "run again",
+            "synchronous_commit = on (for the role or the database: ALTER ROLE ... SET)",
+        )
+    if facts["synchronous_standby_names"] and commit == "local":
+        return yellow(
+            name,
+            "there are synchronous standbys, but synchronous_commit is local: a fail-over can forget the last moments",
+            "synchronous_commit = on or remote_apply",
+        )
+    replicas = "" if facts["synchronous_standby_names"] else ". A fail-over to an asynchronous replica may lose moments"
+    return green(name, f"fsync is on, synchronous_commit is {commit}{replicas}")
+
+
+def isolation(facts: Facts) -> Check:
+    level = facts["transaction_isolation"]
+    refused = untold("isolation", level)
+    if refused is not None:
+        return refused
+    if level in ("repeatable read", "serializable"):
+        return green("isolation", f"{level}: transactional handlers that meet are tried again")
+    return green("isolation", f"{level}, unless the URL or the handler says otherwise")
+
+
+def dead_rows(facts: Facts) -> Check:
+    name, live, dead = "dead rows", facts["live_rows"], facts["dead_rows"]
+    refused = untold(name, live, dead)
+    if refused is not None:
+        return refused
+    words = f"{dead:,} beside {live:,} living"
+    if dead >= DEAD_ROWS_MANY and dead > DEAD_SHARE * (live + dead):
+        return yellow(
+            name,
+            f"{words}: no vacuum keeps up with them, and reads get slower",
+            "VACUUM onefold_records; then look for a long transaction, and at the autovacuum settings",
+        )
+    return green(name, words)

@@ -1,0 +1,82 @@
+"""What the doctor says: checks with a grade, a reason and a fix. Data, without a judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from onefold.stores.base import Untold
+
+
+class Grade(StrEnum):
+    """How a check went."""
+
+    GREEN = "green"
+    # It works, but with less margin than it should have: slower, fuller, or a rare crash may lose records.
+    YELLOW = "yellow"
+    # Records get lost, or deliveries are refused, in the ordinary course of things.
+    RED = "red"
+    # The store did not tell.
+    UNKNOWN = "unknown"
+
+
+class Check(NamedTuple):
+    """One thing that was looked at. `fix` is empty where there is nothing to do."""
+
+    name: str
+    grade: Grade
+    reason: str
+    fix: str = ""
+
+
+class Report(NamedTuple):
+    """All checks of one store. Where it could not be reached or opened there is one, which says so."""
+
+    checks: tuple[Check, ...]
+    reached: bool = True
+
+    def count(self, grade: Grade) -> int:
+        return sum(check.grade is grade for check in self.checks)
+
+
+def green(name: str, reason: str) -> Check:
+    return Check(name, Grade.GREEN, reason)
+
+
+def yellow(name: str, reason: str, fix: str) -> Check:
+    return Check(name, Grade.YELLOW, reason, fix)
+
+
+def red(name: str, reason: str, fix: str) -> Check:
+    return Check(name, Grade.RED, reason, fix)
+
+
+def unknown(name: str, reason: str, fix: str = "") -> Check:
+    return Check(name, Grade.UNKNOWN, reason, fix)
+
+
+def untold(name: str, *facts: Any) -> Check | None:
+    """The check for a fact that the server did not tell; None: it told all of these."""
+    whys = [fact.why for fact in facts if isinstance(fact, Untold)]
+    return unknown(name, whys[0]) if whys else None
+
+
+def worst(checks: Iterable[Check]) -> Check:
+    """The worst of several checks of one thing; among equals, the first."""
+    order = (Grade.RED, Grade.YELLOW, Grade.UNKNOWN, Grade.GREEN)
+    return min(checks, key=lambda check: order.index(check.grade))
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things for people: 1 record, 2,000 records."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def in_bytes(count: float) -> str:
+    """A size for people: "10.0 MB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -1,0 +1,102 @@
+"""Judgements that all SQL stores share: the tables, their indexes, what waits to be purged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from onefold.durations import in_words
+from onefold.health.report import Check, counted, green, in_bytes, red, unknown, untold, yellow
+from onefold.stores.base import Untold
+
+Facts = Mapping[str, Any]
+
+# A purge every minute keeps the oldest within minutes of its stay; an hour means that none runs.
+PURGE_LAG: Final = 3_600.0
+
+# A store counts no further.
+COUNTED_MAX: Final = 10_000
+
+# Where a table is smaller, reading all of it is as quick as an index, and the planner is right to do so.
+ROWS_MANY: Final = 10_000
+
+APPLY: Final = "onefold schema URL --apply"
+
+
+def tables(facts: Facts) -> Check:
+    name, version, newest = "tables", facts["version"], facts.get("newest", 0)
+    refused = untold(name, version)
+    if refused is not None:
+        return refused
+    if version == 0 and facts["auto_schema"]:
+        return yellow(name, "there are none yet: the first delivery makes them", APPLY)
+    if version == 0:
+        return red(name, "there are none, and auto_schema=no: every delivery is refused", APPLY)
+    if facts["usable_from"] > newest:
+        return red(
+            name, f"of version {version}, and this Onefold knows version {newest}: it refuses them", "Upgrade Onefold"
+        )
+    if version < newest:
+        return yellow(name, f"of version {version}; this Onefold makes version {newest}", APPLY)
+    return green(name, f"of version {version}")
+
+
+def hindrance(facts: Facts) -> str | None:
+    """Why the store is not tried out: that would make or change its tables."""
+    version = facts["version"]
+    if isinstance(version, Untold):
+        return "whether its tables are there is not known"
+    if version == 0:
+        return "its tables are not there yet, and an examination makes none"
+    if version < facts["newest"] and facts["auto_schema"]:
+        return f"its tables are of version {version}, and an examination does not change them"
+    return None
+
+
+def has_tables(facts: Facts) -> bool:
+    return "indexes" in facts
+
+
+def indexes(facts: Facts) -> Check:
+    name, there = "indexes", facts["indexes"]
+    refused = untold(name, there)
+    if refused is not None:
+        return refused
+    # An older form of the tables has fewer.
+    missing = [one for one in facts["indexes_wanted"] if one not in there]
+    if facts["purge_index"] in missing:
+        return yellow(
+            name, f"{facts['purge_index']} is missing or invalid: a purge reads the whole table", f"{APPLY}, or REINDEX"
+        )
+    if missing:
+        return yellow(name, f"{', '.join(missing)} is missing or invalid: `onefold held` reads the whole table", APPLY)
+    plan, rows = facts.get("plan"), facts.get("live_rows")
+    if isinstance(plan, str) and isinstance(rows, int) and rows >= ROWS_MANY and facts["purge_index"] not in plan:
+        return yellow(
+            name, f"{rows:,} rows, and the server's plan for a purge does not use {facts['purge_index']}", "ANALYZE"
+        )
+    return green(name, f"{', '.join(facts['indexes_wanted'])} are there")
+
+
+def purge_lag(facts: Facts) -> Check:
+    name, since, count = "purge", facts["expired_for"], facts["expired_count"]
+    refused = untold(name, since, count)
+    if refused is not None:
+        return refused
+    if not count or since is None:
+        return green(name, "no record is past its stay")
+    more = " or more" if count >= COUNTED_MAX else ""
+    words = f"past their stay: {counted(count, 'record')}{more}, the oldest by {in_words(round(float(since)))}"
+    if since > PURGE_LAG:
+        return yellow(name, f"{words}: nobody purges, and the table grows", "Run `onefold purge URL --every 60s`")
+    return green(name, words)
+
+
+def size(facts: Facts) -> Check:
+    rows, total = facts.get("live_rows"), facts.get("table_bytes")
+    refused = untold("size", rows, total)
+    if refused is not None:
+        return refused
+    if rows is None or total is None:
+        return unknown("size", "the server does not say it")
+    return green("size", f"about {rows:,} records, {in_bytes(float(total))} with indexes")
