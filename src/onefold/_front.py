@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from onefold import keys
 from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, name_of, returns_of
 from onefold._flow import deliver
+from onefold._flow_joined import join, transact
+from onefold._flow_moving import looking_back, looking_back_first, looking_back_joined
 from onefold._flow_seen import look
 from onefold._model import Address, Asked, Fresh, Outcome, Policy
 from onefold._steps import Flow, Running
@@ -86,12 +88,20 @@ class Opened(NamedTuple):
 
     tools: Toolbox
     ours: bool
+    # The store that is read as well, if there is one.
+    old: Any = None
+    old_is_ours: bool = False
+
+    def to_close(self) -> list[Any]:
+        """What was opened here and not brought."""
+        return [store for store, ours in ((self.tools.store, self.ours), (self.old, self.old_is_ours)) if ours]
 
 
 class Place(NamedTuple):
     """Where a guard keeps its records: what it was given, what it has opened of it, and whether it is closed."""
 
     source: Any
+    also_read: Any = None
     opened: Opened | None = None
     closed: bool = False
 
@@ -109,8 +119,15 @@ class Front:
         scope: str | Callable[[], str | None] | None = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
+        also_read: Any = None,
     ) -> None:
         check_source(store)
+        if also_read is not None:
+            check_source(also_read)
+            if also_read is store or also_read == store:
+                raise UsageError(
+                    "also_read= names the store itself: it is for the store in which the records were before"
+                )
         self.policy = Policy() if policy is None else _checked_policy(policy)
         self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
         self._codec: Codec = MsgspecCodec() if codec is None else codec
@@ -119,6 +136,7 @@ class Front:
         # The type that the codec has accepted last: mostly it is the next one too.
         self._storable: Any = object()
         self._source = store
+        self._also_read = also_read
         self._opened: Opened | None = None
         self._opening = threading.Lock()
         self._closed = False
@@ -138,11 +156,34 @@ class Front:
                 raise UsageError("this guard is closed")
             if self._opened is None:
                 store, ours = open_store(self._source, awaited=self._awaited)
-                self._opened = Opened(self._toolbox(store), ours)
+                old, old_is_ours = None, False
+                if self._also_read is not None:
+                    old, old_is_ours = open_store(self._also_read, awaited=self._awaited)
+                self._opened = Opened(self._toolbox(store), ours, old, old_is_ours)
             return self._opened
+
+    def _looking(self, flow: Flow[T]) -> Flow[T]:
+        """The flow, with what the store knows that is read as well."""
+        return flow if self._also_read is None else looking_back(flow, self._open().old)
+
+    def _transact(self, work: Work) -> Flow[Outcome[Any]]:
+        flow = transact(work)
+        if self._also_read is None:
+            return flow
+        return looking_back_first(flow, work.asked.address, self._open().old, self.store)
+
+    def _join(self, work: Work) -> Flow[Outcome[Any]]:
+        return self._looking_joined(join(work))
+
+    def _looking_joined(self, flow: Flow[T]) -> Flow[T]:
+        return flow if self._also_read is None else looking_back_joined(flow, self._open().old, self.store)
 
     def _toolbox(self, store: Any) -> Toolbox:
         raise NotImplementedError
+
+    def _check_column(self, record: object) -> None:
+        if record is not None and self._also_read is not None:
+            raise UsageError("record= keeps the records in your own table: there is no also_read= for them")
 
     def _joinable(self) -> Joinable:
         store = self.store
@@ -160,8 +201,8 @@ class Front:
 
     def _put(self, place: Place) -> Place:
         with self._opening:
-            before = Place(self._source, self._opened, self._closed)
-            self._source, self._opened, self._closed = place
+            before = Place(self._source, self._also_read, self._opened, self._closed)
+            self._source, self._also_read, self._opened, self._closed = place
         return before
 
     def _work(
@@ -210,7 +251,8 @@ class Front:
     def _deliver(self, work: Work, tools: Toolbox) -> Flow[Outcome[Any]]:
         if is_inside(work.asked.address, tools.home):
             raise InsideItself.about(work.asked.address)
-        return look(work) if work.policy.mode == "seen" else deliver(work)
+        flow = look(work) if work.policy.mode == "seen" else deliver(work)
+        return flow if self._also_read is None else self._looking(flow)
 
     def _asked(
         self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 class Ask(Step, frozen=True):
     """A step that one operation of the store performs."""
+
+    # Whether a lease may be counted from the moment at which it was sent.
+    counts: ClassVar[bool] = True
 
     def send(self, store: Any) -> Any:
         """The reply, or in colour the awaitable of it."""
@@ -91,6 +94,18 @@ class ClosingAll(Ask, frozen=True):
 
     def send(self, store: Any) -> Any:
         return store.close_all([Close(step.claim, step.by) for step in self.steps])
+
+
+class Elsewhere(Ask, frozen=True):
+    """An operation of another store than the guard's own."""
+
+    counts = False
+
+    there: Any
+    ask: Ask
+
+    def send(self, store: Any) -> Any:  # noqa: ARG002 - it is not for this one
+        return self.ask.send(self.there)
 
 
 class Once(Ask, frozen=True):
@@ -204,7 +219,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             failure = None
             if isinstance(step, Ask):
-                sent = time.monotonic()
+                sent = time.monotonic() if step.counts else sent
                 try:
                     reply = step.send(hands.store)
                 except BaseException as error:  # noqa: BLE001 - the flow knows what it means there
@@ -247,7 +262,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             failure = None
             if isinstance(step, Ask):
-                sent = time.monotonic()
+                sent = time.monotonic() if step.counts else sent
                 try:
                     reply = await step.send(hands.store)
                 except BaseException as error:  # noqa: BLE001 - the flow knows what it means there

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, o
 from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
 from onefold._flow_fresh import sort_out
-from onefold._flow_joined import join, transact
+from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, Toolbox, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
@@ -58,7 +58,8 @@ class Guard(Front):
     """Makes at-least-once deliveries safe: whatever is delivered twice happens once.
 
     `store` is a URL (`memory:`), a `Store`, or a function that returns one, asked on first use. Thread-safe, nestable,
-    fork-safe. What the caller brought is not closed.
+    fork-safe. What the caller brought is not closed. `also_read` is the store in which the records were before: what it
+    knows counts, and comes over when it is asked for.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Guard(Front):
         scope: str | Callable[[], str | None] | None = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
+        also_read: StoreSource | None = None,
     ) -> None:
-        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec)
+        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, also_read=also_read)
 
     def idempotent(
         self,
@@ -156,12 +158,12 @@ class Guard(Front):
     def _transaction(self) -> AbstractContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
         """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
         around = transaction_around(self._tools().home)
-        return nullcontext((around, join)) if around is not None else self._own_transaction()
+        return nullcontext((around, self._join)) if around is not None else self._own_transaction()
 
     @contextmanager
     def _own_transaction(self) -> Iterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
         with self._joinable().transaction() as transaction:
-            yield transaction, transact
+            yield transaction, self._transact
 
     def _inside(self, transaction: Any) -> Toolbox:
         return Toolbox(transaction, self, drive, home=self._tools().home, transaction=transaction)
@@ -171,6 +173,7 @@ class Guard(Front):
 
         `record` names the column of your own table that is the record, where there is one.
         """
+        self._check_column(record)
         return Within(self, connection, record)
 
     def run(
@@ -219,15 +222,17 @@ class Guard(Front):
             )
             for message in messages
         ]
-        batching = isinstance(tools.store, Batching)
+        # Where another store is read as well, it is read for each message.
+        batching = isinstance(tools.store, Batching) and self._also_read is None
         results: list[Outcome[R] | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
-            results += drive(deliver_all(works[start : start + BATCH_MAX], batching=batching), tools)
+            flow = self._looking(deliver_all(works[start : start + BATCH_MAX], batching=batching))
+            results += drive(flow, tools)
         return results
 
     def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """The record of this key, if there is one."""
-        return drive(read(self._by_hand(operation, key, scope)), self._tools())
+        return drive(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
 
     def resolve(
         self,
@@ -245,11 +250,11 @@ class Guard(Front):
         Its late owner, if there is one, is refused from now on. The answer is the record as it was before.
         """
         work = self._by_hand(operation, key, scope, returns)
-        return drive(resolve(work, resolution, by=by, reason=reason), self._tools())
+        return drive(self._looking(resolve(work, resolution, by=by, reason=reason)), self._tools())
 
     def forget(self, operation: str, key: Key, *, scope: str | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs."""
-        return drive(forget(self._by_hand(operation, key, scope)), self._tools())
+        return drive(self._looking(forget(self._by_hand(operation, key, scope))), self._tools())
 
     def close(self) -> None:
         """Stop the heartbeat, and close the store if it was opened here."""
@@ -257,8 +262,8 @@ class Guard(Front):
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
             opened.tools.close()
-            if opened.ours:
-                opened.tools.store.close()
+            for store in opened.to_close():
+                store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -302,7 +307,7 @@ class Within:
         work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
         joined = join_connection(self._connection, self._record, awaited=False)
         tools = Toolbox(joined, guard, drive, home=self._connection)
-        return drive(join(work, confirm=self._record is not None), tools)
+        return drive(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
 
     def fresh(
         self,
@@ -327,5 +332,6 @@ class Within:
         tools = Toolbox(joined, guard, drive, home=self._connection)
         verdicts: list[bool | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
-            verdicts += drive(sort_out(works[start : start + BATCH_MAX]), tools)
+            flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
+            verdicts += drive(flow, tools)
         return sorted_by(messages, verdicts)

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, o
 from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._flow_batch import deliver_all
 from onefold._flow_fresh import sort_out
-from onefold._flow_joined import join, transact
+from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, Toolbox, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
@@ -69,8 +69,9 @@ class AsyncGuard(Front):
         scope: str | Callable[[], str | None] | None = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
+        also_read: AsyncStoreSource | None = None,
     ) -> None:
-        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec)
+        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, also_read=also_read)
 
     def idempotent(
         self,
@@ -148,18 +149,19 @@ class AsyncGuard(Front):
     def _transaction(self) -> AbstractAsyncContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
         """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
         around = transaction_around(self._tools().home)
-        return nullcontext((around, join)) if around is not None else self._own_transaction()
+        return nullcontext((around, self._join)) if around is not None else self._own_transaction()
 
     @asynccontextmanager
     async def _own_transaction(self) -> AsyncIterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
         async with self._joinable().transaction() as transaction:
-            yield transaction, transact
+            yield transaction, self._transact
 
     def _inside(self, transaction: Any) -> Toolbox:
         return Toolbox(transaction, self, drive_async, home=self._tools().home, transaction=transaction)
 
     def within(self, connection: Any, *, record: Column | None = None) -> AsyncWithin:
         """Deliver inside a transaction that you own. See `Guard.within`."""
+        self._check_column(record)
         return AsyncWithin(self, connection, record)
 
     async def run(
@@ -200,15 +202,17 @@ class AsyncGuard(Front):
             )
             for message in messages
         ]
-        batching = isinstance(tools.store, AsyncBatching)
+        # Where another store is read as well, it is read for each message.
+        batching = isinstance(tools.store, AsyncBatching) and self._also_read is None
         results: list[Outcome[R] | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
-            results += await drive_async(deliver_all(works[start : start + BATCH_MAX], batching=batching), tools)
+            flow = self._looking(deliver_all(works[start : start + BATCH_MAX], batching=batching))
+            results += await drive_async(flow, tools)
         return results
 
     async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """The record of this key, if there is one."""
-        return await drive_async(read(self._by_hand(operation, key, scope)), self._tools())
+        return await drive_async(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
 
     async def resolve(
         self,
@@ -223,11 +227,11 @@ class AsyncGuard(Front):
     ) -> Record:
         """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. See `Guard.resolve`."""
         work = self._by_hand(operation, key, scope, returns)
-        return await drive_async(resolve(work, resolution, by=by, reason=reason), self._tools())
+        return await drive_async(self._looking(resolve(work, resolution, by=by, reason=reason)), self._tools())
 
     async def forget(self, operation: str, key: Key, *, scope: str | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs."""
-        return await drive_async(forget(self._by_hand(operation, key, scope)), self._tools())
+        return await drive_async(self._looking(forget(self._by_hand(operation, key, scope))), self._tools())
 
     async def aclose(self) -> None:
         """Stop the heartbeat, and close the store if it was opened here."""
@@ -235,8 +239,8 @@ class AsyncGuard(Front):
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
             opened.tools.close()
-            if opened.ours:
-                await opened.tools.store.aclose()
+            for store in opened.to_close():
+                await store.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -276,7 +280,7 @@ class AsyncWithin:
         work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
         joined = join_connection(self._connection, self._record, awaited=True)
         tools = Toolbox(joined, guard, drive_async, home=self._connection)
-        return await drive_async(join(work, confirm=self._record is not None), tools)
+        return await drive_async(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
 
     async def fresh(
         self,
@@ -297,5 +301,6 @@ class AsyncWithin:
         tools = Toolbox(joined, guard, drive_async, home=self._connection)
         verdicts: list[bool | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
-            verdicts += await drive_async(sort_out(works[start : start + BATCH_MAX]), tools)
+            flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
+            verdicts += await drive_async(flow, tools)
         return sorted_by(messages, verdicts)

@@ -11,9 +11,11 @@ import msgspec
 from onefold import Policy
 from onefold._flow import deliver
 from onefold._flow_joined import transact
+from onefold._flow_moving import looking_back
 from onefold._flow_records import resolve
 from onefold._flow_seen import look
 from onefold._model import Asked, Done, Rerun
+from onefold._steps import Flow
 from onefold._work import Work
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
@@ -29,8 +31,11 @@ KEEP = 1000.0
 
 Mode = Literal["claim", "seen", "transactional"]
 Way = Literal["rerun", "hold", "skip", "probe"]
+Left = Literal["nothing", "done", "open", "held", "abandoned"]
 
 WAYS: Final[tuple[Way, ...]] = ("rerun", "hold", "skip", "probe")
+# What the old store knows, and how many faults there are in an everyday run: what can be taken over has more histories.
+MOVING: Final[tuple[tuple[Left, int], ...]] = (("nothing", 2), ("done", 2), ("held", 2), ("abandoned", 2), ("open", 1))
 # Under these, nothing runs twice whatever fails.
 CAREFUL: Final[tuple[Way, ...]] = ("hold", "probe")
 
@@ -61,6 +66,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     # The store may lose the record, as a cache that evicts or a replica that was behind does.
     loses: bool = False
+    # Two stores between which the workers are moving, and what the old one knows at the beginning.
+    moving: Left | Literal[""] = ""
     wait: float = 0.0
     store_down: Literal["refuse", "run"] = "refuse"
     store: Callable[..., MemoryStore] = MemoryStore
@@ -75,6 +82,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"{self.workers} workers", f"{self.faults} faults"]
         parts += [f"step {name}" for name in self.steps]
         parts += [f"person says {self.person}"] if self.person else []
+        parts += [f"moving from a store that knows it as {self.moving}"] if self.moving else []
         parts += [word for word, is_on in self._switches() if is_on]
         return ", ".join(parts)
 
@@ -115,13 +123,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return plans
 
     def plan(self, name: str) -> Plan:
-        flow = {"claim": deliver, "seen": look, "transactional": transact}[self.mode]
+        flow: Any = {"claim": deliver, "seen": look, "transactional": transact}[self.mode]
+        if self.moving:
+            flow = _deliver_looking_back
         return Plan(name=name, flow=flow, work=lambda: _work(name, self.policy), steps=self.steps)
 
 
 def _work(name: str, policy: Policy) -> Work:
     tokens = (f"{name} token {number}".encode() for number in count(1))
     return Work(Asked(ADDRESS), policy, _never_called, Any, MsgspecCodec(), Teller(), lambda: next(tokens))
+
+
+def _deliver_looking_back(work: Work) -> Flow[Any]:
+    return looking_back(deliver(work), old="the other store")
 
 
 def _never_called() -> None:
@@ -140,6 +154,10 @@ def _everyday() -> Iterator[Scenario]:
         yield Scenario(after_crash=way, person="done")
         yield Scenario(after_crash=way, person="rerun")
     yield Scenario(store_down="run")
+    for left, faults in MOVING:
+        yield Scenario(after_crash="hold", moving=left, beats=0, faults=faults)
+    yield Scenario(moving="nothing", beats=0)
+    yield Scenario(moving="abandoned", beats=0, faults=1)
     yield from (Scenario(mode="seen"), Scenario(mode="seen", workers=3, faults=0))
     yield from (Scenario(mode="transactional"), Scenario(mode="transactional", workers=3, faults=0))
 
@@ -154,6 +172,8 @@ def _deep() -> Iterator[Scenario]:
     for way in CAREFUL:
         yield Scenario(after_crash=way, person="rerun", steps=("reserve",), late=True)
         yield Scenario(after_crash=way, person="done", ages=True)
+        yield Scenario(after_crash=way, moving="open", beats=0)
+    yield from (Scenario(after_crash=way, moving="abandoned", beats=0) for way in ("rerun", "probe"))
     yield from (Scenario(mode="seen", faults=3), Scenario(mode="seen", workers=3, faults=2))
     yield from (Scenario(mode="transactional", faults=4), Scenario(mode="transactional", workers=3, faults=2))
 

@@ -90,6 +90,10 @@ def laws_of(scenario: Scenario) -> Laws:
         from onefold.testing.simulate._transactions import Transactions
 
         return Transactions(scenario)
+    if scenario.moving:
+        from onefold.testing.simulate._moving import Moving
+
+        return Moving(scenario)
     return Physics(scenario)
 
 

@@ -53,4 +53,6 @@ def _seen(row: Row | None) -> str:
     if row is None:
         return "no record"
     lease = "" if row.state is not State.RUNNING or row.leased_until > 0 else ", lease over"
-    return f"{row.state}, {row.token.decode()}, revision {row.revision}{lease}"
+    # A record that was moved has a token that is made, and no text.
+    token = row.token.decode() if row.token.isascii() else f"token {row.token.hex()[:6]}"
+    return f"{row.state}, {token}, revision {row.revision}{lease}"
