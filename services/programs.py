@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PACKAGES = {"redis-server": "redis-server", "mariadbd": "mariadb-server", "pgbouncer": "pgbouncer"}
+PACKAGES = {
+    "redis-server": "redis-server",
+    "mariadbd": "mariadb-server",
+    "pgbouncer": "pgbouncer",
+    "rabbitmq-server": "rabbitmq-server",
+    "promtool": "prometheus",
+}
 
 # Debian and Homebrew keep servers where a user's PATH does not look.
 MORE_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/opt/homebrew/sbin")

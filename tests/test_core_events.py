@@ -145,7 +145,7 @@ STORIES: dict[str, tuple[Callable[[Stage], Any], list[str]]] = {
         lambda stage: stage.run(fingerprint=1).run(fingerprint=2),
         ["started", "finished", "refused"],
     ),
-    "the store is down": (lambda stage: stage.down().run(), ["store_failed"]),
+    "the store is down": (lambda stage: stage.down().run(), ["store_failed", "refused"]),
     "the store is down, run": (lambda stage: stage.down().run(policy=UNGUARDED), ["store_failed", "unprotected"]),
     "the store fails at the end": (
         lambda stage: stage.run(unanswered(stage), SHORT),

@@ -65,7 +65,7 @@ def test_a_store_that_is_down_refuses_by_default_and_nothing_runs(store: ProxySt
     assert handler.starts == 0
     assert "did not run; deliver it again" in "".join(refusal.value.__notes__)
     assert CHARGE.digest in "".join(refusal.value.__notes__)
-    assert heard.kinds == ["store_failed"]
+    assert heard.kinds == ["store_failed", "refused"]
 
 
 def test_a_store_that_is_down_refuses_when_awaited_too() -> None:

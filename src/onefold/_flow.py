@@ -296,6 +296,7 @@ def without_store(work: Work, down: StoreUnavailable) -> Flow[Outcome[Any]]:
     address = work.asked.address
     work.tell(Kind.STORE_FAILED, address, detail=type(down).__name__)
     if work.policy.store_down == "refuse":
+        work.tell(Kind.REFUSED, address, detail=type(down).__name__)
         down.add_note(f"onefold: {address.operation} [key {address.digest}] did not run; deliver it again")
         raise down
     work.tell(Kind.UNPROTECTED, address, 1)

@@ -12,7 +12,10 @@ from onefold import __version__
 from onefold.cli import records, settle, simulate
 from onefold.cli._shared import ends_in_one_line
 from onefold.cli.demo.command import demo
+from onefold.cli.doctor import doctor
+from onefold.cli.lint import lint
 from onefold.cli.schema import schema
+from onefold.cli.trace import trace
 
 app = typer.Typer(
     name="onefold",
@@ -32,7 +35,10 @@ COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "held": (records.held, "onefold held --store sqlite:///onefold.db"),
     "resolve": (settle.resolve, "onefold resolve pay_7f3a --operation charge --rerun --reason 'the bank has no trace'"),
     "forget": (settle.forget, "onefold forget pay_7f3a --operation charge"),
+    "doctor": (doctor, "onefold doctor redis://localhost:6379/0 --strict"),
     "schema": (schema, "onefold schema sqlite:///onefold.db --apply"),
+    "trace": (trace, "onefold trace app.jsonl gateway.jsonl worker.jsonl --svg leaks.svg"),
+    "lint": (lint, "onefold lint onefold.yaml --format github"),
     "simulate": (simulate.simulate, "onefold simulate --deep"),
 }
 

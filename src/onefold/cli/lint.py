@@ -1,0 +1,100 @@
+"""`onefold lint`: a configuration against the rules, for people, for programs and for CI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from onefold.cli._shared import FAILED, WRONG_USAGE, Refusal, note, print_json, visible
+from onefold.retention import Configuration, Finding, Problem, Unusable, findings, read, reports
+from onefold.retention import schema as schema_of_file
+
+
+class LintFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
+def lint(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", show_default=False, help="onefold.yaml, or a .toml.")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
+    format: Annotated[  # noqa: A002 - the option's name
+        LintFormat, typer.Option("--format", help="How to print.")
+    ] = LintFormat.TEXT,
+) -> None:
+    """Find what will fail in production: records kept shorter than duplicates come, money on a store that forgets...
+
+    Reads the files alone: no store is opened, and a variable in a store's URL need not be set. Exits with 0 if there is
+    nothing to mend, 1 if there is, 2 if a file cannot be used.
+    """
+    if schema:
+        print_json(schema_of_file())
+        return
+    if not files:
+        raise Refusal("which file? Name it: onefold lint onefold.yaml", WRONG_USAGE)
+    read_files, problems = _read(files)
+    found = [finding for configuration in read_files for finding in findings(configuration)]
+    _print(format, len(files), found, problems)
+    for configuration in read_files:
+        for variable in configuration.unset:
+            note(f"{configuration.file}: {variable} is not set, so the kind of its store is not known, and not judged")
+    if format is LintFormat.TEXT:
+        _sum_up(read_files, found, problems)
+    if problems or found:
+        raise typer.Exit(WRONG_USAGE if problems else FAILED)
+
+
+def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
+    """Each file once, whatever is wrong with another."""
+    found: list[Configuration] = []
+    problems: list[Problem] = []
+    for file in dict.fromkeys(files):
+        try:
+            found.append(read(file, to_run=False))
+        except Unusable as error:
+            problems += error.problems
+    return found, problems
+
+
+def _print(format_: LintFormat, files: int, found: list[Finding], problems: list[Problem]) -> None:
+    match format_:
+        case LintFormat.JSON:
+            print_json(reports.document(files, found, problems))
+        case LintFormat.SARIF:
+            print_json(reports.sarif(found, problems))
+        case LintFormat.GITHUB:
+            for line in reports.github(found, problems):
+                typer.echo(visible(line))
+        case LintFormat.TEXT:
+            for finding in found:
+                typer.echo(_line(finding))
+
+
+def _line(finding: Finding) -> str:
+    line = visible(str(finding))
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return line
+    before, code, after = line.partition(f" {finding.code} ")
+    return f"{typer.style(before, bold=True)}{typer.style(code, fg='red')}{after}"
+
+
+def _sum_up(read_files: list[Configuration], found: list[Finding], problems: list[Problem]) -> None:
+    for problem in problems:
+        note(str(problem))
+    if problems:
+        return
+    guards = _count(sum(len(one.guards) for one in read_files), "guard")
+    where = f"{guards} in {_count(len(read_files), 'file')}"
+    note(f"{_count(len(found), 'finding')} among {where}" if found else f"{where}: nothing to mend")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

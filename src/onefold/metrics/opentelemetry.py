@@ -1,0 +1,113 @@
+"""OpenTelemetry: `onefold.metrics.opentelemetry.install()`, once a process.
+
+The same metrics as for Prometheus, under the names of OpenTelemetry, and attributes on the span that is current when
+something happens to a delivery. It uses the API alone: without an SDK it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from onefold import Event, UsageError, __version__, subscribe
+from onefold.events import Kind
+from onefold.metrics import timing as timings
+from onefold.metrics.table import BUCKETS, METRICS, STORE_SECONDS, Metric, Operations, counted, outcome
+from onefold.metrics.watched import QUESTIONS, Watched
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
+except ImportError as missing:
+    raise UsageError("there is no API of OpenTelemetry: pip install 'onefold[opentelemetry]'") from missing
+
+# What a person who reads a trace wants to see beside the outcome.
+NOTED: Final = {
+    Kind.TAKEN_OVER,
+    Kind.BYPASSED,
+    Kind.WAITED,
+    Kind.HELD,
+    Kind.LOST,
+    Kind.NOT_REMEMBERED,
+    Kind.UNPROTECTED,
+    Kind.STORE_FAILED,
+}
+
+
+def install(
+    *, stores: Mapping[str, Any] | None = None, provider: MeterProvider | None = None, spans: bool = True
+) -> Callable[[], None]:
+    """Tell the meter provider, and the current span, of everything that the guards of this process do.
+
+    `stores` are asked when metrics are collected: a name for the attribute, and a URL or a blocking store. The answer
+    ends it; instruments that ask stores stay, because OpenTelemetry cannot take them back.
+    """
+    meter = get_meter("onefold", __version__, provider)
+    listener = OpenTelemetryListener(meter, spans=spans)
+    if stores:
+        _observe(meter, Watched(stores))
+    ends = [subscribe(listener), timings.subscribe(listener.time)]
+
+    def uninstall() -> None:
+        for end in ends:
+            end()
+
+    return uninstall
+
+
+class OpenTelemetryListener:
+    """Counts events on a meter, and writes attributes on the current span."""
+
+    def __init__(self, meter: Meter | None = None, *, spans: bool = True) -> None:
+        meter = get_meter("onefold", __version__) if meter is None else meter
+        self._spans = spans
+        self._operations = Operations()
+        self._counters = {
+            metric: meter.create_counter(metric.dotted, metric.unit, metric.help)
+            for metric in METRICS
+            if metric.kind == "counter" and metric not in QUESTIONS
+        }
+        self._seconds = meter.create_histogram(
+            STORE_SECONDS.dotted, STORE_SECONDS.unit, STORE_SECONDS.help, explicit_bucket_boundaries_advisory=BUCKETS
+        )
+
+    def __call__(self, event: Event) -> None:
+        for metric, labels in counted(event, self._operations.label(event.operation)):
+            self._counters[metric].add(1, dict(zip(metric.labels, labels, strict=True)))
+        if self._spans:
+            describe(event)
+
+    def time(self, timing: timings.Timing) -> None:
+        """Take one timing of a measured store."""
+        labels = {"store": timing.store, "call": timing.call, "result": "failed" if timing.failed else "ok"}
+        self._seconds.record(timing.seconds, labels)
+
+
+def describe(event: Event) -> None:
+    """Write on the current span what happened. A span has the key's digest: it is no label, and traces need it."""
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    ended = outcome(event)
+    if ended is not None:
+        span.set_attributes(
+            {
+                "onefold.operation": event.operation,
+                "onefold.key_digest": event.digest,
+                "onefold.outcome": ended,
+                "onefold.attempt": event.attempt,
+            }
+        )
+    if event.kind in NOTED:
+        span.add_event(f"onefold.{event.kind}", {"onefold.key_digest": event.digest, "onefold.attempt": event.attempt})
+
+
+def _observe(meter: Meter, watched: Watched) -> None:
+    """Instruments that ask the stores, one question each."""
+    for metric in QUESTIONS:
+        create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+        create(metric.dotted, [_callback(metric, watched)], metric.unit, metric.help)
+
+
+def _callback(metric: Metric, watched: Watched) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _options: [Observation(one.value, {"store": one.store}) for one in watched.readings(metric)]

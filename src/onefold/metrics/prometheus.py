@@ -1,0 +1,117 @@
+"""Prometheus: `onefold.metrics.prometheus.install()`, once a process.
+
+A subscriber of events and timings, and a collector that asks stores at each scrape. Names and labels are those of
+`metrics.table`. To count an event takes a microsecond or two, and never waits for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from onefold import Event, UsageError, subscribe
+from onefold.metrics import timing as timings
+from onefold.metrics.table import BUCKETS, METRICS, STORE_SECONDS, Metric, Operations, counted
+from onefold.metrics.watched import QUESTIONS, Watched
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as missing:
+    raise UsageError("there is no client library for Prometheus: pip install 'onefold[prometheus]'") from missing
+
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:
+    """Count everything that every guard of this process tells; the answer takes it all back.
+
+    `stores` are asked at each scrape: a name for the label, and a URL or a blocking store.
+    """
+    listener, watching = PrometheusListener(registry), None
+    if stores:
+        watching = StoreCollector(stores)
+        registry.register(watching)
+    ends = [subscribe(listener), timings.subscribe(listener.time)]
+
+    def uninstall() -> None:
+        for end in ends:
+            end()
+        listener.unregister()
+        if watching is not None:
+            registry.unregister(watching)
+
+    return uninstall
+
+
+class PrometheusListener:
+    """Counts events: `Guard(..., on_event=PrometheusListener())`, or `install()` for all guards."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+        self._operations = Operations()
+        self._counters = {metric: _counter(metric, registry) for metric in METRICS if _is_counted(metric)}
+        self._seconds = Histogram(
+            STORE_SECONDS.name, STORE_SECONDS.help, STORE_SECONDS.labels, buckets=BUCKETS, registry=registry
+        )
+        self._begun: set[str] = set()
+        # Children by their labels: to look one up in the library takes longer than to count.
+        self._children: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
+
+    def __call__(self, event: Event) -> None:
+        operation = self._operations.label(event.operation)
+        if operation not in self._begun:
+            self._begin(operation)
+        for metric, labels in counted(event, operation):
+            child = self._children.get((metric, labels))
+            if child is None:
+                child = self._children[metric, labels] = self._counters[metric].labels(*labels)
+            child.inc()
+
+    def _begin(self, operation: str) -> None:
+        """Every counter of an operation begins at zero: a series that began at one would show no increase."""
+        self._begun.add(operation)
+        for metric, counter in self._counters.items():
+            if metric.labels == ("operation",):
+                counter.labels(operation)
+
+    def time(self, timing: timings.Timing) -> None:
+        """Take one timing of a measured store."""
+        result = "failed" if timing.failed else "ok"
+        self._seconds.labels(timing.store, timing.call, result).observe(timing.seconds)
+
+    def unregister(self) -> None:
+        for collector in (*self._counters.values(), self._seconds):
+            self._registry.unregister(collector)
+
+
+class StoreCollector(Collector):
+    """Asks stores at each scrape: whether they answer, their purge lag, the keys they have evicted."""
+
+    def __init__(self, stores: Mapping[str, Any]) -> None:
+        self._watched = Watched(stores)
+
+    def describe(self) -> Iterable[Family]:
+        # So that registering it asks nothing of a store.
+        return [_family(metric) for metric in QUESTIONS]
+
+    def collect(self) -> Iterable[Family]:
+        for metric in QUESTIONS:
+            family = _family(metric)
+            for reading in self._watched.readings(metric):
+                family.add_metric([reading.store], reading.value)
+            yield family
+
+
+def _is_counted(metric: Metric) -> bool:
+    return metric.kind == "counter" and metric not in QUESTIONS
+
+
+def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _family(metric: Metric) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name, metric.help, labels=metric.labels)

@@ -1,0 +1,163 @@
+"""Every metric there is, and what an event counts. Pure: exporters, documentation and `ops/` follow this table.
+
+Labels are the operation, the outcome, and for stores a name and the call. Never a key, a scope or a digest: their
+number has no bound, and they may be personal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from onefold.events import Event, Kind
+
+# A monitoring system keeps a series for each value of a label: what comes beyond so many operations is "other".
+OPERATIONS_MAX: Final = 100
+OTHER: Final = "other"
+
+# In seconds. A memory store answers in microseconds, a database in milliseconds, and time-outs end at some seconds.
+BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metric(NamedTuple):
+    """One metric: its name as Prometheus writes it, and what it says."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def unit(self) -> str:
+        """As OpenTelemetry writes it."""
+        return "s" if self.name.endswith("_seconds") else "1"
+
+    @property
+    def dotted(self) -> str:
+        """The name in OpenTelemetry; its exporter to Prometheus makes `name` of it and the unit again."""
+        return self.name.removesuffix("_total").removesuffix("_seconds").replace("_", ".", 1)
+
+
+_OPERATION: Final = ("operation",)
+_STORE: Final = ("store",)
+
+DELIVERIES: Final = Metric(
+    "onefold_deliveries_total", "counter", ("operation", "outcome"), "Deliveries, by what became of them."
+)
+CONFLICTS: Final = Metric(
+    "onefold_conflicts_total", "counter", _OPERATION, "A key came again with another payload, and was refused."
+)
+STORE_SECONDS: Final = Metric(
+    "onefold_store_seconds", "histogram", ("store", "call", "result"), "How long calls of a measured store took."
+)
+STORE_UP: Final = Metric("onefold_store_up", "gauge", _STORE, "Whether a watched store answered: 1 or 0.")
+PURGE_LAG: Final = Metric(
+    "onefold_purge_lag_seconds", "gauge", _STORE, "How long the oldest record past its stay waits for a purge."
+)
+EVICTED: Final = Metric(
+    "onefold_evicted_keys_total", "counter", _STORE, "Keys that a Redis dropped for want of memory, since it started."
+)
+
+# What one event of this kind counts, beside the outcome of its delivery.
+COUNTED: Final[dict[Kind, Metric]] = {
+    Kind.STARTED: Metric("onefold_starts_total", "counter", _OPERATION, "Handlers that were started."),
+    Kind.REPLAYED: Metric(
+        "onefold_duplicates_total", "counter", _OPERATION, "Duplicates absorbed: answered from the record."
+    ),
+    Kind.WAITED: Metric(
+        "onefold_waits_total", "counter", _OPERATION, "Duplicates that waited for the running one, and were answered."
+    ),
+    Kind.TAKEN_OVER: Metric(
+        "onefold_takeovers_total", "counter", _OPERATION, "Abandoned or released claims that another delivery took on."
+    ),
+    Kind.LOST: Metric(
+        "onefold_lost_claims_total",
+        "counter",
+        _OPERATION,
+        "Handlers that ran on after their claim had gone to another.",
+    ),
+    Kind.HELD: Metric(
+        "onefold_held_total", "counter", _OPERATION, "Records that were put on hold: their outcome is unknown."
+    ),
+    Kind.RESOLVED: Metric("onefold_resolved_total", "counter", _OPERATION, "Records that were resolved."),
+    Kind.NOT_REMEMBERED: Metric(
+        "onefold_not_remembered_total",
+        "counter",
+        _OPERATION,
+        "Effects that happened, and that the store was not told of.",
+    ),
+    Kind.UNPROTECTED: Metric(
+        "onefold_unprotected_total", "counter", _OPERATION, "Handlers that ran without a claim: the store was down."
+    ),
+    Kind.STORE_FAILED: Metric(
+        "onefold_store_failures_total", "counter", _OPERATION, "Calls of a store that failed during a delivery."
+    ),
+    Kind.OMITTED: Metric("onefold_omitted_results_total", "counter", _OPERATION, "Results that were not kept."),
+    Kind.BYPASSED: Metric("onefold_bypasses_total", "counter", _OPERATION, "Deliberate second runs."),
+}
+
+METRICS: Final = (DELIVERIES, *COUNTED.values(), CONFLICTS, STORE_SECONDS, STORE_UP, PURGE_LAG, EVICTED)
+
+# How a delivery ended, by the event that ended it.
+OUTCOMES: Final[dict[Kind, str]] = {
+    Kind.FINISHED: "done",
+    Kind.REPLAYED: "replayed",
+    Kind.SKIPPED: "skipped",
+    Kind.FAILED: "failed",
+    Kind.RELEASED: "released",
+    Kind.LEFT: "left",
+    Kind.HELD: "held",
+    Kind.LOST: "lost",
+    Kind.NOT_REMEMBERED: "not_remembered",
+    Kind.UNPROTECTED: "unprotected",
+}
+
+# A refusal, by the error that the caller got.
+REFUSALS: Final = {
+    "KeyReused": "key_reused",
+    "InProgress": "in_progress",
+    "OnHold": "on_hold",
+    "StoreUnavailable": "store_unavailable",
+}
+REFUSED: Final = "refused"
+
+# How the detail of an event begins that is about a part of a handler, and ends no delivery.
+STEP: Final = "step "
+
+
+def outcome(event: Event) -> str | None:
+    """What became of the delivery, if this event ends it."""
+    if event.kind is Kind.REFUSED:
+        return REFUSALS.get(event.detail, REFUSED)
+    return None if event.detail.startswith(STEP) else OUTCOMES.get(event.kind)
+
+
+def counted(event: Event, operation: str) -> Iterator[tuple[Metric, tuple[str, ...]]]:
+    """The counters that this event moves by one, with their labels."""
+    ended = outcome(event)
+    if ended is not None:
+        yield DELIVERIES, (operation, ended)
+    metric = COUNTED.get(event.kind)
+    if metric is not None:
+        yield metric, (operation,)
+    if ended == REFUSALS["KeyReused"]:
+        yield CONFLICTS, (operation,)
+
+
+class Operations:
+    """The operations that have series of their own: the first so many."""
+
+    def __init__(self, most: int = OPERATIONS_MAX) -> None:
+        self._most = most
+        self._known: set[str] = set()
+        self._adding = threading.Lock()
+
+    def label(self, operation: str) -> str:
+        if operation in self._known:
+            return operation
+        with self._adding:
+            if len(self._known) >= self._most:
+                return OTHER
+            self._known.add(operation)
+            return operation

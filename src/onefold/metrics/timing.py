@@ -1,0 +1,134 @@
+"""A store that tells how long its calls take: `Guard(measured("postgresql://…"))`.
+
+It hands every call on as it is, has the powers of the store inside (batches, browsing, transactions) and no others, and
+never changes an answer or an error. What runs in a transaction is not timed: the time there is the caller's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from onefold import AsyncGuard, Guard, UsageError
+from onefold.stores.base import AsyncStore, Store
+
+CALLS: Final = (
+    "claim",
+    "extend",
+    "finish",
+    "release",
+    "read",
+    "purge",
+    "claim_all",
+    "extend_all",
+    "close_all",
+    "browse",
+)
+
+# Powers that are handed on untimed. A class has to have them: a check for a power does not ask an instance.
+UNTIMED: Final = ("transaction", "facts")
+
+
+class Timing(NamedTuple):
+    """One call of a measured store."""
+
+    store: str
+    call: str
+    seconds: float
+    failed: bool
+
+
+TimingListener = Callable[[Timing], object]
+
+_listeners: list[TimingListener] = []
+
+
+def subscribe(listener: TimingListener) -> Callable[[], None]:
+    """Call `listener` with every timing in this process; the answer ends it again."""
+    _listeners.append(listener)
+
+    def unsubscribe() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+    return unsubscribe
+
+
+class Measured:
+    """A store around another one. Whatever is not timed is the inner store's own."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self.inner = store
+        self.measured_as = name
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what this class does not have is asked for here. A copy that is being made has nothing inside yet.
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"measured({self.inner!r})"
+
+
+def measured(source: Any, *, name: str | None = None, awaited: bool = False) -> Any:
+    """The store behind `source` (whatever a guard takes), with its calls timed; `name` is its label in metrics.
+
+    For an `AsyncGuard` pass `awaited=True`, or an async store. A store that was opened here is closed by its own
+    `close()` or `aclose()`: a guard closes only what it has opened.
+    """
+    if isinstance(source, Measured):
+        raise UsageError("measured(): this store is measured already")
+    store = source if _is_store(source) else (AsyncGuard if awaited else Guard)(source).store
+    timed = _timed_async if inspect.iscoroutinefunction(store.claim) else _timed
+    has = {call: timed(call) for call in CALLS if hasattr(store, call)}
+    has |= {power: _handed_on(power) for power in UNTIMED if hasattr(store, power)}
+    return type(f"Measured{type(store).__name__}", (Measured,), has)(store, name or type(store).__name__)
+
+
+def _is_store(source: Any) -> bool:
+    return isinstance(source, (Store, AsyncStore)) and not isinstance(source, type)
+
+
+def _timed(call: str) -> Callable[..., Any]:
+    def timed(self: Measured, *args: Any, **kwargs: Any) -> Any:
+        began, failed = time.perf_counter(), True
+        try:
+            reply = getattr(self.inner, call)(*args, **kwargs)
+            failed = False
+            return reply
+        finally:
+            _tell(Timing(self.measured_as, call, time.perf_counter() - began, failed))
+
+    return timed
+
+
+def _timed_async(call: str) -> Callable[..., Any]:
+    async def timed(self: Measured, *args: Any, **kwargs: Any) -> Any:
+        began, failed = time.perf_counter(), True
+        try:
+            reply = await getattr(self.inner, call)(*args, **kwargs)
+            failed = False
+            return reply
+        finally:
+            _tell(Timing(self.measured_as, call, time.perf_counter() - began, failed))
+
+    return timed
+
+
+def _handed_on(power: str) -> Callable[..., Any]:
+    def handed_on(self: Measured, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, power)(*args, **kwargs)
+
+    return handed_on
+
+
+def _tell(timing: Timing) -> None:
+    for listener in tuple(_listeners):
+        try:
+            listener(timing)
+        except Exception:
+            logging.getLogger("onefold").exception("a listener failed on a timing of %s", timing.store)

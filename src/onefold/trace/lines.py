@@ -1,0 +1,191 @@
+"""Logs of any size, line by line: bounded memory, and every line is accounted for. Reads, and judges nothing."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Annotated, Final, cast
+
+import msgspec
+
+# Read and decoded at a time.
+CHUNK: Final = 1 << 20
+
+# A line that is longer is no line of a hop: it is counted as broken, and never held in memory.
+LINE_MAX: Final = 1 << 20
+
+# Later than this is milliseconds, mistaken for seconds.
+TS_MAX: Final = 1e11
+
+HOUR: Final = 3_600
+
+STANDARD_INPUT: Final = "-"
+
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=TS_MAX)]
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """One hop that one message passed. What is not in it is ignored."""
+
+    hop: Name
+    key: Name
+    ts: Seconds
+    scope: str | None = None
+    delivery: str | int | None = None
+    request: str | int | None = None
+    producer: str | int | None = None
+
+
+class Dated(Line, frozen=True, gc=False):
+    """The same as a log may have it, with a time in words."""
+
+    ts: Seconds | datetime  # type: ignore[assignment]
+
+
+def _line(dated: Dated) -> Line:
+    """With its time in seconds. A time without a zone is UTC, as it should be in logs."""
+    when = dated.ts
+    if isinstance(when, datetime):
+        when = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    return Line(dated.hop, dated.key, when, dated.scope, dated.delivery, dated.request, dated.producer)
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The first line that could not be read."""
+
+    file: str
+    number: int
+    why: str
+
+
+class Tally(msgspec.Struct):
+    """What became of all lines."""
+
+    # Those of hops.
+    lines: int = 0
+    # Lines of JSON about something else, in a log that others write to as well.
+    others: int = 0
+    blank: int = 0
+    broken: int = 0
+    first: Broken | None = None
+
+
+Progress = Callable[[int], None]
+
+_lines: Final = msgspec.json.Decoder(Line)
+_dated: Final = msgspec.json.Decoder(Dated)
+_anything: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read(files: Sequence[str], tally: Tally, progress: Progress = lambda _bytes: None) -> Iterator[list[Line]]:
+    """The lines of all files, in portions; the tally tells what became of the rest. Raises `OSError`.
+
+    `progress` is told how many bytes, as they lie on the disk, were read so far.
+    """
+    before = 0
+    for name in files:
+        number = position = 0
+        for chunk, position in _chunks(name):
+            progress(before + position)
+            found = _decoded(chunk, name, number, tally)
+            number += _lines_in(chunk)
+            tally.lines += len(found)
+            yield found
+        before += position
+
+
+def _lines_in(chunk: bytes) -> int:
+    return chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+
+
+def _decoded(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line]:
+    """All lines of a chunk at once; where one cannot be read, each by itself."""
+    try:
+        found = _all_at_once(chunk)
+    except UNREADABLE:
+        return _one_by_one(chunk, name, number, tally)
+    tally.blank += max(_lines_in(chunk) - len(found), 0)
+    return found
+
+
+def _all_at_once(chunk: bytes) -> list[Line]:
+    try:
+        # Nothing in Python happens for a single line here: it is what makes a large log bearable.
+        return _lines.decode_lines(chunk)
+    except msgspec.ValidationError:
+        return [_line(dated) for dated in _dated.decode_lines(chunk)]
+
+
+def _one_by_one(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line]:
+    found = []
+    for offset, text in enumerate(chunk.removesuffix(b"\n").split(b"\n"), start=1):
+        # What a logger's format writes before the line is left out.
+        line = text[max(text.find(b"{"), 0) :].strip()
+        if not line:
+            tally.blank += 1
+            continue
+        try:
+            found.append(_line(_dated.decode(line)))
+        except UNREADABLE as error:
+            if _is_of_another(line):
+                tally.others += 1
+                continue
+            tally.broken += 1
+            tally.first = tally.first or Broken(name, number + offset, str(error))
+    return found
+
+
+def _is_of_another(line: bytes) -> bool:
+    try:
+        return "hop" not in _anything.decode(line)
+    except UNREADABLE:
+        return False
+
+
+def _chunks(name: str) -> Iterator[tuple[bytes, int]]:
+    """The file in portions that end with a line, each with how far it was read.
+
+    A line that is too long becomes a short one, which is broken too.
+    """
+    with _opened(name) as (file, position):
+        begun = b""
+        while data := file.read(CHUNK):
+            begin, newline, rest = data.rpartition(b"\n")
+            if newline:
+                yield _bounded(begun, begin) + newline, position()
+                begun = rest
+            elif len(begun) <= LINE_MAX:
+                begun += data
+        if begun:
+            yield _bounded(begun, b""), position()
+
+
+def _bounded(begun: bytes, lines: bytes) -> bytes:
+    """What was begun before, with the lines that end it."""
+    if len(begun) <= LINE_MAX:
+        return begun + lines
+    _, newline, others = lines.partition(b"\n")
+    return b"a line of more than a megabyte" + newline + others
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """A file to read, and how many bytes of it, as it lies on the disk, were read."""
+    if name == STANDARD_INPUT:
+        # A pipe does not know how far it is.
+        yield sys.stdin.buffer, lambda: 0
+        return
+    with open(name, "rb") as raw:
+        if Path(name).suffix != ".gz":
+            yield raw, raw.tell
+            return
+        with gzip.open(raw) as unpacked:
+            yield cast("IO[bytes]", unpacked), raw.tell

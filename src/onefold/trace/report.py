@@ -1,0 +1,182 @@
+"""From logs to a report: what passed each hop in each hour, and what leaked there. Exact, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from onefold import UsageError
+from onefold.trace.leaks import Kind, Leak, Repeated, of_keys, of_message
+from onefold.trace.lines import HOUR, Progress, Tally, read
+from onefold.trace.shelf import Shelf
+
+# As many of each kind are shown at each hop: enough to look one up in the logs.
+EXAMPLES_MAX: Final = 10
+
+# A hop is a place in your system. Thousands of them are ids of something, in the wrong field.
+HOPS_MAX: Final = 1_000
+
+# A log of ten years from ten hops. More are times that are none.
+CELLS_MAX: Final = 1_000_000
+
+EVERY: Final = tuple(Kind)
+
+
+class Cell(msgspec.Struct, gc=False):
+    """One hop in one hour; `hour` is the second at which it begins."""
+
+    hop: str
+    hour: int
+    lines: int = 0
+    # Distinct ones.
+    keys: int = 0
+    # Of producers: how many lines, with how many distinct keys.
+    sent: int = 0
+    sent_keys: int = 0
+    replaced: int = 0
+    requests: int = 0
+    resent: int = 0
+    # Of the resent: those that another instance of the producer had sent before.
+    restarted: int = 0
+    reminted: int = 0
+
+    def leaks(self, kind: Kind) -> int:
+        found: int = getattr(self, kind.value)
+        return found
+
+
+class Report(msgspec.Struct):
+    """What the logs say."""
+
+    tally: Tally
+    hops: list[str]
+    cells: list[Cell]
+    # Some of each kind.
+    examples: dict[str, list[dict[str, Any]]]
+    checks: list[str]
+    # Ids of so many keys that they cannot be ids; of those only some keys were looked at.
+    crowded: list[str]
+
+    def count(self, kind: Kind, hop: str | None = None) -> int:
+        return sum(cell.leaks(kind) for cell in self.cells if hop in (None, cell.hop))
+
+    @property
+    def clean(self) -> bool:
+        return not any(self.count(kind) for kind in Kind)
+
+
+def examine(
+    files: Sequence[str],
+    *,
+    order: Sequence[str] = (),
+    checks: Collection[Kind] = EVERY,
+    progress: Progress = lambda _bytes: None,
+) -> Report:
+    """Read all logs, and look for leaks. `order` names the hops as messages pass them; without it, time tells.
+
+    Raises `OSError` for what cannot be read, `UsageError` for what is no log of hops.
+    """
+    tally = Tally()
+    with Shelf() as shelf:
+        for portion in read(files, tally, progress):
+            shelf.add(portion)
+        if not tally.lines:
+            raise UsageError(_nothing(files, tally))
+        return Examination(shelf, order, checks).report(tally)
+
+
+class Examination:
+    """One look at a shelf that is full."""
+
+    def __init__(self, shelf: Shelf, order: Sequence[str], checks: Collection[Kind]) -> None:
+        self._shelf, self._checks = shelf, checks
+        self._ranks = {hop: float(rank) for rank, hop in enumerate(order)}
+        self._cells: dict[tuple[str, int], Cell] = {}
+        self._examples: dict[str, list[dict[str, Any]]] = {kind.value: [] for kind in EVERY if kind in checks}
+        self._shown: Counter[tuple[Kind, str]] = Counter()
+        self._crowded: list[str] = []
+
+    def report(self, tally: Tally) -> Report:
+        hops = self._take_hours()
+        _check_order(list(self._ranks), hops)
+        for repeated in of_keys(self._shelf.by_key()):
+            self._count(repeated)
+        if {Kind.REPLACED, Kind.REMINTED} & set(self._checks):
+            for column in ("delivery", "request"):
+                self._shelf.keep(self._of_messages(column))
+            self._take_kept()
+        places = {hop: place for place, hop in enumerate(hops)}
+        cells = sorted(self._cells.values(), key=lambda cell: (cell.hour, places[cell.hop]))
+        return Report(tally, hops, cells, self._examples, [kind.value for kind in self._checks], self._crowded)
+
+    def _take_hours(self) -> list[str]:
+        """Every hop and hour; the answer is the hops in the order in which the logs have them."""
+        firsts: dict[str, int] = {}
+        for hop, hour, first, *counts in self._shelf.hours():
+            firsts[hop] = min(firsts.get(hop, first), first)
+            if len(firsts) > HOPS_MAX:
+                raise UsageError(f"more than {HOPS_MAX:,} hops, such as {hop[:40]!r}: a hop is the name of a place")
+            if len(self._cells) >= CELLS_MAX:
+                raise UsageError(f"lines from more than {CELLS_MAX:,} hours: is `ts` a time?")
+            self._cells[hop, hour] = Cell(hop, hour * HOUR, *counts)
+        return sorted(firsts, key=firsts.__getitem__)
+
+    def _count(self, one: Repeated) -> None:
+        cell = self._cells[one.hop, one.hour]
+        if one.requests and Kind.REQUESTS in self._checks:
+            cell.requests += 1
+            self._show(Kind.REQUESTS, one, {"requests": list(one.requests)})
+        if one.resent and Kind.RESENT in self._checks:
+            cell.resent += one.resent
+            cell.restarted += one.restarted
+            self._show(Kind.RESENT, one, {"times": one.resent, "restarted": one.restarted > 0})
+
+    def _show(self, kind: Kind, one: Repeated, more: dict[str, Any]) -> None:
+        self._shown[kind, one.hop] += 1
+        if self._shown[kind, one.hop] <= EXAMPLES_MAX:
+            at = {"hop": one.hop, "hour": one.hour * HOUR}
+            self._examples[kind.value].append({**at, "scope": one.scope, "key": one.key, **more})
+
+    def _of_messages(self, column: str) -> Iterator[Leak]:
+        for id_, seen, crowded in self._shelf.by_message(column):
+            if crowded and len(self._crowded) < EXAMPLES_MAX:
+                self._crowded.append(id_)
+            leaks = of_message(seen, self._ranks, id_, tries=column == "delivery")
+            yield from (leak for leak in leaks if leak.kind in self._checks)
+
+    def _take_kept(self) -> None:
+        for word, hop, hour, count in self._shelf.kept():
+            cell = self._cells[hop, hour]
+            if word == Kind.REPLACED:
+                cell.replaced += count
+            else:
+                cell.reminted += count
+        for kind in (Kind.REPLACED, Kind.REMINTED):
+            if kind not in self._checks:
+                continue
+            for hop, ts, before, after, previous, id_ in self._shelf.examples(kind.value, EXAMPLES_MAX):
+                came = {} if previous is None else {"after": previous}
+                shown = {"hop": hop, **came, "ts": ts, "id": id_, "had": before, "has": after}
+                self._examples[kind.value].append(shown)
+
+
+def _check_order(order: Sequence[str], hops: Sequence[str]) -> None:
+    for hop in order:
+        if hop not in hops:
+            raise UsageError(f"--order names {hop!r}, and the logs have the hops {', '.join(sorted(hops)[:20])}")
+
+
+def _nothing(files: Sequence[str], tally: Tally) -> str:
+    broken = tally.first
+    first = (
+        ""
+        if broken is None
+        else f" The first that cannot be read is line {broken.number} of {broken.file}: {broken.why}"
+    )
+    return (
+        f"there is no line of a hop in {', '.join(files)}: {tally.broken:,} lines are broken, {tally.others:,} are "
+        f"about something else, {tally.blank:,} are blank.{first}"
+    )
