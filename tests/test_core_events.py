@@ -7,6 +7,7 @@ import copy
 import pickle
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -305,3 +306,57 @@ def test_every_error_that_a_delivery_can_end_in_is_carried_as_it_was_raised() ->
 
     assert [(type(error), str(error)) for error in arrived] == [(type(error), str(error)) for error in raised]
     assert {OnHold, InProgress, KeyReused, ClaimLost} <= {type(error) for error in arrived}
+
+
+# What is told when.
+
+
+def test_a_transactional_run_is_told_as_finished_when_it_is_committed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    states: list[Any] = []
+
+    def hear(event: Event) -> None:
+        with Guard(url) as other:
+            record = other.read("charge", "pay_7f3a")
+        states.append((event.kind, None if record is None else record.state))
+
+    with Guard(url, on_event=hear) as guard:
+
+        @guard.transactional("charge", key="key")
+        def charge(key: str, *, tx: Any) -> None:
+            tx.execute("CREATE TABLE paid (key)")
+
+        charge("pay_7f3a")  # type: ignore[call-arg]
+
+    assert states == [(Kind.STARTED, None), (Kind.FINISHED, "done")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"), [(Policy(), Kind.RELEASED), (FINAL, Kind.FAILED)], ids=["released", "remembered"]
+)
+def test_a_handler_that_raises_in_a_transaction_has_an_outcome(policy: Policy, told: Kind, tmp_path: Path) -> None:
+    heard = Heard()
+    with Guard(f"sqlite:///{tmp_path}/shop.db", on_event=heard, policy=policy) as guard:
+
+        @guard.transactional("charge", key="key")
+        def charge(key: str, *, tx: Any) -> None:
+            raise ValueError("declined")
+
+        with pytest.raises(ValueError, match="declined"):
+            charge("pay_7f3a")  # type: ignore[call-arg]
+
+    assert [event.kind for event in heard.events] == [Kind.STARTED, told]
+    assert heard.events[-1].detail == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"), [(Policy(), Kind.RELEASED), (FINAL, Kind.FAILED)], ids=["released", "remembered"]
+)
+def test_a_handler_that_raises_in_seen_mode_has_an_outcome(policy: Policy, told: Kind) -> None:
+    heard = Heard()
+    guard = Guard("memory:", on_event=heard, policy=policy.but(mode="seen"))
+
+    with pytest.raises(ValueError, match="declined"):
+        guard.run("charge", "pay_7f3a", Handler(error=ValueError("declined")))
+
+    assert [event.kind for event in heard.events] == [Kind.STARTED, told]

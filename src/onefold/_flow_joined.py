@@ -45,7 +45,10 @@ def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     if ended.error is not None:
         yield from _take_back(work, won)
         raise ended.error
-    return (yield from _keep(work, won, ended.value, confirm=confirm))
+    outcome = yield from _keep(work, won, ended.value, confirm=confirm)
+    # The commit is the caller's: nothing of ours sees it.
+    work.tell(Kind.FINISHED, won.address, won.attempt)
+    return outcome
 
 
 def transact(work: Work) -> Flow[Outcome[Any]]:
@@ -67,6 +70,7 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
             raise
         committed: Commit = yield Committing()
         if committed is Commit.DONE or (committed is Commit.UNKNOWN and _is_known(result)):
+            _tell_committed(work, result)
             if isinstance(result, Exception):
                 raise result
             return result
@@ -89,9 +93,9 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
     if isinstance(error, Exception) and _decide.remembered(error, work.policy):
         yield RollingBack(error, to_savepoint=True)
         yield Finishing(claim_of(won), failed(work, error))
-        work.tell(Kind.FAILED, won.address, won.attempt, type(error).__name__)
         return error
     if error is not None:
+        work.tell(Kind.RELEASED, won.address, won.attempt, type(error).__name__)
         raise error
     outcome = yield from _keep(work, won, ended.value)
     ours[won.token] = outcome
@@ -129,7 +133,6 @@ def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flo
         yield Finishing(claim_of(entry), ending)
     else:
         yield StillOpen()
-    work.tell(Kind.FINISHED, entry.address, entry.attempt)
     return Outcome(value=value, attempt=entry.attempt)
 
 
@@ -141,6 +144,14 @@ def _take_back(work: Work, entry: Entry) -> Flow[None]:
         work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
         return
     work.tell(Kind.RELEASED, entry.address, entry.attempt)
+
+
+def _tell_committed(work: Work, result: Outcome[Any] | Exception) -> None:
+    """What has become of it is told when it is true."""
+    if isinstance(result, Exception):
+        work.tell(Kind.FAILED, work.asked.address, detail=type(result).__name__)
+    elif not result.replayed:
+        work.tell(Kind.FINISHED, work.asked.address, result.attempt)
 
 
 def _is_known(result: Outcome[Any] | Exception) -> bool:

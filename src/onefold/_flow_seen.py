@@ -36,9 +36,12 @@ def look(work: Work) -> Flow[Outcome[Any]]:
     work.tell(Kind.STARTED, asked.address, attempt)
     ended: Ended = yield Running(work.call, entry)
     if ended.error is not None:
-        if _decide.after(ended.error, policy) is Then.FAIL:
+        remembers = _decide.after(ended.error, policy) is Then.FAIL
+        if remembers:
             ending = failed(work, cast("Exception", ended.error))
             yield from write_seen(work, _ended_entry(entry, ending), found)
+        kind = Kind.FAILED if remembers else Kind.RELEASED
+        work.tell(kind, asked.address, attempt, type(ended.error).__name__)
         raise ended.error
     remembered = yield from write_seen(work, _ended_entry(entry, done(work, ended.value, attempt)), found)
     work.tell(Kind.FINISHED if remembered else Kind.NOT_REMEMBERED, asked.address, attempt)
