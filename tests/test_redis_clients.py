@@ -272,12 +272,21 @@ def test_a_wrong_url_says_what_to_write(url: str, says: str) -> None:
         assert says in str(refused.value)
 
 
-def test_a_wrong_url_shows_no_password() -> None:
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://me:sesame@h?prefx=a", "me:***@h"),
+        ("redis+sentinel://h/shop?sentinel_password=sesame&prefx=a", "sentinel_password=***&prefx=a"),
+        ("redis+sentinel://me:sesame@h/shop?prefx=a&sentinel_password=ses@me", "sentinel_password=***"),
+    ],
+)
+def test_a_wrong_url_shows_no_password(url: str, shown: str) -> None:
     with pytest.raises(UsageError) as refused:
-        open_store("redis://me:sesame@h?prefx=a")
+        open_store(url)
 
-    assert "sesame" not in str(refused.value)
-    assert "me:***@h" in str(refused.value)
+    assert "ses" not in str(refused.value)
+    assert shown in str(refused.value)
+    assert "ses" not in repr(Guard(url))
 
 
 def test_a_url_asks_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any, Final
 
@@ -123,6 +124,8 @@ def _what_it_takes(source: object) -> str:
 
 
 def without_password(url: str) -> str:
+    """The URL as a message may show it. An option can hold a password too: `sentinel_password=`."""
+    url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
     before, at, after = url.rpartition("@")
     if not at or "://" not in before:
         return url
