@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,6 +226,30 @@ def test_a_message_without_a_key_follows_the_policy(place: Place) -> None:
     assert ran_before == 0
     assert run == [ACK, ACK]
     assert place.runs == 2
+
+
+def test_a_message_without_a_key_gets_its_transaction_all_the_same(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    ran: list[Any] = []
+
+    def handle(body: str, *, tx: Any) -> None:
+        ran.append(tx.execute("SELECT 1").fetchone())
+
+    async def handle_async(body: str, *, tx: Any) -> None:
+        handle(body, tx=tx)
+
+    async def main() -> list[Verdict]:
+        async with AsyncGuard(url) as guard:
+            consuming = AsyncConsuming(guard, "charge", handle_async, key=keys.header(), missing_key="run")
+            return [await consuming.deliver(message(headers={}), "body") for _ in range(2)]
+
+    with Guard(url) as guard:
+        consuming = Consuming(guard, "charge", handle, key=keys.header(), missing_key="run")
+        blocking = [consuming.deliver(message(headers={}), "body") for _ in range(2)]
+
+    assert blocking == [ACK, ACK]
+    assert asyncio.run(main()) == [ACK, ACK]
+    assert len(ran) == 4
 
 
 def test_a_store_that_is_down_means_later_and_nothing_runs() -> None:

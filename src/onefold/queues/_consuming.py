@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
@@ -42,7 +43,7 @@ class _Prepared(Generic[G]):
         wait: Duration = WAIT,
         policy: Policy | None = None,
     ) -> None:
-        _check(guard, self.takes, handler, missing_key, awaited=self.awaited)
+        check(guard, self.takes, handler, missing_key, awaited=self.awaited)
         self._guard: G = guard
         self._operation = operation
         self._handler = handler
@@ -68,7 +69,7 @@ class Consuming(_Prepared[Guard]):
             if key is not None:
                 self._run(key, arguments)
             elif self._runs_without_key:
-                self._handler(*arguments)
+                self._run_unguarded(arguments)
             else:
                 return NO_KEY
         except MissingKey as error:
@@ -83,6 +84,13 @@ class Consuming(_Prepared[Guard]):
             self._with_tx(key, arguments)
         else:
             self._guard.run(self._operation, key, lambda: _nothing(self._handler(*arguments)), policy=self._policy)
+
+    def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
+        if self._with_tx is None:
+            self._handler(*arguments)
+        else:
+            # It wants a transaction all the same; nobody will ask for this key again.
+            self._with_tx(throw_away_key(), arguments)
 
     def _looked(self, key: Any) -> Verdict:
         try:
@@ -111,7 +119,7 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
             if key is not None:
                 await self._run(key, arguments)
             elif self._runs_without_key:
-                await self._handler(*arguments)
+                await self._run_unguarded(arguments)
             else:
                 return NO_KEY
         except MissingKey as error:
@@ -130,6 +138,12 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
         else:
             await self._guard.run(self._operation, key, handle, policy=self._policy)
 
+    async def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
+        if self._with_tx is None:
+            await self._handler(*arguments)
+        else:
+            await self._with_tx(throw_away_key(), arguments)
+
     async def _looked(self, key: Any) -> Verdict:
         try:
             record = await self._guard.read(self._operation, key)
@@ -144,12 +158,16 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
         return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
 
 
+def throw_away_key() -> str:
+    return f"without-key:{uuid.uuid4()}"
+
+
 def takes_tx(handler: Callable[..., Any]) -> bool:
     """Whether the handler wants the transaction in which its record is written."""
     return "tx" in inspect.signature(handler).parameters
 
 
-def _check(guard: Any, kind: type, handler: Callable[..., Any], missing_key: str, *, awaited: bool) -> None:
+def check(guard: Any, kind: type, handler: Callable[..., Any], missing_key: str, *, awaited: bool) -> None:
     if not isinstance(guard, kind):
         raise UsageError(f"this client is {'async' if awaited else 'blocking'}: it takes {kind.__name__}")
     inner = handler.func if isinstance(handler, functools.partial) else handler
