@@ -43,6 +43,7 @@ soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
 	$(if $(SHORT),,$(BIN)/onefold simulate --deep $(ARGS))
 	$(BIN)/python -m bench.soak --store all $(if $(SHORT),--short --strike-server)
 	$(BIN)/python -m bench.soak_http $(if $(SHORT),--megabytes 8)
+	$(BIN)/python -m bench.soak_rabbitmq $(if $(SHORT),--short)
 	$(if $(SHORT),,$(BIN)/python -m bench.soak --store postgres --store mariadb --store redis --strike-server)
 
 bench-quick: $(READY)  ## what a guard costs on each store, against the raw driver: ratios, in a minute

@@ -1,11 +1,14 @@
 """The fixtures that give tests their servers. A server starts when the first test asks for it, never before.
 
 Session-wide, to look at: `postgres`, `pgbouncer`, `mariadb`, `redis_server`, `valkey`, `redis_cluster`,
-`valkey_cluster`, `redis_pair`, `redis_sentinel`, `dynamodb` (each has `.url`, `.version`).
+`valkey_cluster`, `redis_pair`, `redis_sentinel`, `dynamodb`, `kafka`, `rabbitmq` (each has `.url`, `.version`).
 Empty at the start of each test: `postgres_url`, `pgbouncer_url` (the same database), `mysql_url`, `redis_url`,
 `valkey_url`, `redis_cluster_url`, `valkey_cluster_url`, `dynamodb_url` (the name of a table that does not exist yet).
+Shared by all tests: `kafka_url`, with a new `kafka_topic` for each of them.
+Shared by all tests: `rabbitmq_url`; a test gives its queues names that nobody else has, `rabbitmq_name` begins them.
 Private to one test, to be killed, frozen and restarted: `own_postgres`, `own_mariadb`, `own_redis`, `own_valkey`,
-`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`. For a whole module: `with house.own("postgres") as server`.
+`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`, `own_kafka`, `own_rabbitmq`. For a whole module:
+`with house.own("postgres") as server`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from services import dynamodb as dynamodb_server
+from services import kafka as kafka_server
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
 from services import redis as redis_servers
@@ -98,6 +102,8 @@ valkey_cluster = session_server("valkey-cluster")
 redis_pair = session_server("redis-pair")
 redis_sentinel = session_server("redis-sentinel")
 dynamodb = session_server("dynamodb")
+kafka = session_server("kafka")
+rabbitmq = session_server("rabbitmq")
 
 own_postgres = own_server("postgres")
 own_mariadb = own_server("mariadb")
@@ -106,6 +112,8 @@ own_valkey = own_server("valkey")
 own_redis_pair = own_server("redis-pair")
 own_redis_sentinel = own_server("redis-sentinel")
 own_redis_cluster = own_server("redis-cluster")
+own_kafka = own_server("kafka")
+own_rabbitmq = own_server("rabbitmq")
 
 
 @pytest.fixture(scope="session")
@@ -177,3 +185,28 @@ def dynamodb_url(dynamodb: Server, dynamodb_tables: str, monkeypatch: pytest.Mon
     for name, value in dynamodb_server.CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return dynamodb_server.store_url(dynamodb, dynamodb_tables + secrets.token_hex(6))
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq: Server) -> str:
+    return rabbitmq.url
+
+
+@pytest.fixture
+def rabbitmq_name() -> str:
+    """How the names of this test's queues and exchanges begin: AMQP has no word for emptying a broker."""
+    return f"onefold-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def kafka_url(kafka: Server) -> str:
+    """The bootstrap servers, as clients take them."""
+    return kafka_server.bootstrap(kafka.url)
+
+
+@pytest.fixture
+def kafka_topic(kafka: Server) -> str:
+    """A new topic with four partitions. Its name serves as the name of a new group as well."""
+    topic = f"onefold-{secrets.token_hex(6)}"
+    kafka_server.create_topic(kafka, topic)
+    return topic

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services import dynamodb, mariadb, postgres, redis, redis_cluster, state
+from services import dynamodb, kafka, mariadb, postgres, rabbitmq, redis, redis_cluster, state
 from services.home import Home, root_folder
 from services.processes import ServerFailed
 from services.servers import Server
@@ -34,6 +34,8 @@ KINDS = {
     "redis-cluster": Kind(redis_cluster.start_redis_cluster, "ONEFOLD_REDIS_CLUSTER_URL"),
     "valkey-cluster": Kind(redis_cluster.start_valkey_cluster, "ONEFOLD_VALKEY_CLUSTER_URL"),
     "dynamodb": Kind(dynamodb.start_dynamodb, "ONEFOLD_DYNAMODB_URL"),
+    "kafka": Kind(kafka.start_kafka, "ONEFOLD_KAFKA_URL"),
+    "rabbitmq": Kind(rabbitmq.start_rabbitmq, "ONEFOLD_RABBITMQ_URL"),
 }
 PGBOUNCER_VARIABLE = "ONEFOLD_PGBOUNCER_URL"
 UP = "python -m services up"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pika
 import psycopg
 import pymysql
 import pytest
 import redis
+from pika.exceptions import AMQPConnectionError, AMQPError
 
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
@@ -29,7 +33,7 @@ from services.servers import Server
 PATIENCE = 60.0
 
 SESSION_SERVERS = (
-    *("postgres", "pgbouncer", "mariadb", "redis_server", "valkey", "dynamodb"),
+    *("postgres", "pgbouncer", "mariadb", "redis_server", "valkey", "dynamodb", "kafka", "rabbitmq"),
     *("redis_pair", "redis_sentinel", "redis_cluster", "valkey_cluster"),
 )
 
@@ -86,6 +90,24 @@ class TestCrashes:
 
         with redis_servers.named_client(server.url) as client:
             assert client.get("kept") == b"1"
+
+    def test_rabbitmq_keeps_what_it_has_confirmed(self, own_rabbitmq: Server) -> None:
+        place, durable = pika.URLParameters(own_rabbitmq.url), pika.BasicProperties(delivery_mode=2)
+        with pika.BlockingConnection(place) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("kept", durable=True)
+            channel.basic_publish("", "kept", b"1", durable)
+
+            own_rabbitmq.kill()
+            with pytest.raises(AMQPConnectionError):
+                pika.BlockingConnection(place)
+            own_rabbitmq.restart()
+            with pytest.raises(AMQPError):
+                connection.process_data_events(1)
+
+        with pika.BlockingConnection(place) as connection:
+            assert connection.channel().basic_get("kept")[2] == b"1"
 
     def test_a_replica_takes_over(self, own_redis_pair: Pair) -> None:
         with redis_servers.named_client(own_redis_pair.url) as client:
@@ -193,12 +215,16 @@ def test_who_is_not_allowed_in_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
+def elsewhere() -> Iterator[dict[str, str]]:
     """The environment of a session that knows nothing of this one's servers."""
+    # Not among pytest's own folders: they are closed to nobody, as whom servers run.
+    folder = Path(tempfile.mkdtemp(prefix="onefold-elsewhere-"))
+    folder.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "CI" and "ONEFOLD" not in name}
-    environment |= {"ONEFOLD_SERVICES_FOLDER": str(tmp_path / "services"), "PYTHONPATH": str(PROJECT)}
+    environment |= {"ONEFOLD_SERVICES_FOLDER": str(folder / "services"), "PYTHONPATH": str(PROJECT)}
     yield environment
     command(environment, "down")
+    shutil.rmtree(folder)
 
 
 def command(environment: dict[str, str], *words: str) -> str:
@@ -235,12 +261,12 @@ def test_what_is_up_is_used_by_one_session_at_a_time(
         redis_servers.answers(shared.port)
 
 
-ASKS_FOR_VALKEY = """
+ASKS_FOR_A_SERVER = """
     import os, signal
     from pathlib import Path
 
-    def test_it(valkey):
-        Path("server.pid").write_text(str(valkey.daemons[0].pid))
+    def test_it({server}):
+        Path("server.pid").write_text(" ".join(str(daemon.pid) for daemon in {server}.daemons))
         os.kill(os.getpid(), signal.{signal})
         signal.pause()
 """
@@ -264,16 +290,21 @@ def session(
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("server", "number"),
+    # RabbitMQ has a second process, which would outlive it.
+    [("valkey", signal.SIGINT), ("valkey", signal.SIGKILL), ("rabbitmq", signal.SIGKILL)],
+)
 def test_a_session_that_is_interrupted_or_killed_leaves_no_server(
-    tmp_path: Path, elsewhere: dict[str, str], number: signal.Signals
+    tmp_path: Path, elsewhere: dict[str, str], server: str, number: signal.Signals
 ) -> None:
-    done = session(tmp_path, ASKS_FOR_VALKEY.format(signal=number.name), elsewhere)
+    done = session(tmp_path, ASKS_FOR_A_SERVER.format(server=server, signal=number.name), elsewhere)
 
-    pid = int((tmp_path / "server.pid").read_text())
+    pids = [int(pid) for pid in (tmp_path / "server.pid").read_text().split()]
     assert done.returncode == (2 if number is signal.SIGINT else -9), done.stdout
-    wait_until(lambda: not birth(pid), "the server ends", PATIENCE)
-    wait_until(lambda: not list((tmp_path / "services").glob("[0-9]*")), "its data is removed", PATIENCE)
+    wait_until(lambda: not any(map(birth, pids)), "the server ends", PATIENCE)
+    services = Path(elsewhere["ONEFOLD_SERVICES_FOLDER"])
+    wait_until(lambda: not list(services.glob("[0-9]*")), "its data is removed", PATIENCE)
 
 
 NOTHING_INSTALLED = """

@@ -1,0 +1,261 @@
+"""RabbitMQ, whichever client: what its messages look like, and what a verdict means to the broker. Pure, but for logs.
+
+A message that has to come later stays unacknowledged and is delivered again in place: the broker counts nothing, and
+nothing goes round in circles. Only what is given back is counted (`x-delivery-count`, on quorum queues).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import logging
+import traceback
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._verdict import SOON, Ack, Failed, Later, Never, Verdict
+from onefold.queues.keys import Message, usable
+
+log = logging.getLogger("onefold.queues.rabbitmq")
+
+KEY_HEADER: Final = "idempotency-key"
+REASON_HEADER: Final = "x-onefold-reason"
+DROPPED_HEADER: Final = "x-onefold-dropped-headers"
+
+# As often as `Policy.attempts_max`: then the message goes to the dead letters.
+ATTEMPTS: Final = 5
+
+# Between two attempts: doubled each time.
+FAILED_DELAY: Final = 1.0
+FAILED_DELAY_MAX: Final = 60.0
+DOUBLINGS_MAX: Final = 10
+
+# RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes (its `consumer_timeout`).
+UNACKED_MAX: Final = 15 * 60.0
+
+# A dead-letter queue that does not take a message is asked again.
+DEAD_LETTER_DELAY: Final = 5.0
+
+# How many failing messages a consumer counts where the broker does not: the oldest are forgotten.
+FAILING_MAX: Final = 10_000
+
+# All headers of a message have to fit into one frame, 128 KiB by default: with ours added to them, too.
+HEADERS_MAX: Final = 120_000
+REASON_MAX: Final = 1_000
+
+# What AMQP allows in a property.
+SHORT_MAX: Final = 255
+
+# A sender outlives a restart of the broker: half a minute.
+SEND_TRIES: Final = 12
+SEND_DELAY: Final = 0.1
+SEND_DELAY_MAX: Final = 5.0
+
+# A broker that has not confirmed a message by then is asked again.
+CONFIRM_SECONDS_MAX: Final = 30.0
+
+# Kept on the broker's disk.
+PERSISTENT: Final = 2
+
+# What a dead letter keeps: not `expiration`, by which it would be gone, and not `user_id`, which is the sender's.
+COPIED: Final = (
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id", "timestamp"),
+    *("type", "app_id"),
+)
+
+# These mean something to the broker that routes a message: a copy of it must not be routed by them, nor be counted.
+NOT_COPIED: Final = {"CC", "BCC", "x-delivery-count", "x-acquired-count"}
+
+
+class DeadLetter(enum.Enum):
+    """What may stand for the name of a dead-letter queue."""
+
+    OWN_EXCHANGE = "the exchange that the queue itself names"
+
+
+# The message is rejected: the queue's own `x-dead-letter-exchange` takes it, or, where it has none, it is gone.
+OWN_EXCHANGE: Final = DeadLetter.OWN_EXCHANGE
+
+
+class Delivery(NamedTuple):
+    """A message as a handler sees it, with either client; `native` is the client's own view of it."""
+
+    body: bytes
+    headers: Mapping[str, Any]
+    message_id: str | None
+    content_type: str | None
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    position: str
+    native: Any
+
+    @property
+    def message(self) -> Message:
+        return Message(self.body, self.headers, self.message_id, self.position)
+
+    @property
+    def broker_count(self) -> int | None:
+        """How often a quorum queue has delivered it before. None: it is new, or the queue does not count."""
+        count = self.headers.get("x-delivery-count")
+        return count if isinstance(count, int) and count >= 0 else None
+
+
+class Step(NamedTuple):
+    """What an adapter does with a message, after it has kept it unacknowledged for the delay."""
+
+    # `again`: deliver it in place. `give back`: to its queue. `bury`: send it to the dead letters, then acknowledge it.
+    action: Literal["ack", "again", "give back", "bury", "reject"]
+    delay: float = 0.0
+    reason: str = ""
+
+
+# Not at once, or it would come back at once.
+GIVEN_BACK: Final = Step("give back", SOON)
+
+
+class Dead(NamedTuple):
+    """A dead letter, as either client can send it."""
+
+    queue: str
+    body: bytes
+    properties: dict[str, Any]
+
+
+@dataclass
+class Rules:
+    """What a consumer does with its messages. It remembers which of them have failed, where the broker does not."""
+
+    operation: str
+    dead_letter: str | DeadLetter
+    attempts: int = ATTEMPTS
+    unacked_max: float = UNACKED_MAX
+    _failures: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+
+    def after(self, verdict: Verdict, delivery: Delivery, unacked_for: float) -> Step:
+        """What to do with a message that was delivered so many seconds ago."""
+        match verdict:
+            case Ack():
+                if self._failures:
+                    self._failures.pop(_digest(delivery), None)
+                return Step("ack")
+            case Later(delay, reason, limited):
+                return self._later(delay, reason, unacked_for, limited=limited)
+            case Failed(error):
+                return self._failed(error, delivery)
+            case Never(reason):
+                return self._never(reason)
+
+    def _later(self, delay: float, reason: str, unacked_for: float, *, limited: bool) -> Step:
+        if unacked_for + delay <= self.unacked_max:
+            log.info("%s: again in %.3g s: %s", self.operation, delay, reason)
+            return Step("again", delay)
+        if limited:
+            return self._never(reason)
+        log.warning("%s: given back after %.0f s: %s", self.operation, unacked_for, reason)
+        return GIVEN_BACK
+
+    def _failed(self, error: Exception, delivery: Delivery) -> Step:
+        attempt = self._attempt(delivery)
+        what = f"{type(error).__name__}{_place_of(error)}"
+        log.debug("%s: the handler raised", self.operation, exc_info=error)
+        if attempt >= self.attempts:
+            # It may be moved back, and is new then.
+            self._failures.pop(_digest(delivery), None)
+            return self._never(f"it failed {attempt} times, the last time with {what}")
+        delay = min(FAILED_DELAY * 2 ** min(attempt - 1, DOUBLINGS_MAX), FAILED_DELAY_MAX)
+        log.warning("%s: attempt %d failed: %s; given back in %.3g s", self.operation, attempt, what, delay)
+        return Step("give back", delay)
+
+    def _never(self, reason: str) -> Step:
+        log.error("%s: to the dead letters: %s", self.operation, reason)
+        return Step("reject" if isinstance(self.dead_letter, DeadLetter) else "bury", reason=reason)
+
+    def _attempt(self, delivery: Delivery) -> int:
+        if delivery.broker_count is not None:
+            return delivery.broker_count + 1
+        digest = _digest(delivery)
+        attempt = self._failures.pop(digest, 0) + 1
+        self._failures[digest] = attempt
+        if len(self._failures) > FAILING_MAX:
+            self._failures.popitem(last=False)
+        return attempt
+
+    def dead(self, delivery: Delivery, reason: str) -> Dead:
+        """The message as a dead letter: as it came, and why it is dead."""
+        headers = _fitting({name: value for name, value in delivery.headers.items() if name not in NOT_COPIED})
+        headers |= {
+            REASON_HEADER: reason[:REASON_MAX],
+            "x-onefold-operation": self.operation,
+            "x-onefold-exchange": delivery.exchange,
+            "x-onefold-routing-key": delivery.routing_key,
+        }
+        properties = {name: getattr(delivery.native, name, None) for name in COPIED}
+        return Dead(
+            str(self.dead_letter), delivery.body, properties | {"headers": headers, "delivery_mode": PERSISTENT}
+        )
+
+    def refused(self, error: Exception, reason: str, unacked_for: float) -> Step:
+        """What to do with a message that its dead-letter queue has not taken. It is never lost for that."""
+        log.error("%s: %s does not take a dead letter: %s", self.operation, self.dead_letter, type(error).__name__)
+        if unacked_for + DEAD_LETTER_DELAY > self.unacked_max:
+            return GIVEN_BACK
+        return Step("bury", DEAD_LETTER_DELAY, reason)
+
+
+def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_max: Duration) -> Rules:
+    """The rules, once what a user wrote has been checked."""
+    if not dead_letter:
+        raise UsageError("dead_letter= is the name of a queue, or OWN_EXCHANGE for the one that the queue itself names")
+    if attempts < 1:
+        raise UsageError(f"attempts={attempts!r} is no number of attempts: 1 or more")
+    return Rules(operation, dead_letter, attempts, seconds(unacked_max, "unacked_max"))
+
+
+def minted(key: str | None) -> str:
+    """The key of a message that is sent: the sender's, or a new one."""
+    if key is None:
+        return str(uuid.uuid4())
+    usable(key)
+    return key
+
+
+def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: str | None) -> dict[str, Any]:
+    """The properties of a message that is sent: the key is in its header, and, if it fits, in `message_id`."""
+    return {
+        "headers": {**(headers or {}), KEY_HEADER: key},
+        "message_id": key if len(key.encode()) <= SHORT_MAX else None,
+        "content_type": content_type,
+        "delivery_mode": PERSISTENT,
+    }
+
+
+def pauses() -> list[float]:
+    """How long a sender waits between its tries."""
+    return [min(SEND_DELAY * 2**number, SEND_DELAY_MAX) for number in range(SEND_TRIES - 1)]
+
+
+def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
+    """Without the largest, if need be: a message that cannot be buried would end its connection, again and again."""
+    sizes = {name: len(name) + len(repr(value).encode(errors="replace")) for name, value in headers.items()}
+    dropped = []
+    while sum(sizes.values()) > HEADERS_MAX:
+        dropped.append(max(sizes, key=sizes.__getitem__))
+        del sizes[dropped[-1]]
+    kept = {name: headers[name] for name in sizes}
+    return kept | {DROPPED_HEADER: ", ".join(dropped)[:REASON_MAX]} if dropped else kept
+
+
+def _digest(delivery: Delivery) -> bytes:
+    return hashlib.sha256(f"{delivery.message_id}\n".encode() + delivery.body).digest()
+
+
+def _place_of(error: Exception) -> str:
+    """Where it was raised. What it says may hold a payload."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""

@@ -1,0 +1,130 @@
+"""RabbitMQ with aio-pika: the callback that guards a consumer, and a sender that mints keys.
+
+    await queue.consume(guarded(guard, "charge", handle, key=header(), dead_letter="charges.dead"))
+
+A handler is not cancelled when its connection is lost: it runs to its end, and the message, which comes again, finds
+it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from onefold import AsyncGuard, Policy, UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues import _rabbitmq
+from onefold.queues._consuming import WAIT, AsyncConsuming, MissingKeyRule
+from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
+from onefold.queues.keys import KeyOf
+
+try:
+    from aio_pika.abc import AbstractIncomingMessage
+    from aio_pika.exceptions import CONNECTION_EXCEPTIONS
+
+    from onefold.queues._aio_pika_messages import bury, delivery_of, send
+except ImportError as missing:
+    raise UsageError("onefold.queues.aio_pika needs aio-pika: pip install 'onefold[rabbitmq]'") from missing
+
+__all__ = ["OWN_EXCHANGE", "Delivery", "guarded", "send"]
+
+
+def guarded(
+    guard: AsyncGuard,
+    operation: str,
+    handler: Callable[..., Any],
+    *,
+    key: KeyOf,
+    dead_letter: str | DeadLetter,
+    missing_key: MissingKeyRule = "never",
+    wait: Duration = WAIT,
+    policy: Policy | None = None,
+    attempts: int = _rabbitmq.ATTEMPTS,
+    unacked_max: Duration = _rabbitmq.UNACKED_MAX,
+) -> GuardedCallback:
+    """The callback for `consume`. It awaits `handler(delivery)`, or `handler(delivery, tx=…)`, once for each key.
+
+    `docs/queues/rabbitmq.md` explains each argument.
+    """
+    consuming = AsyncConsuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
+    return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max))
+
+
+class GuardedCallback:
+    """What aio-pika calls for each message. Made by `guarded`."""
+
+    def __init__(self, consuming: AsyncConsuming, rules: Rules) -> None:
+        self._consuming = consuming
+        self._rules = rules
+        self._unsettled: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._draining = False
+
+    async def __call__(self, message: AbstractIncomingMessage) -> None:
+        if message.processed:
+            raise UsageError("this consumer has no_ack=True: the broker forgets a message before it is handled")
+        task = asyncio.create_task(self._consume(message))
+        self._unsettled.add(task)
+        task.add_done_callback(self._unsettled.discard)
+        # A lost connection cancels what it has called.
+        await asyncio.shield(task)
+
+    async def drain(self, within: Duration = 30) -> bool:
+        """After `queue.cancel`: settle what runs. False: something still runs.
+
+        What waits for its turn goes back to the queue when the channel is closed.
+        """
+        self._draining = True
+        for task in self._waiting:
+            task.cancel()
+        if self._unsettled:
+            await asyncio.wait(self._unsettled, timeout=seconds(within, "within"))
+        self._draining = False
+        return not self._unsettled
+
+    async def _consume(self, message: AbstractIncomingMessage) -> None:
+        try:
+            await self._settle(message, delivery_of(message))
+        except CONNECTION_EXCEPTIONS as error:
+            log.info("%s: %s, the broker delivers it again", self._rules.operation, type(error).__name__)
+
+    async def _settle(self, message: AbstractIncomingMessage, delivery: Delivery) -> None:
+        now = asyncio.get_running_loop().time
+        since, step = now(), Step("again")
+        while True:
+            await self._pause(step.delay, message)
+            match step.action:
+                case "ack":
+                    return await message.ack()
+                case "again":
+                    verdict = await self._consuming.deliver(delivery.message, delivery)
+                    step = self._rules.after(verdict, delivery, now() - since)
+                case "give back":
+                    return await message.nack(requeue=True)
+                case "reject":
+                    return await message.reject(requeue=False)
+                case "bury":
+                    step = await self._buried(message, delivery, step.reason, now() - since)
+
+    async def _pause(self, delay: float, message: AbstractIncomingMessage) -> None:
+        """Raises where there is nothing to wait for: the message goes back by itself."""
+        task = asyncio.current_task()
+        if delay and task is not None:
+            self._waiting.add(task)
+            try:
+                await asyncio.sleep(0 if self._draining else delay)
+            finally:
+                self._waiting.discard(task)
+        if message.channel.is_closed or (delay and self._draining):
+            raise ConnectionError("it goes back to its queue")
+
+    async def _buried(
+        self, message: AbstractIncomingMessage, delivery: Delivery, reason: str, unacked_for: float
+    ) -> Step:
+        """What to do once the dead letter was sent, or was not."""
+        try:
+            await bury(message.channel.connection, self._rules.dead(delivery, reason))
+        except CONNECTION_EXCEPTIONS as error:
+            return self._rules.refused(error, reason, unacked_for)
+        return Step("ack")

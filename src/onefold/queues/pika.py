@@ -1,0 +1,137 @@
+"""RabbitMQ with pika's BlockingConnection: the callback that guards a consumer, and a sender that mints keys.
+
+    channel.basic_consume("charges", guarded(guard, "charge", handle, key=header(), dead_letter="charges.dead"))
+
+Handlers run in a thread of their own, so that the connection answers heartbeats however long they take; everything
+that is told to the broker is told in the connection's own thread. What cannot be told any more is delivered again.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import WeakSet
+
+from onefold import Guard, Policy, UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues import _rabbitmq
+from onefold.queues._consuming import WAIT, Consuming, MissingKeyRule
+from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
+from onefold.queues._verdict import SOON, Later, Verdict
+from onefold.queues.keys import KeyOf
+
+try:
+    from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+    from pika.exceptions import AMQPError
+
+    from onefold.queues._pika_messages import Job, bury, delivery_of, send
+except ImportError as missing:
+    raise UsageError("onefold.queues.pika needs pika: pip install 'onefold[rabbitmq]'") from missing
+
+__all__ = ["OWN_EXCHANGE", "Delivery", "guarded", "send"]
+
+
+def guarded(
+    guard: Guard,
+    operation: str,
+    handler: Callable[..., Any],
+    *,
+    key: KeyOf,
+    dead_letter: str | DeadLetter,
+    missing_key: MissingKeyRule = "never",
+    wait: Duration = WAIT,
+    policy: Policy | None = None,
+    attempts: int = _rabbitmq.ATTEMPTS,
+    unacked_max: Duration = _rabbitmq.UNACKED_MAX,
+    threads: int = 1,
+) -> GuardedCallback:
+    """The callback for `basic_consume`. It calls `handler(delivery)`, or `handler(delivery, tx=…)`, once for each key.
+
+    `docs/queues/rabbitmq.md` explains each argument.
+    """
+    if threads < 1:
+        raise UsageError(f"threads={threads!r}: at least one has to run the handler")
+    consuming = Consuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
+    return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max), threads)
+
+
+class GuardedCallback:
+    """What pika calls for each message. Made by `guarded`."""
+
+    def __init__(self, consuming: Consuming, rules: Rules, threads: int) -> None:
+        self._consuming = consuming
+        self._rules = rules
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"onefold {rules.operation}")
+        # A job whose connection is lost before it is settled is forgotten with it.
+        self._at_work: WeakSet[Job] = WeakSet()
+        self._draining = False
+
+    def __call__(self, channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
+        if not isinstance(channel, BlockingChannel):
+            raise UsageError("guarded() is for pika's BlockingConnection; with asyncio, use onefold.queues.aio_pika")
+        delivery = delivery_of(method, properties, body)
+        self._start(Job(channel, method.delivery_tag, delivery, time.monotonic()))
+
+    def drain(self, connection: BlockingConnection, within: Duration = 30) -> bool:
+        """After `stop_consuming`: start nothing more, and settle what runs. False: something still runs.
+
+        What was not started goes back to the queue when the channel is closed.
+        """
+        deadline = time.monotonic() + seconds(within, "within")
+        self._draining = True
+        while (busy := any(job.channel.is_open for job in self._at_work)) and time.monotonic() < deadline:
+            connection.process_data_events(0.1)
+        self._draining = False
+        return not busy
+
+    def _start(self, job: Job) -> None:
+        self._at_work.add(job)
+        self._threads.submit(self._work, job)
+
+    def _work(self, job: Job) -> None:
+        """In a thread of its own."""
+        verdict: Verdict | None = None
+        try:
+            if job.channel.is_open and not self._draining:
+                verdict = self._consuming.deliver(job.delivery.message, job.delivery)
+        except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell; its claim is kept until it ends
+            verdict = Later(SOON, f"the handler raised {type(error).__name__}")
+        try:
+            job.channel.connection.add_callback_threadsafe(functools.partial(self._settle, job, verdict))
+        except AMQPError:
+            log.info("%s: the connection is gone, the broker delivers it again", self._rules.operation)
+
+    def _settle(self, job: Job, verdict: Verdict | None) -> None:
+        """In the connection's thread, as everything from here on."""
+        self._at_work.discard(job)
+        if verdict is not None:
+            self._take(job, self._rules.after(verdict, job.delivery, job.unacked_for))
+
+    def _take(self, job: Job, step: Step) -> None:
+        if not job.channel.is_open:
+            return
+        if step.delay:
+            job.channel.connection.call_later(step.delay, functools.partial(self._take, job, step._replace(delay=0)))
+            return
+        match step.action:
+            case "ack":
+                job.channel.basic_ack(job.tag)
+            case "again":
+                self._start(job)
+            case "give back":
+                job.channel.basic_nack(job.tag, requeue=True)
+            case "reject":
+                job.channel.basic_reject(job.tag, requeue=False)
+            case "bury":
+                self._take(job, self._buried(job, step.reason))
+
+    def _buried(self, job: Job, reason: str) -> Step:
+        """What to do once the dead letter was sent, or was not."""
+        try:
+            bury(job.channel.connection, self._rules.dead(job.delivery, reason))
+        except AMQPError as error:
+            return self._rules.refused(error, reason, job.unacked_for)
+        return Step("ack")

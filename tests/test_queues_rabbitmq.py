@@ -1,0 +1,567 @@
+"""RabbitMQ, with pika and with aio-pika, on a real broker: what each verdict does to a message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import Guard, Policy, UsageError
+from onefold.queues import _rabbitmq
+from onefold.queues import aio_pika as onefold_aio_pika
+from onefold.queues import pika as onefold_pika
+from onefold.queues._rabbitmq import OWN_EXCHANGE, Delivery
+from onefold.queues.keys import field, first_of, header, message_id
+from rabbitmq_tools import COLOURS, PATIENCE, Colour, Consumer, Place, until
+from wallet import add, balance
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Colour:
+    chosen: Colour = request.param
+    return chosen
+
+
+@pytest.fixture
+def place(rabbitmq_url: str, rabbitmq_name: str) -> Place:
+    return Place(rabbitmq_url, rabbitmq_name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/records.db"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed attempts come again at once, or nearly."""
+    monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", 0.01)
+    monkeypatch.setattr(_rabbitmq, "DEAD_LETTER_DELAY", 0.05)
+
+
+class Handled:
+    """A handler that keeps what it was called with, and fails the first few times."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.calls: list[Delivery] = []
+        self._failures = failures
+
+    def __call__(self, delivery: Delivery) -> None:
+        self.calls.append(delivery)
+        if len(self.calls) <= self._failures:
+            raise ValueError("card 4111 1111 1111 1111 was refused")
+
+
+class TestVerdicts:
+    def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        handle = Handled()
+        place.send_keyed("pay-1", times=3)
+        place.send_keyed("pay-2")
+
+        with Consumer(colour, place, store, handle):
+            until(lambda: len(handle.calls) == 2, "both ran")
+            until(lambda: place.count() == 0, "all are delivered")
+
+        assert len(handle.calls) == 2
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_a_duplicate_of_a_running_message_is_acknowledged_in_the_end(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        runs, gate, handle = [], threading.Event(), Handled()
+
+        def slow(delivery: Delivery) -> None:
+            runs.append(delivery)
+            assert gate.wait(PATIENCE)
+
+        with Consumer(colour, place, store, slow, prefetch=1):
+            place.send_keyed("pay-1")
+            until(lambda: runs, "the first runs")
+            # Its wait is over at once: it has to be kept, and delivered again in place.
+            with Consumer(colour, place, store, handle, wait=0):
+                place.send_keyed("pay-1")
+                until(lambda: place.count() == 0, "the duplicate is delivered")
+                time.sleep(1.5)
+                gate.set()
+
+        assert (len(runs), handle.calls) == (1, [])
+        with Consumer(colour, place, store, handle):
+            until(lambda: place.count() == 0, "what was left is delivered")
+        assert handle.calls == []
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_a_handler_that_raises_gets_the_message_again_and_then_succeeds(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        handle = Handled(failures=2)
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle):
+            until(lambda: len(handle.calls) == 3, "it ran three times")
+
+        assert [call.redelivered for call in handle.calls] == [False, True, True]
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_a_handler_that_always_raises_sends_its_message_to_the_dead_letters(
+        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        handle = Handled(failures=99)
+        place.send(b"poison", headers={"idempotency-key": "pay-1", "CC": ["elsewhere"]}, expiration="60000", app_id="x")
+
+        with Consumer(colour, place, store, handle, attempts=3):
+            properties, body = place.letter()
+
+        assert len(handle.calls) == 3
+        assert body == b"poison"
+        assert properties.headers.pop("x-onefold-reason").startswith(
+            "it failed 3 times, the last time with ValueError at test_queues_rabbitmq.py:"
+        )
+        assert properties.headers == {
+            "idempotency-key": "pay-1",
+            "x-onefold-operation": "charge",
+            "x-onefold-exchange": "",
+            "x-onefold-routing-key": place.queue,
+        }
+        assert (properties.delivery_mode, properties.expiration, properties.app_id) == (2, None, "x")
+        assert place.count() == 0
+        assert "4111" not in "".join(record.getMessage() for record in caplog.records if record.levelname != "DEBUG")
+
+    def test_after_a_poison_message_the_consumer_lives_on(self, colour: Colour, place: Place, store: str) -> None:
+        handle = Handled()
+        place.send(b"no key")
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle):
+            until(lambda: handle.calls, "the good one ran")
+
+        assert place.letter()[0].headers["x-onefold-reason"] == "it has no key"
+        assert place.count() == 0
+
+    def test_a_quorum_queue_counts_failed_attempts_and_its_own_limit_holds(
+        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str
+    ) -> None:
+        place = quorum(rabbitmq_url, rabbitmq_name, limit=1)
+        handle = Handled(failures=99)
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle):
+            properties, _ = place.letter()
+
+        assert len(handle.calls) == 2
+        assert properties.headers["x-first-death-reason"] == "delivery_limit"
+        assert "x-onefold-reason" not in properties.headers
+
+    def test_on_a_quorum_queue_a_restarted_consumer_knows_how_often_a_message_failed(
+        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str
+    ) -> None:
+        place = quorum(rabbitmq_url, rabbitmq_name, limit=20)
+        handle = Handled(failures=99)
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle, attempts=4):
+            until(lambda: len(handle.calls) >= 2, "it failed twice")
+        with Consumer(colour, place, store, handle, attempts=4):
+            properties, _ = place.letter()
+
+        # Not more; and less if the first one went while it had the message: the broker counts that as well.
+        assert len(handle.calls) <= 4
+        assert properties.headers["x-onefold-reason"].startswith("it failed 4 times")
+
+    def test_on_a_quorum_queue_a_running_duplicate_is_not_counted(
+        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
+        place = quorum(rabbitmq_url, rabbitmq_name, limit=1)
+        runs, gate = [], threading.Event()
+
+        def slow(delivery: Delivery) -> None:
+            runs.append(delivery)
+            assert gate.wait(PATIENCE)
+
+        place.send_keyed("pay-1", times=2)
+        two = [Consumer(colour, place, store, slow, prefetch=1, wait=0) for _ in range(2)]
+        with two[0], two[1]:
+            until(lambda: caplog.text.count("charge: again in") == 3, "it came three times; the limit is one")
+            assert place.count(place.dead) == 0
+            gate.set()
+            until(lambda: place.count() == 0, "all are delivered")
+            time.sleep(1.5)
+
+        assert len(runs) == 1
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_what_is_on_hold_comes_again_for_a_while_and_then_goes_to_the_dead_letters(
+        self, colour: Colour, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("onefold.queues._verdict.HELD_DELAY", 0.2)
+        handle = Handled()
+        held(store, "pay-1")
+        place.send_keyed("pay-1")
+
+        begun = time.monotonic()
+        with Consumer(colour, place, store, handle, policy=HOLD, unacked_max=1):
+            properties, _ = place.letter()
+
+        assert time.monotonic() - begun >= 0.8
+        assert handle.calls == []
+        assert properties.headers["x-onefold-reason"].startswith("OnHold: charge [key ")
+        assert "pay-1" not in properties.headers["x-onefold-reason"]
+
+    def test_what_has_waited_too_long_is_given_back(
+        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
+        gate, runs, begun = threading.Event(), [], time.monotonic()
+
+        def slow(delivery: Delivery) -> None:
+            runs.append(delivery)
+            assert gate.wait(PATIENCE)
+
+        place.send_keyed("pay-1", times=2)
+        two = [Consumer(colour, place, store, slow, prefetch=1, wait=0, unacked_max=0.5) for _ in range(2)]
+        with two[0], two[1]:
+            until(lambda: caplog.text.count("given back after 0 s") == 2, "it is given back, and again")
+            gate.set()
+            until(lambda: place.count() == 0, "all are delivered")
+
+        assert len(runs) == 1
+        assert time.monotonic() - begun >= 1, "it went round in circles"
+
+    def test_a_dead_letter_that_no_queue_takes_is_not_lost(
+        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        handle = Handled()
+        with place.channel() as channel:
+            channel.queue_delete(place.dead)
+        place.send(b"no key")
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle):
+            until(lambda: "does not take a dead letter" in caplog.text, "it was tried")
+            until(lambda: handle.calls, "its neighbour ran")
+            with place.channel() as channel:
+                channel.queue_declare(place.dead, durable=True)
+            assert place.letter()[1] == b"no key"
+
+        assert place.count() == 0
+
+    def test_the_queues_own_exchange_can_take_the_dead_letters(
+        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        own = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{rabbitmq_name}.dead"}
+        place = Place(rabbitmq_url, rabbitmq_name, **own)
+        place.send(b"no key")
+
+        with Consumer(colour, place, store, Handled(), dead_letter=OWN_EXCHANGE):
+            properties, body = place.letter()
+
+        assert body == b"no key"
+        assert properties.headers["x-first-death-reason"] == "rejected"
+        assert "charge: to the dead letters: it has no key" in caplog.text
+
+
+HOLD = Policy(after_crash="hold", unknown=(TimeoutError,))
+
+
+def held(store: str, key: str) -> None:
+    def unknown() -> None:
+        raise TimeoutError
+
+    with Guard(store, policy=HOLD) as guard, pytest.raises(TimeoutError):
+        guard.run("charge", key, unknown)
+
+
+def quorum(url: str, name: str, limit: int) -> Place:
+    return Place(
+        url,
+        name,
+        **{
+            "x-queue-type": "quorum",
+            "x-delivery-limit": limit,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": f"{name}.dead",
+        },
+    )
+
+
+class TestKeys:
+    def test_a_message_without_a_key_runs_unguarded_if_that_is_the_policy(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        handle = Handled()
+        place.send(b"no key", times=2)
+
+        with Consumer(colour, place, store, handle, missing_key="run"):
+            until(lambda: len(handle.calls) == 2, "both ran")
+
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("sent", "reason"),
+        [
+            ({"headers": {"idempotency-key": [1, 2]}}, "a key has to be text or a whole number, and this is list"),
+            ({"headers": {"idempotency-key": True}}, "a key has to be text or a whole number, and this is bool"),
+            ({"headers": {"idempotency-key": b"\xff\xfe"}}, "the header idempotency-key is not text"),
+            ({"headers": {"idempotency-key": "  "}}, "the key is empty"),
+            ({"headers": {"idempotency-key": "k" * 100_000}}, "the key has 100000 characters, and 255 are the limit"),
+            ({"headers": {}}, "it has no key"),
+            ({}, "it has no key"),
+        ],
+    )
+    def test_a_header_that_is_no_key_ends_in_the_dead_letters_with_the_reason(
+        self, colour: Colour, place: Place, store: str, sent: dict[str, Any], reason: str
+    ) -> None:
+        place.send(b"bad", **sent)
+
+        with Consumer(colour, place, store, Handled()):
+            properties, body = place.letter()
+
+        assert (properties.headers["x-onefold-reason"], body) == (reason, b"bad")
+
+    def test_headers_that_leave_no_room_for_the_reason_do_not_end_the_consumer(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        handle = Handled()
+        place.send(b"bad", headers={"idempotency-key": "k" * 130_900, "kept": "yes"})
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle):
+            properties, _ = place.letter()
+            until(lambda: handle.calls, "the good one ran")
+
+        assert properties.headers["x-onefold-reason"] == "the key has 130900 characters, and 255 are the limit"
+        assert properties.headers["x-onefold-dropped-headers"] == "idempotency-key"
+        assert properties.headers["kept"] == "yes"
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"not JSON", "the body is not JSON, and the key is its field event.id"),
+            (b"\xff\xfe", "the body is not JSON, and the key is its field event.id"),
+            (b"[]", "it has no key"),
+            (b"", "the body is not JSON, and the key is its field event.id"),
+            (json.dumps({"event": {"id": 1.5}}).encode(), "a key has to be text or a whole number, and this is float"),
+            (
+                json.dumps({"event": {"id": "k" * (1 << 20)}}).encode(),
+                "the key has 1048576 characters, and 255 are the limit",
+            ),
+        ],
+        ids=["not JSON", "not UTF-8", "a list", "empty", "a float", "1 MiB"],
+    )
+    def test_a_body_without_a_usable_key_ends_in_the_dead_letters_with_the_reason(
+        self, colour: Colour, place: Place, store: str, body: bytes, reason: str
+    ) -> None:
+        place.send(body)
+
+        with Consumer(colour, place, store, Handled(), key=field("event.id")):
+            properties, found = place.letter()
+
+        assert (properties.headers["x-onefold-reason"], found) == (reason, body)
+
+    def test_the_message_id_is_the_key_where_there_is_no_header(self, colour: Colour, place: Place, store: str) -> None:
+        handle = Handled()
+        place.send(message_id="pay-1", times=2)
+        place.send(message_id="pay-1", headers={"idempotency-key": "pay-2"})
+
+        with Consumer(colour, place, store, handle, key=first_of(header(), message_id())):
+            until(lambda: place.count() == 0 and len(handle.calls) == 2, "both keys ran")
+
+        assert [call.message_id for call in handle.calls] == ["pay-1", "pay-1"]
+
+    def test_what_comes_back_from_the_dead_letters_by_mistake_is_absorbed_and_by_intent_runs(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        handle = Handled()
+        place.send_keyed("pay-1")
+        with Consumer(colour, place, store, handle):
+            until(lambda: handle.calls, "it ran")
+
+        place.send_keyed("pay-1")
+        with Consumer(colour, place, store, handle):
+            until(lambda: place.count() == 0, "it came again")
+        assert len(handle.calls) == 1
+
+        with Guard(store) as guard:
+            assert guard.forget("charge", "pay-1")
+        place.send_keyed("pay-1")
+        with Consumer(colour, place, store, handle):
+            until(lambda: len(handle.calls) == 2, "it ran again")
+
+
+class TestTransactions:
+    def test_a_handler_with_tx_commits_with_its_record(self, colour: Colour, place: Place, path: Path) -> None:
+        def credit(delivery: Delivery, *, tx: Any) -> None:
+            add(tx, int(delivery.body))
+
+        for number in range(5):
+            place.send_keyed(f"pay-{number}", b"10", times=2)
+        with Consumer(colour, place, f"sqlite:///{path}", credit):
+            until(lambda: balance(path) == 50 and place.count() == 0, "the wallet is full")
+
+        assert balance(path) == 50
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+
+class TestConnections:
+    def test_a_handler_may_take_longer_than_the_heartbeat(self, colour: Colour, place: Place, store: str) -> None:
+        runs: list[Delivery] = []
+
+        def long(delivery: Delivery) -> None:
+            runs.append(delivery)
+            # A broker hangs up after two heartbeats without a word.
+            time.sleep(4.5)
+
+        place.send_keyed("pay-1")
+        with Consumer(colour, place, store, long, heartbeat=1) as consumer:
+            until(lambda: runs, "it runs")
+            time.sleep(4.6)
+
+        assert (len(runs), consumer.errors) == (1, [])
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_with_prefetch_and_one_thread_messages_are_handled_in_order(self, place: Place, store: str) -> None:
+        handle = Handled()
+        for number in range(20):
+            place.send_keyed(f"pay-{number}", str(number).encode())
+
+        with Consumer("pika", place, store, handle):
+            until(lambda: len(handle.calls) == 20, "all ran")
+
+        assert [int(call.body) for call in handle.calls] == list(range(20))
+
+    def test_several_threads_handle_several_messages_at_once(self, place: Place, store: str) -> None:
+        together = threading.Barrier(3, timeout=PATIENCE)
+        for number in range(3):
+            place.send_keyed(f"pay-{number}")
+
+        with Consumer("pika", place, store, lambda delivery: together.wait(), threads=3):
+            until(lambda: place.count() == 0, "all are delivered")
+
+        assert place.count() == 0
+
+    def test_a_consumer_that_goes_settles_what_runs_and_leaves_the_rest_to_the_queue(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        gate, runs = threading.Event(), []
+
+        def slow(delivery: Delivery) -> None:
+            runs.append(delivery)
+            assert gate.wait(PATIENCE)
+
+        prefetch = 5 if colour == "pika" else 1
+        for number in range(5):
+            place.send_keyed(f"pay-{number}")
+        with Consumer(colour, place, store, slow, prefetch=prefetch):
+            until(lambda: runs, "the first runs")
+            threading.Timer(0.3, gate.set).start()
+
+        assert len(runs) == 1
+        assert place.count() == 4
+
+
+class TestPikasOwnWays:
+    """What pika can do besides a callback, and what a thread must not swallow."""
+
+    def test_its_generator_can_feed_the_callback(self, place: Place, store: str) -> None:
+        handle = Handled()
+        place.send_keyed("pay-1", times=2)
+        place.send_keyed("pay-2")
+
+        with Guard(store) as guard, place.channel() as channel:
+            consumer = onefold_pika.guarded(guard, "charge", handle, key=header(), dead_letter=place.dead)
+            for method, properties, body in channel.consume(place.queue, inactivity_timeout=0.05):
+                if method is not None:
+                    consumer(channel, method, properties, body)
+                elif len(handle.calls) == 2:
+                    break
+            assert consumer.drain(channel.connection)
+            channel.cancel()
+
+        assert len(handle.calls) == 2
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_a_handler_that_ends_its_thread_does_not_lose_its_message(self, place: Place, store: str) -> None:
+        runs: list[Delivery] = []
+
+        def leaves(delivery: Delivery) -> None:
+            runs.append(delivery)
+            if len(runs) == 1:
+                raise SystemExit("I am off")
+
+        place.send_keyed("pay-1")
+        with Consumer("pika", place, store, leaves, policy=Policy(lease=0.5), wait=0):
+            until(lambda: len(runs) == 2, "it ran again")
+
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_a_moved_back_dead_letter_has_all_its_attempts_again(self, place: Place, path: Path) -> None:
+        calls: list[Delivery] = []
+
+        def refuses(delivery: Delivery, *, tx: Any) -> None:
+            calls.append(delivery)
+            raise ValueError
+
+        place.send_keyed("pay-1")
+        with Consumer("pika", place, f"sqlite:///{path}", refuses, attempts=2):
+            place.letter()
+            place.send_keyed("pay-1")
+            place.letter()
+
+        assert len(calls) == 4
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("name", ["pika", "aio_pika"])
+    def test_a_missing_client_is_told_with_the_way_to_get_it(self, name: str) -> None:
+        code = f"import sys; sys.modules[{name!r}] = None\nimport onefold.queues.{name}"
+
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+        assert "UsageError: onefold.queues." in done.stderr
+        assert "pip install 'onefold[rabbitmq]'" in done.stderr
+
+    def test_a_handler_of_the_wrong_colour_is_refused_at_once(self) -> None:
+        async def awaited(delivery: Delivery) -> None: ...
+
+        def blocking(delivery: Delivery) -> None: ...
+
+        from onefold import AsyncGuard
+
+        with Guard("memory:") as guard, pytest.raises(UsageError, match="its work would be lost"):
+            onefold_pika.guarded(guard, "charge", awaited, key=header(), dead_letter="dead")
+        with pytest.raises(UsageError, match="its work would be lost"):
+            onefold_aio_pika.guarded(AsyncGuard("memory:"), "charge", blocking, key=header(), dead_letter="dead")
+        with pytest.raises(UsageError, match="it takes Guard"):
+            onefold_pika.guarded(AsyncGuard("memory:"), "charge", blocking, key=header(), dead_letter="dead")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"dead_letter": ""},
+            {"dead_letter": None},
+            {"attempts": 0},
+            {"threads": 0},
+            {"missing_key": "skip"},
+            {"unacked_max": -1},
+        ],
+    )
+    def test_wrong_options_are_refused_at_once(self, wrong: dict[str, Any]) -> None:
+        options: dict[str, Any] = {"key": header(), "dead_letter": "dead"} | wrong
+
+        with Guard("memory:") as guard, pytest.raises(UsageError):
+            onefold_pika.guarded(guard, "charge", Handled(), **options)
+
+    def test_a_consumer_without_acknowledgements_is_refused(self) -> None:
+        with Guard("memory:") as guard:
+            callback = onefold_pika.guarded(guard, "charge", Handled(), key=header(), dead_letter="dead")
+
+            with pytest.raises(UsageError, match="BlockingConnection"):
+                callback(object(), None, None, b"")  # type: ignore[arg-type]
