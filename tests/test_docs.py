@@ -21,11 +21,15 @@ STAND_INS = {
     r"(?:mysql|mariadb)(?=(?:\+\w+)?://localhost)": "mysql_url",
     r"(?:redis|valkey)(?=://localhost)": "redis_url",
     r"dynamodb(?=://)": "dynamodb_url",
+    r"amqp(?=://localhost)": "rabbitmq_url",
 }
 
 
 def on_our_servers(block: str, request: pytest.FixtureRequest) -> str:
     """The block with the servers of the tests in the place of those that it names."""
+    if "localhost:9092" in block:
+        # Clients of Kafka take a list of servers, and no URL.
+        block = block.replace("localhost:9092", request.getfixturevalue("kafka_url"))
     for scheme, fixture in STAND_INS.items():
         if not re.search(scheme, block):
             continue

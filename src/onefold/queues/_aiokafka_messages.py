@@ -1,0 +1,89 @@
+"""Messages of aiokafka: dead letters and sent ones, each confirmed by its broker within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._kafka import Delivery, Ledger, log
+from onefold.queues._kafka_messages import (
+    KEY_HEADER,
+    WITHIN,
+    NotConfirmed,
+    letter_headers,
+    message_of,
+    sent_headers,
+)
+
+try:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+    from aiokafka.errors import KafkaError
+except ImportError as error:
+    raise UsageError("aiokafka is not installed: pip install 'onefold[kafka]'") from error
+
+__all__ = ["AIOKafkaConsumer", "ConsumerRebalanceListener", "DeadLetters", "KafkaError", "TopicPartition", "send"]
+
+
+class DeadLetters:
+    """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, *, within: Duration = WITHIN) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._within = seconds(within, "within")
+
+    async def bury(self, delivery: Delivery, reason: str) -> bool:
+        """Whether the broker has confirmed it."""
+        message = delivery.native
+        headers = letter_headers(message.headers, delivery.spot, reason)
+        why = await _confirmed(self._producer, self._topic, message.value, message.key, headers, self._within)
+        if why is not None:
+            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
+        return why is None
+
+
+async def send(
+    producer: AIOKafkaProducer,
+    topic: str,
+    value: bytes | str,
+    *,
+    key: str | int | None = None,
+    partition_by: bytes | str | None = None,
+    headers: Mapping[str, str | bytes] | None = None,
+    key_header: str = KEY_HEADER,
+    within: Duration = WITHIN,
+) -> str | int:
+    """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
+
+    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
+    `key` you send it with again.
+    """
+    chosen, pairs = sent_headers(headers, key, key_header)
+    why = await _confirmed(producer, topic, _bytes(value), _bytes(partition_by), pairs, seconds(within, "within"))
+    if why is not None:
+        raise NotConfirmed(topic, chosen, why)
+    return chosen
+
+
+async def _confirmed(producer: AIOKafkaProducer, topic: str, value: Any, key: Any, headers: Any, within: float) -> Any:
+    """None once the broker has confirmed it; else why it has not."""
+    try:
+        async with asyncio.timeout(within):
+            await producer.send_and_wait(topic, value, key, headers=headers)
+    except TimeoutError:
+        return f"no confirmation within {within:g} s"
+    except KafkaError as error:
+        return error
+    return None
+
+
+def delivery_of(message: Any, ledger: Ledger) -> Delivery:
+    spot = ledger.spot(message.topic, message.partition, message.offset)
+    return Delivery(spot, message_of(message.value, message.headers, spot), message)
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

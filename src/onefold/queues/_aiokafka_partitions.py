@@ -1,0 +1,126 @@
+"""The partitions of an AIOKafkaConsumer: it performs the steps of the ledger, and tells it who comes and goes.
+
+Partitions come and go while a handler runs: what ends after that, ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from onefold import UsageError
+from onefold.queues._aiokafka_messages import (
+    AIOKafkaConsumer,
+    ConsumerRebalanceListener,
+    DeadLetters,
+    KafkaError,
+    TopicPartition,
+)
+from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Partition, Position, Resume, Step, Steps, log
+from onefold.queues._kafka_messages import check_undecoded, dead_letter_stops
+
+
+class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
+    """What is done to the partitions, and heard of them."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, dead_letter: Any, options: Options) -> None:
+        self._ledger = Ledger(options, stops=dead_letter_stops(dead_letter, DeadLetters))
+        self._consumer = _checked(consumer)
+        self._dead_letter = dead_letter
+        self._offsets = options.get("offsets")
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe the consumer, and hear of its partitions' coming and going."""
+        self._consumer.subscribe(topics=list(topics), listener=self)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """For a listener of your own. What is finished was committed before."""
+        self._ledger.forget(revoked)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """For a listener of your own."""
+        self._ledger.forget(assigned)
+        if self._offsets is not None:
+            for partition, offset in (await self._offsets.load_async(assigned)).items():
+                self._consumer.seek(TopicPartition(*partition), offset)
+
+    async def _perform(self, steps: Steps) -> Any:
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = await self._step(step)
+
+    async def _step(self, step: Step) -> Any:
+        match step:
+            case Bury(delivery, reason):
+                return await self._dead_letter.bury(delivery, reason)
+            case Commit(offsets):
+                return await self._commit(offsets)
+            case Position(partition):
+                at = TopicPartition(*partition)
+                return await self._consumer.position(at) if at in self._consumer.assignment() else -1
+            case _:
+                return self._step_now(step)
+
+    def _step_now(self, step: Step) -> bool:
+        match step:
+            case GoBack(partition, offset):
+                at = TopicPartition(*partition)
+                paused = self._tried(partition, lambda: self._consumer.pause(at))
+                return paused and self._tried(partition, lambda: self._consumer.seek(at, offset))
+            case Resume(partition):
+                return self._tried(partition, lambda: self._consumer.resume(TopicPartition(*partition)))
+            case _:
+                raise AssertionError(f"{step} has to be awaited")
+
+    async def _commit(self, offsets: dict[Partition, int]) -> None:
+        wanted = {TopicPartition(*one): offset for one, offset in offsets.items()}
+        ours = {one: offset for one, offset in wanted.items() if one in self._consumer.assignment()}
+        try:
+            if ours:
+                await self._consumer.commit(ours)
+        except KafkaError as error:
+            # A rebalance came between; whoever reads them now finds that they are done.
+            log.info("offsets not committed: %s", type(error).__name__)
+
+    def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
+        """False: not now, or not ours any more."""
+        try:
+            call()
+        except KafkaError:
+            if TopicPartition(*partition) not in self._consumer.assignment():
+                self._ledger.forget([partition])
+            return False
+        return True
+
+    def _set_alarm(self) -> None:
+        """`getone` and `async for` do not come back while all partitions wait: the loop's clock wakes them."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        due = self._ledger.next_due()
+        self._alarm = None if due is None else asyncio.get_running_loop().call_later(due, self._ring)
+
+    def _ring(self) -> None:
+        steps, answer = self._ledger.wake(), None
+        while True:
+            try:
+                answer = self._step_now(steps.send(answer))
+            except StopIteration:
+                break
+        self._set_alarm()
+
+
+def _checked(consumer: AIOKafkaConsumer) -> AIOKafkaConsumer:
+    """The consumer, if it leaves the offsets to us."""
+    check_undecoded(consumer)
+    if getattr(consumer, "_enable_auto_commit", False):
+        raise UsageError(
+            "the consumer commits offsets before their messages are handled. Make it with enable_auto_commit=False; "
+            "otherwise a crash loses messages"
+        )
+    return consumer

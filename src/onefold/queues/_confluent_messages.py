@@ -1,0 +1,104 @@
+"""Messages of confluent-kafka: dead letters and sent ones, each confirmed by its delivery report within a bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._kafka import Delivery, Ledger, log
+from onefold.queues._kafka_messages import (
+    KEY_HEADER,
+    WITHIN,
+    NotConfirmed,
+    letter_headers,
+    message_of,
+    sent_headers,
+)
+
+try:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+except ImportError as error:
+    raise UsageError("confluent-kafka is not installed: pip install 'onefold[kafka]'") from error
+
+__all__ = ["Consumer", "DeadLetters", "KafkaException", "Message", "Producer", "TopicPartition", "send"]
+
+# A delivery report is looked for so often.
+REPORT_POLL: Final = 0.1
+
+
+class DeadLetters:
+    """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
+
+    def __init__(self, producer: Producer, topic: str, *, within: Duration = WITHIN) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._within = seconds(within, "within")
+
+    def bury(self, delivery: Delivery, reason: str) -> bool:
+        """Whether the broker has confirmed it."""
+        message = delivery.native
+        headers = letter_headers(message.headers(), delivery.spot, reason)
+        why = _confirmed(self._producer, self._topic, message.value(), message.key(), headers, self._within)
+        if why is not None:
+            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
+        return why is None
+
+
+def send(
+    producer: Producer,
+    topic: str,
+    value: bytes | str,
+    *,
+    key: str | int | None = None,
+    partition_by: bytes | str | None = None,
+    headers: Mapping[str, str | bytes] | None = None,
+    key_header: str = KEY_HEADER,
+    within: Duration = WITHIN,
+) -> str | int:
+    """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
+
+    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
+    `key` you send it with again.
+    """
+    chosen, pairs = sent_headers(headers, key, key_header)
+    why = _confirmed(producer, topic, value, partition_by, pairs, seconds(within, "within"))
+    if why is not None:
+        raise NotConfirmed(topic, chosen, why)
+    return chosen
+
+
+def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: Any, within: float) -> object:
+    """None once the broker has confirmed it; else why it has not."""
+    reports: list[object] = []
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            producer.produce(topic, value, key, headers=headers, on_delivery=lambda error, _: reports.append(error))
+            break
+        except BufferError:
+            if time.monotonic() >= deadline:
+                return "the producer's queue is full"
+            producer.poll(REPORT_POLL)
+        except KafkaException as error:
+            return error
+    while not reports and (left := deadline - time.monotonic()) > 0:
+        producer.poll(min(left, REPORT_POLL))
+    return reports[0] if reports else f"no report within {within:g} s"
+
+
+def delivery_of(message: Any, ledger: Ledger) -> Delivery:
+    spot = ledger.spot(message.topic(), message.partition(), message.offset())
+    return Delivery(spot, message_of(message.value(), message.headers(), spot), message)
+
+
+def is_news(message: Any) -> bool:
+    """Not a message, but what the client has to say. What it cannot recover from is raised."""
+    error = message.error()
+    if error is not None and error.fatal():
+        raise KafkaException(error)
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        log.warning("the consumer says: %s", error)
+    return error is not None

@@ -1,0 +1,110 @@
+"""The partitions of a confluent-kafka Consumer: it performs the steps of the ledger, and tells it who comes and goes.
+
+A partition that is not ours any more is forgotten, and nothing is committed for it: `store_offsets` refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from onefold import UsageError
+from onefold.queues._confluent_messages import Consumer, DeadLetters, KafkaException, TopicPartition
+from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Partition, Position, Resume, Step, Steps
+from onefold.queues._kafka_messages import check_undecoded, dead_letter_stops
+
+
+class Partitions:
+    """What is done to the partitions, and heard of them."""
+
+    def __init__(self, consumer: Consumer, dead_letter: Any, options: Options) -> None:
+        self._ledger = Ledger(options, stops=dead_letter_stops(dead_letter, DeadLetters))
+        self._consumer = _checked(consumer)
+        self._dead_letter = dead_letter
+        self._offsets = options.get("offsets")
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe the consumer, and hear of its partitions' coming and going."""
+        self._consumer.subscribe(list(topics), on_assign=self.assigned, on_revoke=self.revoked, on_lost=self.lost)
+
+    def assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """For an `on_assign` of your own."""
+        self.lost(consumer, partitions)
+        if self._offsets is None:
+            return
+        found = self._offsets.load((one.topic, one.partition) for one in partitions)
+        for one in partitions:
+            one.offset = found.get(Partition(one.topic, one.partition), one.offset)
+        try:
+            consumer.assign(partitions)
+        except KafkaException:
+            # The cooperative protocol wants it in its own way.
+            consumer.incremental_assign(partitions)
+
+    def revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """For an `on_revoke` of your own: what is finished is committed before another consumer begins."""
+        with suppress(KafkaException):
+            consumer.commit(asynchronous=False)
+        self.lost(consumer, partitions)
+
+    def lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """For an `on_lost` of your own."""
+        self._ledger.forget((one.topic, one.partition) for one in partitions)
+
+    def _perform(self, steps: Steps) -> Any:
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = self._step(step)
+
+    def _step(self, step: Step) -> Any:
+        consumer = self._consumer
+        match step:
+            case Bury(delivery, reason):
+                return self._dead_letter.bury(delivery, reason)
+            case Commit(offsets):
+                return self._commit(offsets)
+            case Position(partition):
+                return consumer.position([TopicPartition(*partition)])[0].offset
+            case GoBack(partition, offset):
+                at = TopicPartition(*partition, offset)
+                paused = self._tried(partition, lambda: consumer.pause([at]))
+                return paused and self._tried(partition, lambda: consumer.seek(at))
+            case Resume(partition):
+                return self._tried(partition, lambda: consumer.resume([TopicPartition(*partition)]))
+
+    def _commit(self, offsets: dict[Partition, int]) -> None:
+        """Asked for, and not waited for: a commit that gets lost makes a duplicate, and the next one covers it."""
+        next_ones = [(one, TopicPartition(*one, offset)) for one, offset in offsets.items()]
+        ours = [at for one, at in next_ones if self._tried(one, partial(self._consumer.store_offsets, offsets=[at]))]
+        if ours:
+            with suppress(KafkaException):
+                self._consumer.commit(offsets=ours, asynchronous=True)
+
+    def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
+        """False: not now, or not ours any more."""
+        try:
+            call()
+        except KafkaException:
+            if partition not in {Partition(one.topic, one.partition) for one in self._consumer.assignment()}:
+                self._ledger.forget([partition])
+            return False
+        return True
+
+
+def _checked(consumer: Consumer) -> Consumer:
+    """The consumer, if it leaves the offsets to us: it refuses to store any where it stores them itself."""
+    check_undecoded(consumer)
+    try:
+        consumer.store_offsets(offsets=[])
+    except KafkaException as error:
+        raise UsageError(
+            'the consumer stores the offset of a message before it is handled. Make it with "enable.auto.offset.store":'
+            " False; otherwise a crash loses messages"
+        ) from error
+    return consumer

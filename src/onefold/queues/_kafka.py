@@ -1,0 +1,259 @@
+"""What both Kafka clients share: which partition waits for which message, what is committed, what is buried. Pure.
+
+Kafka redelivers nothing: a message that is not finished is read again because its partition goes back to it. The steps
+are yielded, and the client's shell performs them. An offset above an unfinished message is never among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._consuming import MissingKeyRule
+from onefold.queues._verdict import ACK, Ack, Failed, Later, Never, Verdict, reason_of
+from onefold.queues.keys import Message
+
+if TYPE_CHECKING:
+    from onefold.queues.kafka_offsets import Offsets
+
+log = logging.getLogger("onefold.queues.kafka")
+
+# A partition that waits is behind; a failure that lasts longer than this is found by people, not by asking faster.
+BACKOFF_MAX: Final = 60.0
+
+# A dead letter that was not confirmed is tried again so much later.
+BURY_AGAIN: Final = 5.0
+
+REASON_MAX: Final = 1_000
+
+# The defaults of `guarded`: about a quarter of a minute for what fails, ten minutes for what is on hold.
+ATTEMPTS: Final = 5
+BACKOFF: Final = 1.0
+HELD_TIMES: Final = 10
+
+
+# A handler was interrupted, and the consumer may live on: its message is read again at once.
+INTERRUPTED: Final = Later(0.0, "interrupted")
+
+
+class Partition(NamedTuple):
+    topic: str
+    number: int
+
+
+class Spot(NamedTuple):
+    """Where a message was, and in which turn its partition was ours when it was read."""
+
+    partition: Partition
+    offset: int
+    turn: int
+
+    @property
+    def place(self) -> tuple[Partition, int]:
+        return self.partition, self.offset
+
+
+class Delivery(NamedTuple):
+    """A message on its way: where it was, as the keys see it, and as the client gave it."""
+
+    spot: Spot
+    message: Message
+    native: Any
+
+
+class Bury(NamedTuple):
+    """Produce it to the dead letters. The answer: whether that was confirmed."""
+
+    delivery: Delivery
+    reason: str
+
+
+class Commit(NamedTuple):
+    """These are the next offsets. What is not ours any more is left out."""
+
+    offsets: dict[Partition, int]
+
+
+class GoBack(NamedTuple):
+    """Pause the partition, and seek to the offset. The answer: whether that was done."""
+
+    partition: Partition
+    offset: int
+
+
+class Resume(NamedTuple):
+    """Read on. The answer: whether that was done."""
+
+    partition: Partition
+
+
+class Position(NamedTuple):
+    """The answer: the offset after the message that was read last; less than that since the partition went back."""
+
+    partition: Partition
+
+
+Step = Bury | Commit | GoBack | Resume | Position
+Steps = Generator[Step, Any, Any]
+
+
+class Undeliverable(RuntimeError):
+    """A message can never be handled, and there are no dead letters for it: the consumer was told to stop."""
+
+
+class Options(TypedDict, total=False):
+    """What `guarded` and `guarded_batches` of both clients take besides."""
+
+    # A message without a key: to the dead letters, or run without a guard.
+    missing_key: MissingKeyRule
+    # Where the next offsets are kept in your own database.
+    offsets: Offsets | None
+    # How often a handler may fail before its message goes to the dead letters, and how long it waits at first.
+    attempts: int
+    backoff: Duration
+    # How often a message on hold comes again, once a minute, before it goes to the dead letters.
+    held_times: int
+
+
+@dataclasses.dataclass(slots=True)
+class Waiting:
+    """A partition that has gone back to an unfinished message."""
+
+    offset: int
+    due: float
+    sought: bool = False
+    resumed: bool = False
+
+
+class Ledger:
+    """What one consumer knows of its partitions. Attempts are counted here, in memory: Kafka counts nothing."""
+
+    def __init__(self, options: Options, *, stops: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        unknown = sorted(set(options) - set(Options.__annotations__))
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], Options.__annotations__, 1)
+            raise UsageError(f"unknown argument {unknown[0]!r}" + (f": did you mean {near[0]}?" if near else ""))
+        self._attempts = _whole("attempts", options.get("attempts", ATTEMPTS), 1)
+        self._held_times = _whole("held_times", options.get("held_times", HELD_TIMES), 0)
+        self._backoff = seconds(options.get("backoff", BACKOFF), "backoff")
+        self._stops = stops
+        self._clock = clock
+        self._waiting: dict[Partition, Waiting] = {}
+        self._failures: Counter[tuple[Partition, int]] = Counter()
+        self._held: Counter[tuple[Partition, int]] = Counter()
+        self._turns: Counter[Partition] = Counter()
+
+    def spot(self, topic: str, number: int, offset: int) -> Spot:
+        partition = Partition(topic, number)
+        return Spot(partition, offset, self._turns[partition])
+
+    def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """These went to another consumer, or came back: what is still under way for them ends nothing."""
+        gone = {Partition(*partition) for partition in partitions}
+        for partition in gone:
+            self._turns[partition] += 1
+            self._waiting.pop(partition, None)
+        for counter in (self._failures, self._held):
+            for place in [place for place in counter if place[0] in gone]:
+                del counter[place]
+
+    def wake(self) -> Steps:
+        """Let the partitions go on whose time has come."""
+        for partition, waiting in list(self._waiting.items()):
+            if not waiting.sought:
+                waiting.sought = yield GoBack(partition, waiting.offset)
+            if waiting.sought and not waiting.resumed and self._clock() >= waiting.due:
+                waiting.resumed = yield Resume(partition)
+
+    def next_due(self) -> float | None:
+        """In how many seconds `wake` has something to do. None: not before another message."""
+        due = [waiting.due for waiting in self._waiting.values() if not waiting.resumed]
+        return max(min(due) - self._clock(), 0.0) if due else None
+
+    def admit(self, spot: Spot) -> Steps:
+        """Whether this message may be handled now. One that was read before its partition went back comes again."""
+        waiting = self._waiting.get(spot.partition)
+        if waiting is None or spot.offset < waiting.offset:
+            return True
+        if spot.offset == waiting.offset and not waiting.resumed:
+            # A rebalance has undone the pause.
+            waiting.sought = False
+            yield from self.wake()
+            return False
+        if spot.offset > waiting.offset:
+            position: int = yield Position(spot.partition)
+            if not waiting.sought or position <= spot.offset:
+                return False
+            # Read after the partition went back: what it went back to is gone, or was finished by another consumer.
+            log.warning("%s is read instead of offset %s, which is gone", _name(spot), waiting.offset)
+        del self._waiting[spot.partition]
+        return True
+
+    def settle(self, deliveries: Sequence[Delivery], verdicts: Sequence[Verdict]) -> Steps:
+        """Finish what is finished, up to the first message of each partition that is not; go back to that one."""
+        done: dict[Partition, int] = {}
+        back: dict[Partition, Waiting] = {}
+        stopped: Undeliverable | None = None
+        for delivery, verdict in zip(deliveries, verdicts, strict=True):
+            spot = delivery.spot
+            if not self._is_ours(spot):
+                continue
+            ending = self._ended(spot, verdict)
+            if spot.partition in back:
+                # It is above an unfinished one, and comes again with it.
+                continue
+            if isinstance(ending, Never) and self._stops:
+                stopped = stopped or Undeliverable(f"{_name(spot)}: {ending.reason}")
+                ending = Later(BURY_AGAIN, ending.reason)
+            elif isinstance(ending, Never):
+                log.error("%s goes to the dead letters: %s", _name(spot), ending.reason)
+                ending = ACK if (yield Bury(delivery, ending.reason[:REASON_MAX])) else Later(BURY_AGAIN, "unconfirmed")
+            if isinstance(ending, Later):
+                log.info("%s comes again in %.3g s: %s", _name(spot), ending.delay, ending.reason)
+                back[spot.partition] = Waiting(spot.offset, self._clock() + ending.delay)
+            else:
+                done[spot.partition] = spot.offset + 1
+                self._failures.pop(spot.place, None)
+                self._held.pop(spot.place, None)
+        # While a dead letter was confirmed, a partition may have gone.
+        turns = {delivery.spot.partition: delivery.spot for delivery in deliveries}
+        if ours := {one: offset for one, offset in done.items() if self._is_ours(turns[one])}:
+            yield Commit(ours)
+        self._waiting |= {one: waiting for one, waiting in back.items() if self._is_ours(turns[one])}
+        yield from self.wake()
+        if stopped is not None:
+            raise stopped
+
+    def _is_ours(self, spot: Spot) -> bool:
+        return spot.turn == self._turns[spot.partition]
+
+    def _ended(self, spot: Spot, verdict: Verdict) -> Ack | Later | Never:
+        if isinstance(verdict, Failed):
+            self._failures[spot.place] += 1
+            count, reason = self._failures[spot.place], reason_of(verdict.error)
+            log.warning("%s failed, %d of %d attempts", _name(spot), count, self._attempts, exc_info=verdict.error)
+            if count >= self._attempts:
+                return Never(f"attempt {count} of {self._attempts} failed: {reason}")
+            return Later(min(self._backoff * 2 ** (count - 1), BACKOFF_MAX), reason)
+        if isinstance(verdict, Later) and verdict.limited:
+            self._held[spot.place] += 1
+            # A person may need a day; its partition must not wait for that.
+            return verdict if self._held[spot.place] <= self._held_times else Never(verdict.reason)
+        return verdict
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name}={value!r} has to be a whole number, {least} or more")
+    return value
+
+
+def _name(spot: Spot) -> str:
+    return f"{spot.partition.topic}/{spot.partition.number} offset {spot.offset}"

@@ -1,0 +1,64 @@
+"""Kafka's messages, for both clients: what keys see of one, what a dead letter carries, what a sender adds. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from onefold import UsageError
+from onefold.queues._kafka import Spot
+from onefold.queues.keys import Message, usable
+
+KEY_HEADER: Final = "idempotency-key"
+
+# How long a delivery report may take.
+WITHIN: Final = 30.0
+
+
+class NotConfirmed(RuntimeError):
+    """The broker did not confirm the message. Send it again with `key=error.key`: consumers then run it once."""
+
+    def __init__(self, topic: str, key: str | int, why: object) -> None:
+        super().__init__(f"not confirmed by {topic}: {why}. Send it again with key=error.key")
+        self.key = key
+
+
+def check_undecoded(consumer: object) -> None:
+    """A body that cannot be decoded would raise in the poll, where nobody can bury it."""
+    names = ("_value_deserializer", "_key_deserializer")
+    if any(getattr(consumer, name, None) is not None for name in names):
+        raise UsageError(
+            "the consumer decodes messages by itself. Decode them in the handler: what it raises is buried"
+        )
+
+
+def dead_letter_stops(dead_letter: object, kind: type) -> bool:
+    """Whether the consumer stops at what can never be handled. Nothing is dropped because nobody was told."""
+    if isinstance(dead_letter, kind):
+        return False
+    if dead_letter == "stop":
+        return True
+    raise UsageError(f"dead_letter={dead_letter!r}: name DeadLetters(producer, topic), or say 'stop' to raise instead")
+
+
+def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | None, spot: Spot) -> Message:
+    """A message as the keys see it. Of headers with one name the last counts, as everywhere in Kafka."""
+    return Message(body or b"", dict(headers or ()), position=f"{'/'.join(map(str, spot.partition))}/{spot.offset}")
+
+
+def letter_headers(headers: Iterable[tuple[str, Any]] | None, spot: Spot, reason: str) -> list[tuple[str, Any]]:
+    """What a dead letter carries besides what its message had."""
+    origin = {"topic": spot.partition.topic, "partition": spot.partition.number, "offset": spot.offset}
+    ours = [(f"x-onefold-{name}", str(value).encode()) for name, value in {**origin, "reason": reason}.items()]
+    return [*(pair for pair in headers or () if not pair[0].startswith("x-onefold-")), *ours]
+
+
+def sent_headers(
+    headers: Mapping[str, str | bytes] | None, key: str | int | None, name: str
+) -> tuple[str | int, list[tuple[str, bytes]]]:
+    """The idempotency key, minted where none is given, and the headers that carry it."""
+    chosen = str(uuid.uuid4()) if key is None else usable(key)
+    assert chosen is not None
+    all_headers = {**(headers or {}), name: str(chosen)}
+    return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in all_headers.items()]

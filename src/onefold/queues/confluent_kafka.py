@@ -1,0 +1,139 @@
+"""Kafka with confluent-kafka: your Consumer, your loop; each message under a guard, and committed when it is finished.
+
+    handle = guarded(guard, "credit", credit, consumer=consumer, key=header(), dead_letter=DeadLetters(producer, topic))
+    handle.subscribe(["payments"])
+    while running:
+        handle(consumer.poll(1.0))              # or handle.batch(consumer.consume(500, 1.0))
+
+The consumer needs `"enable.auto.offset.store": False`: only what is finished is stored, and so committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
+
+from onefold import Guard, Policy, UsageError
+from onefold.durations import Duration
+from onefold.queues._confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, send
+from onefold.queues._confluent_partitions import Partitions
+from onefold.queues._consuming import WAIT, Consuming, takes_tx
+from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable
+from onefold.queues._kafka_messages import NotConfirmed
+from onefold.queues._polls import JoinedPolls, Polls
+from onefold.queues._verdict import Verdict
+from onefold.queues.kafka_offsets import Offsets
+from onefold.queues.keys import KeyOf
+
+__all__ = ["DeadLetters", "Guarded", "NotConfirmed", "Offsets", "Undeliverable", "guarded", "guarded_batches", "send"]
+
+Deliver = Callable[[Sequence[Delivery]], list[Verdict]]
+
+
+def guarded(
+    guard: Guard,
+    operation: str,
+    handler: Callable[..., Any],
+    *,
+    consumer: Consumer,
+    key: KeyOf,
+    dead_letter: DeadLetters | Literal["stop"],
+    wait: Duration = WAIT,
+    policy: Policy | None = None,
+    **options: Unpack[Options],
+) -> Guarded:
+    """What your loop calls with each message: it runs `handler(message)` once a key, and commits what is finished.
+
+    A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
+    """
+    offsets, missing_key = options.get("offsets"), options.get("missing_key", "never")
+
+    def consuming(handler: Callable[..., Any]) -> Consuming:
+        return Consuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
+
+    # Of the wrong colour it is refused before it is wrapped.
+    one = consuming(handler)
+    if offsets is not None:
+        one = consuming(_saving(handler, offsets))
+    polls = Polls(guard, operation, handler, key=key, missing_key=missing_key, policy=policy)
+
+    def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
+        return [one.deliver(delivery.message, delivery.native) for delivery in taken]
+
+    return Guarded(consumer, dead_letter, options, deliver, None if takes_tx(handler) else polls.deliver)
+
+
+def guarded_batches(
+    guard: Guard,
+    operation: str,
+    handler: Callable[..., Any],
+    *,
+    transaction: Callable[[], Any],
+    consumer: Consumer,
+    key: KeyOf,
+    dead_letter: DeadLetters | Literal["stop"],
+    policy: Policy | None = None,
+    **options: Unpack[Options],
+) -> Guarded:
+    """Whole polls in one transaction: `handler(new_messages, tx=tx)`. Call `handle.batch(consumer.consume(500, 1))`.
+
+    `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
+    """
+    offsets, missing_key = options.get("offsets"), options.get("missing_key", "never")
+    # It refuses the wrong colour.
+    Consuming(guard, operation, handler, key=key, missing_key=missing_key)
+    polls = JoinedPolls(guard, operation, handler, transaction, key=key, missing_key=missing_key, policy=policy)
+
+    def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
+        return polls.deliver(taken, None if offsets is None else offsets.saving(taken))
+
+    return Guarded(consumer, dead_letter, options, deliver, deliver)
+
+
+class Guarded(Partitions):
+    """A guarded handler. It is called in the thread that polls, and never sleeps; a running duplicate waits in it."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        dead_letter: DeadLetters | Literal["stop"],
+        options: Options,
+        one: Deliver,
+        many: Deliver | None,
+    ) -> None:
+        super().__init__(consumer, dead_letter, options)
+        self._one = one
+        self._many = many
+
+    def __call__(self, message: Message | None) -> None:
+        """Handle what `consumer.poll()` gave. Call it with None too: partitions that waited go on then."""
+        self._handle([] if message is None else [message], self._one)
+
+    def batch(self, messages: Sequence[Message]) -> None:
+        """Handle what `consumer.consume()` gave, in a few round trips for all. Of equal keys one runs."""
+        if self._many is None:
+            raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+        self._handle(messages, self._many)
+
+    def _handle(self, messages: Sequence[Message], deliver: Deliver) -> None:
+        self._perform(self._ledger.wake())
+        deliveries = [delivery_of(message, self._ledger) for message in messages if not is_news(message)]
+        taken = [delivery for delivery in deliveries if self._perform(self._ledger.admit(delivery.spot))]
+        verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
+        try:
+            if taken:
+                verdicts = deliver(taken)
+        finally:
+            self._perform(self._ledger.settle(taken, verdicts))
+
+
+def _saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
+    """The handler, and the next offset in its transaction."""
+    if not takes_tx(handler):
+        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
+
+    def handle(message: Any, *, tx: Any) -> None:
+        handler(message, tx=tx)
+        offsets.save(tx, message.topic(), message.partition(), message.offset() + 1)
+
+    return handle
