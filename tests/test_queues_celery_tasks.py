@@ -1,0 +1,330 @@
+"""Celery without a worker: what is refused when decorating, what is sent, eager tasks, and verdicts step by step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group, signals
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore
+
+from onefold import AsyncGuard, Guard, KeyReused, MissingKey, Policy, StoreUnavailable, UsageError
+from onefold.queues._verdict import HELD_DELAY, HELD_MAX
+from onefold.queues.celery import OnefoldTask, guarded, send
+from onefold.queues.keys import position
+from support import ProxyStore
+
+KEY = "idempotency-key"
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def eager(app: Celery) -> Celery:
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    return app
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    with Guard("memory:") as guard:
+        yield guard
+
+
+@pytest.fixture
+def sent() -> Iterator[list[dict[str, Any]]]:
+    """The headers of every message that is published."""
+    found: list[dict[str, Any]] = []
+
+    def note(headers: dict[str, Any], **_: Any) -> None:
+        found.append(dict(headers))
+
+    signals.before_task_publish.connect(note, weak=False)
+    yield found
+    signals.before_task_publish.disconnect(note)
+
+
+def task(app: Celery, guard: Guard, handler: Callable[..., Any], **options: Any) -> Any:
+    name = options.pop("operation", handler.__name__)
+    return guarded(app, guard, name, name=name, shared=False, **options)(handler)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def work(task: Any, *args: Any, **headers: Any) -> Any:
+    """What a worker makes of one message: its state and what it says."""
+    request = {"id": "id-1", "delivery_info": {"exchange": "", "routing_key": "celery"}, **headers}
+    ended = build_tracer(task.name, task, app=task.app)("id-1", list(args), {}, request)
+    return ("SUCCESS", ended.retval) if ended.info is None else (ended.info.state, ended.info.retval)
+
+
+# When decorating.
+
+
+def test_an_async_task_is_refused_at_once(app: Celery, guard: Guard) -> None:
+    async def handler() -> None: ...
+
+    with pytest.raises(UsageError, match="its work would be lost"):
+        task(app, guard, handler)
+    with pytest.raises(UsageError, match="its work would be lost"):
+        app.task(base=OnefoldTask, guard=guard, operation="x", lazy=False, shared=False)(handler)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"operation": "add"}, "takes Guard"),
+        ({"guard": AsyncGuard("memory:"), "operation": "add"}, "takes Guard"),
+        ({"guard": Guard("memory:")}, "has to be a name"),
+        ({"guard": Guard("memory:"), "operation": "add", "missing_key": "maybe"}, "neither 'never' nor 'run'"),
+        ({"guard": Guard("memory:"), "operation": "add", "key": "order..id"}, "has to name a field"),
+    ],
+)
+def test_what_cannot_work_is_refused(app: Celery, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        app.task(base=OnefoldTask, lazy=False, shared=False, **options)(add)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(remember=(Exception,)), Policy(after_crash="hold", unknown=(Exception,))], ids=["final", "held"]
+)
+def test_a_policy_that_would_take_a_retry_for_an_end_is_refused(app: Celery, guard: Guard, policy: Policy) -> None:
+    refused = task(app, guard, add, policy=policy)
+
+    with pytest.raises(UsageError, match="Retry, Ignore and Reject"):
+        refused.delay(1, 2)
+
+
+def test_without_celery_one_line_says_what_to_install() -> None:
+    code = "import sys; sys.modules['celery'] = None; import onefold.queues.celery"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert "UsageError: Celery is not installed: `pip install 'onefold[celery]'`" in done.stderr.splitlines()[-1]
+
+
+# What is sent.
+
+
+def test_the_key_is_the_tasks_id_unless_one_is_given(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+    adding = task(app, guard, add)
+    adding.delay(1, 2)
+    adding.apply_async((1, 2), headers={KEY: "mine", "x-trace": "t"})
+    minted = send(adding, (1, 2))
+    adding.s(1, 2).set(countdown=5).delay()
+
+    assert sent[0][KEY] == sent[0]["id"]
+    assert (sent[1][KEY], sent[1]["x-trace"]) == ("mine", "t")
+    assert sent[2][KEY] == minted != sent[2]["id"]
+    assert sent[3][KEY] == sent[3]["id"]
+    assert send(adding, (1, 2), key=17, headers={"x-trace": "t"}) == "17"
+    with pytest.raises(MissingKey):
+        send(adding, (1, 2), key="")
+
+
+def test_every_task_of_a_canvas_has_a_key_of_its_own(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+    adding = task(app, guard, add)
+    group(adding.s(1, 1), chain(adding.s(1, 1), adding.s(2)), adding.s(1, 1)).apply_async()
+    chord([adding.s(1, 1), adding.s(1, 2)], app=app)(adding.si(1, 2))
+
+    keys = [headers[KEY] for headers in sent if headers["task"] == "add"]
+    assert len(set(keys)) == len(keys) == 5
+
+
+def test_the_callbacks_of_a_task_have_ids_that_follow_from_its_own(app: Celery, guard: Guard) -> None:
+    adding = task(app, guard, add)
+    callback = adding.s(1)
+    bodies: list[Any] = []
+
+    def note(body: Any, **_: Any) -> None:
+        bodies.append([link["options"]["task_id"] for link in body[2]["callbacks"]])
+
+    signals.before_task_publish.connect(note, weak=False)
+    for task_id in ("one", "one", "two"):
+        adding.apply_async((1, 2), task_id=task_id, link=[callback, callback])
+    signals.before_task_publish.disconnect(note)
+
+    assert bodies[0] == bodies[1] != bodies[2]
+    assert len(set(bodies[0])) == 2
+    assert "task_id" not in callback.options
+
+
+def test_a_sender_needs_no_transaction(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+    def credit(account: str, *, tx: Any) -> None: ...
+
+    crediting = task(app, guard, credit)
+    crediting.delay("ada")
+
+    assert len(sent) == 1
+    with pytest.raises(TypeError):
+        crediting.delay()
+
+
+# Eager, and called by hand.
+
+
+def test_an_eager_task_runs_once_for_its_key(eager: Celery, guard: Guard) -> None:
+    ran: list[int] = []
+
+    def double(n: int) -> int:
+        ran.append(n)
+        return 2 * n
+
+    doubling = task(eager, guard, double)
+    results = [doubling.apply_async((4,), headers={KEY: "k"}).get() for _ in range(2)]
+    other = doubling.apply((4,)).get()
+
+    assert [*results, other] == [8, 8, 8]
+    assert ran == [4, 4]
+
+
+def test_an_eager_task_raises_what_a_worker_would_have_rejected(eager: Celery, guard: Guard) -> None:
+    adding = task(eager, guard, add)
+    adding.apply_async((1, 2), headers={KEY: "k"})
+
+    with pytest.raises(KeyReused):
+        adding.apply_async((3, 4), headers={KEY: "k"})
+
+
+def test_an_eager_retry_runs_under_the_same_key(eager: Celery, guard: Guard) -> None:
+    tries: list[int] = []
+
+    def flaky(self: Any) -> int:
+        tries.append(self.request.retries)
+        if len(tries) < 3:
+            raise self.retry(countdown=0)
+        return len(tries)
+
+    eager.conf.task_eager_propagates = False
+
+    assert task(eager, guard, flaky, bind=True).delay().get() == 3
+    assert tries == [0, 1, 2]
+
+
+def test_called_as_a_function_it_is_one(app: Celery, guard: Guard) -> None:
+    def down(self: Any, n: int) -> int:
+        return n if n == 0 else self(n - 1)
+
+    adding, counting = task(app, guard, add), task(app, guard, down, bind=True)
+
+    assert adding(1, 2) == adding(1, 2) == 3
+    assert guard.read("add", "id-1") is None
+    # In a worker too: only the delivery is guarded, not what its handler calls.
+    assert work(counting, 2, **{KEY: "k"})[0] == "SUCCESS"
+
+
+# Verdicts, as a worker carries them out.
+
+
+def test_a_position_is_a_key_only_by_name(app: Celery, guard: Guard) -> None:
+    with pytest.warns(UserWarning, match="its producer made"):
+        adding = task(app, guard, add, key=position(changes_when_a_producer_retries=True))
+
+    assert work(adding, 1, 2) == ("SUCCESS", 3)
+    assert guard.read("add", "id-1") is not None
+
+
+def test_arguments_that_do_not_fit_are_the_tasks_own_error(app: Celery, guard: Guard) -> None:
+    for key in ({}, {"key": "a"}):
+        state, error = work(task(app, guard, add, operation=f"add{len(key)}", **key), 1, 2, 3, **{KEY: "k"})
+        assert (state, type(error)) == ("FAILURE", TypeError)
+
+
+class Down(ProxyStore):
+    """Does not answer."""
+
+    def claim(self, *_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("not now")
+
+
+@pytest.mark.parametrize(("times", "delay"), [(0, 1), (1, 2), (3, 8), (50, HELD_DELAY), ("junk", 1)])
+def test_what_comes_later_comes_ever_later_with_its_retries_and_its_key(
+    app: Celery, sent: list[dict[str, Any]], times: Any, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+    with Guard(Down()) as down:
+        adding = task(app, down, add)
+        resend = adding.signature_from_request
+
+        def noted(*args: Any, countdown: float, **options: Any) -> Any:
+            delays.append(countdown)
+            return resend(*args, countdown=countdown, **options)
+
+        monkeypatch.setattr(adding, "signature_from_request", noted)
+        state, said = work(adding, 1, 2, retries=2, **{KEY: "k", "onefold-times": times, "x-death": [1]})
+
+    assert (state, type(said)) == ("IGNORED", Ignore)
+    assert delays == [delay]
+    assert {name: sent[0][name] for name in ("id", "retries", KEY)} == {"id": "id-1", "retries": 2, KEY: "k"}
+    assert "x-death" not in sent[0]
+
+
+def test_a_broker_that_is_down_too_keeps_the_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Guard(Down()) as down:
+        adding = task(app, down, add)
+        monkeypatch.setattr(app, "send_task", lambda *_, **__: (_ for _ in ()).throw(OSError("gone")))
+        state, said = work(adding, 1, 2, **{KEY: "k"})
+
+    assert state == "REJECTED"
+    assert said.requeue
+
+
+def test_what_is_on_hold_comes_a_bounded_number_of_times(app: Celery, sent: list[dict[str, Any]]) -> None:
+    with Guard("memory:", policy=Policy(after_crash="hold")) as guard:
+
+        def unsure() -> None:
+            raise TimeoutError
+
+        asking = task(app, guard, unsure)
+        first = work(asking, **{KEY: "k"})
+        later = work(asking, **{KEY: "k", "onefold-held": 3})
+        never = work(asking, **{KEY: "k", "onefold-held": HELD_MAX})
+
+    assert [first[0], later[0], never[0]] == ["FAILURE", "IGNORED", "REJECTED"]
+    assert [headers["onefold-held"] for headers in sent] == [4]
+    assert never[1].requeue is False
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_after_a_lost_claim_the_result_of_the_new_owner_counts(
+    app: Celery, sent: list[dict[str, Any]], done: bool
+) -> None:
+    class Lost(ProxyStore):
+        def finish(self, claim: Any, ending: Any) -> bool:
+            if done:
+                super().finish(claim, ending)
+            return False
+
+    with Guard(Lost()) as guard:
+        state, said = work(task(app, guard, add), 1, 2, **{KEY: "k"})
+
+    assert (state, len(sent)) == (("SUCCESS", 0) if done else ("IGNORED", 1))
+    assert said == 3 if done else isinstance(said, Ignore)
+
+
+def test_a_retry_may_change_its_arguments(app: Celery, guard: Guard) -> None:
+    adding = task(app, guard, add)
+
+    assert work(adding, 1, 2, **{KEY: "k"}) == ("SUCCESS", 3)
+    assert work(adding, 8, 9, retries=1, **{KEY: "k"}) == ("SUCCESS", 3)
+    assert work(adding, 8, 9, **{KEY: "k"})[0] == "REJECTED"
+
+
+def test_a_missing_key_that_may_run_gets_a_transaction_all_the_same(app: Celery, tmp_path: Path) -> None:
+    def credit(account: str, *, tx: Any) -> str:
+        tx.execute("SELECT 1")
+        return account
+
+    with Guard(f"sqlite:///{tmp_path}/records.db") as guard:
+        assert work(task(app, guard, credit, missing_key="run"), "ada") == ("SUCCESS", "ada")
