@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from onefold.stores import _trickle
 from onefold.stores._sqlite_joined import SqliteTransaction
 from wallet import connected, create
 
 # The servers; they start when a test asks for one.
 pytest_plugins = ["services.fixtures"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_purge_by_chance() -> Iterator[None]:
+    """After which delivery a store purges a little is chance: whoever counts statements would fail now and then."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(_trickle, "chance", lambda: _trickle.ONE_IN)
+        yield
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_a_batch_of_500_asks_once_and_ends_with_one_message(
         return message.upper()
 
     with Proxy(ledger.url) as proxy:
-        worker = colour(proxy.url())
+        worker = colour(f"{proxy.url()}?purge=no")
         worker.run("earlier", Handler())
         with proxy.counting() as first:
             outcomes = worker.run_batch(messages, handle)

@@ -562,16 +562,17 @@ def test_statements_are_prepared_where_no_pooler_stands_between(url: str, pgboun
 
 @contextmanager
 def warm(url: str, scheme: str) -> Iterator[tuple[Proxy, Callable[[Callable[[Any], Any]], Any]]]:
-    """A store whose connection is open and knows its statements, and a way to ask it."""
+    """A store whose connection is open and knows its statements, and a way to ask it. It does not purge beside."""
     with Proxy(url) as proxy:
+        place = f"{proxy.url()}?purge=no"
         if scheme == "blocking":
-            store = open_store(proxy.url())
+            store = open_store(place)
             exercise(store, lambda answer: answer)
             yield proxy, lambda ask: ask(store)
             store.close()
             return
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            awaited = open_async_store(proxy.url().replace("postgresql", scheme))
+            awaited = open_async_store(place.replace("postgresql", scheme))
             exercise(awaited, runner.run)
             yield proxy, lambda ask: runner.run(ask(awaited))
             runner.run(awaited.aclose())

@@ -986,7 +986,10 @@ def test_a_url_says_how_to_sync_and_how_long_to_wait(path: Path) -> None:
         ("sqlite://records.db", "write sqlite:///relative.db"),
         ("sqlite:///records.db#1", "write sqlite:///relative.db"),
         ("sqlite:///", "has to name a file"),
-        ("sqlite:///records.db?synk=full", "'synk' is none of sync, busy_timeout, auto_schema: did you mean 'sync'?"),
+        (
+            "sqlite:///records.db?synk=full",
+            "'synk' is none of sync, busy_timeout, auto_schema, purge: did you mean 'sync'?",
+        ),
         ("sqlite:///records.db?sync=ful", "sync='ful' is none of 'full', 'normal': did you mean 'full'?"),
         ("sqlite:///records.db?busy_timeout=5", "busy_timeout='5' is not a duration"),
         ("sqlite:///records.db?busy_timeout=0s", "busy_timeout='0s' is zero"),

@@ -80,7 +80,8 @@ class Records:
         return self._create is not None
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> Steps[Record | Gone | None]:
-        if entry.state is State.RUNNING:
+        # A lease of zero is over already: the record of a run that was abandoned elsewhere, and is moved here.
+        if entry.state is State.RUNNING and entry.lease > 0:
             _check_lease(entry.lease, entry.address)
         entry = fitting(entry, entry.address)
         still = None if replacing is None else (replacing.token, replacing.revision)

@@ -24,7 +24,7 @@ ISOLATIONS: Final = ("read-committed", "repeatable-read", "serializable")
 
 OPTIONS: Final = (
     *("pool_size", "pool_timeout", "connect_timeout", "read_timeout", "auto_schema", "isolation", "unix_socket"),
-    *("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key"),
+    *("purge", "ssl_mode", "ssl_ca", "ssl_cert", "ssl_key"),
 )
 
 # An operation of the store is one short statement. It may wait for a row, for which servers have a limit of 50 s.
@@ -54,6 +54,8 @@ class Place(NamedTuple):
     tls_mode: str
     # None: nothing but the mode was said.
     tls: ssl.SSLContext | None
+    # Whether the store purges a little as it works.
+    purge: bool = True
 
     @property
     def name(self) -> str:
@@ -100,6 +102,7 @@ def place_of(url: str, driver: str) -> Place:
         isolation=None if isolation is None else one_of(isolation, ISOLATIONS, "isolation"),
         tls_mode=tls_mode,
         tls=tls,
+        purge=yes_or_no(found.get("purge", "yes"), "purge"),
     )
 
 

@@ -39,9 +39,10 @@ class Place(NamedTuple):
     pool_timeout: float = PATIENCE
     # None: where no pooler stands between.
     prepare: bool | None = None
+    purge: bool = True
 
 
-OPTIONS: Final = ("auto_schema", "isolation", "pool_size", "pool_timeout", "prepare")
+OPTIONS: Final = ("auto_schema", "isolation", "pool_size", "pool_timeout", "prepare", "purge")
 
 
 def place_of(url: str) -> Place:
@@ -68,7 +69,7 @@ def place_of(url: str) -> Place:
 
 def _checked(ours: dict[str, str]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
-    for name in ("auto_schema", "prepare"):
+    for name in ("auto_schema", "prepare", "purge"):
         if name in ours:
             checked[name] = yes_or_no(ours[name], name)
     if "isolation" in ours:

@@ -39,7 +39,9 @@ def browse(
     map_: Map, keys: Keys, query: Query, limit: int, left: Listing | None
 ) -> Flight[tuple[list[Record], Listing]]:
     """One page, and what it leaves for the next."""
-    listing = left if left is not None and left.query == query else Listing(query, [], complete=False)
+    # Who begins anew wants to see what is there now.
+    goes_on = left is not None and query.after is not None and left.query == query
+    listing = left if left is not None and goes_on else Listing(query, [], complete=False)
     page: list[Record] = []
     while len(page) < limit:
         if not listing.rest:

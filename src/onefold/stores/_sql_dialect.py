@@ -323,6 +323,10 @@ class Dialect:
         reply: Reply = yield Ask(self.remove_expired, {"limit": max(limit, 0)})
         return reply.written
 
+    def trickle(self, limit: int) -> Talk[int]:
+        """A purge beside the work: it must be cheap also where there is nothing to remove."""
+        return self.purge(limit)
+
 
 def restless(address: Address) -> StoreUnavailable:
     return StoreUnavailable(

@@ -115,6 +115,8 @@ class Database(NamedTuple):
     lock: str | None = None
     unlock: str | None = None
     auto_schema: bool = True
+    # Whether the store purges a little as it works.
+    purges: bool = True
 
 
 def cause_of(error: BaseException, database: Database) -> Trouble | None:

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
+from onefold.stores import _trickle as trickle
 from onefold.stores._sql import VERSION
 from onefold.stores._sql_dialect import Ask, Talk, carry, carry_async
 from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
@@ -39,16 +40,16 @@ class SqlStore:
         return f"{type(self).__name__}({self.database.name!r})"
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return self._do(lambda: self.database.sql.claim(entry, replacing))
+        return self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return self._do(lambda: self.database.sql.extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._do(lambda: self.database.sql.finish(claim, ending))
+        return self._end(lambda: self.database.sql.finish(claim, ending))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._do(lambda: self.database.sql.release(claim, memory))
+        return self._end(lambda: self.database.sql.release(claim, memory))
 
     def read(self, address: Address) -> Record | None:
         return self._do(lambda: self.database.sql.read(address))
@@ -57,13 +58,14 @@ class SqlStore:
         return self._do(lambda: self.database.sql.purge(limit))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return self._do(lambda: self.database.sql.claim_all(entries))
+        ended = sum(entry.state is State.DONE for entry in entries)
+        return self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         return self._do(lambda: self.database.sql.extend_all(claims))
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._do(lambda: self.database.sql.close_all(closes))
+        return self._end(lambda: self.database.sql.close_all(closes), len(closes))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._do(lambda: self.database.sql.browse(query, limit))
@@ -86,10 +88,25 @@ class SqlStore:
             raise
         finally:
             transaction.let_go()
+        self._purge_a_little()
 
     def close(self) -> None:
         """Close the connections. Whoever uses the store after that opens new ones."""
         self._pool.drop_idle()
+
+    def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
+        """What ends a delivery, or several, and a little of a purge after it."""
+        answer = self._do(talk)
+        self._purge_a_little(ended)
+        return answer
+
+    def _purge_a_little(self, ended: int = 1) -> None:
+        due = trickle.portions(ended) if self.database.purges else 0
+        if due == 0:
+            return
+        with trickle.forgiven(self.database.name):
+            while due and self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
+                due -= 1
 
     def _do(self, talk: Callable[[], Talk[T]]) -> T:
         for _ in range(LOOKS_MAX):
@@ -137,16 +154,16 @@ class AsyncSqlStore:
         return f"{type(self).__name__}({self.database.name!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await self._do(lambda: self.database.sql.claim(entry, replacing))
+        return await self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return await self._do(lambda: self.database.sql.extend(claim, notes))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._do(lambda: self.database.sql.finish(claim, ending))
+        return await self._end(lambda: self.database.sql.finish(claim, ending))
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._do(lambda: self.database.sql.release(claim, memory))
+        return await self._end(lambda: self.database.sql.release(claim, memory))
 
     async def read(self, address: Address) -> Record | None:
         return await self._do(lambda: self.database.sql.read(address))
@@ -155,13 +172,14 @@ class AsyncSqlStore:
         return await self._do(lambda: self.database.sql.purge(limit))
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return await self._do(lambda: self.database.sql.claim_all(entries))
+        ended = sum(entry.state is State.DONE for entry in entries)
+        return await self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         return await self._do(lambda: self.database.sql.extend_all(claims))
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._do(lambda: self.database.sql.close_all(closes))
+        return await self._end(lambda: self.database.sql.close_all(closes), len(closes))
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._do(lambda: self.database.sql.browse(query, limit))
@@ -178,10 +196,25 @@ class AsyncSqlStore:
             raise
         finally:
             await transaction.let_go()
+        await self._purge_a_little()
 
     async def aclose(self) -> None:
         """Close the connections. Whoever uses the store after that opens new ones."""
         await self._pool.drop_idle()
+
+    async def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
+        """The same, awaited."""
+        answer = await self._do(talk)
+        await self._purge_a_little(ended)
+        return answer
+
+    async def _purge_a_little(self, ended: int = 1) -> None:
+        due = trickle.portions(ended) if self.database.purges else 0
+        if due == 0:
+            return
+        with trickle.forgiven(self.database.name):
+            while due and await self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
+                due -= 1
 
     async def _do(self, talk: Callable[[], Talk[T]]) -> T:
         for _ in range(LOOKS_MAX):

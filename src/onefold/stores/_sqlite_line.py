@@ -68,9 +68,12 @@ class Line:
         with _forking:
             _lines.add(self)
 
-    def do(self, work: Callable[[Records], T], *, together: bool = False) -> T:
-        """What this work answers on the connection; `together` makes all that it writes one transaction."""
-        ends = time.monotonic() + self._patience
+    def do(self, work: Callable[[Records], T], *, together: bool = False, patience: float | None = None) -> T:
+        """What this work answers on the connection; `together` makes all that it writes one transaction.
+
+        `patience` is for what need not be done: it waits for other processes no longer than that.
+        """
+        ends = time.monotonic() + (self._patience if patience is None else patience)
         # The turn is taken by `with` on the bare lock: an interrupt cannot come between taking and giving it back.
         with self._turn:
             while True:

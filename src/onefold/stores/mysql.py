@@ -45,6 +45,7 @@ class MysqlStore(SqlStore):
             yield transaction
         finally:
             transaction.let_go()
+        self._purge_a_little()
 
     def close(self) -> None:
         super().close()
@@ -81,6 +82,7 @@ class AsyncMysqlStore(AsyncSqlStore):
             yield transaction
         finally:
             await transaction.let_go()
+        await self._purge_a_little()
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -132,7 +134,7 @@ def apply_schema(url: str) -> list[str]:
 
 
 def _database(place: Place, links: Any, dialect: Mysql | None) -> Database:
-    return Database(dialect or MYSQL, place.name, links.trouble, LOCK, UNLOCK, place.auto_schema)
+    return Database(dialect or MYSQL, place.name, links.trouble, LOCK, UNLOCK, place.auto_schema, place.purge)
 
 
 def _links(name: str) -> Any:

@@ -79,24 +79,24 @@ def _opened_async(place: Place) -> AsyncPostgresStore:
     return AsyncPostgresStore(_database(place, driver.trouble), pool)
 
 
-def adopt(client: Any, *, awaited: bool) -> PostgresStore | AsyncPostgresStore:
+def adopt(client: Any, *, awaited: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
     """A store on a pool of the caller's: psycopg_pool's in its colour, or asyncpg's. It is never closed here."""
-    kind = type(client).__name__
+    kind, place = type(client).__name__, NAMELESS._replace(purge=purge)
     if _comes_from(client, "asyncpg", "Pool"):
         from onefold.stores import _asyncpg_pools as asyncpg
 
         _check_colour(kind, its=True, awaited=awaited)
-        return AsyncPostgresStore(_database(NAMELESS, asyncpg.trouble), asyncpg.LentByPool(client), ours=False)
+        return AsyncPostgresStore(_database(place, asyncpg.trouble), asyncpg.LentByPool(client), ours=False)
     if _comes_from(client, "psycopg_pool", "AsyncConnectionPool"):
         from onefold.stores import _psycopg_pools as psycopg
 
         _check_colour(kind, its=True, awaited=awaited)
-        return AsyncPostgresStore(_database(NAMELESS, psycopg.trouble), psycopg.LentByAsyncPool(client), ours=False)
+        return AsyncPostgresStore(_database(place, psycopg.trouble), psycopg.LentByAsyncPool(client), ours=False)
     if _comes_from(client, "psycopg_pool", "ConnectionPool"):
         from onefold.stores import _psycopg_pools as psycopg
 
         _check_colour(kind, its=False, awaited=awaited)
-        return PostgresStore(_database(NAMELESS, psycopg.trouble), psycopg.LentByPool(client), ours=False)
+        return PostgresStore(_database(place, psycopg.trouble), psycopg.LentByPool(client), ours=False)
     raise UsageError(
         f"store={kind}: SQL stores never take a single connection as their own. Pass a pool or a URL; or join the "
         "transaction of this connection by guard.within(connection)"
@@ -137,7 +137,7 @@ async def _apply(store: AsyncPostgresStore) -> None:
 
 
 def _database(place: Place, trouble: Callable[[BaseException], Trouble | None]) -> Database:
-    return Database(POSTGRES, place.name, trouble, lock=LOCK, auto_schema=place.auto_schema)
+    return Database(POSTGRES, place.name, trouble, lock=LOCK, auto_schema=place.auto_schema, purges=place.purge)
 
 
 def _comes_from(client: Any, package: str, name: str) -> bool:

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 class SqlAlchemyStore(SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable` on the database of an engine; as thread-safe as the engine."""
 
-    def __init__(self, bind: Engine | sessionmaker[Any], *, auto_schema: bool = True) -> None:
+    def __init__(self, bind: Engine | sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True) -> None:
         source = _source(bind)
-        super().__init__(database_of(source.engine)._replace(auto_schema=auto_schema), Lender(source))
+        database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
+        super().__init__(database, Lender(source))
         self._engine = source.engine
 
     def _look(self) -> None:
@@ -45,9 +46,12 @@ class SqlAlchemyStore(SqlStore):
 class AsyncSqlAlchemyStore(AsyncSqlStore):
     """The same on an async engine, awaited. It survives a new event loop."""
 
-    def __init__(self, bind: AsyncEngine | async_sessionmaker[Any], *, auto_schema: bool = True) -> None:
+    def __init__(
+        self, bind: AsyncEngine | async_sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True
+    ) -> None:
         source = _async_source(bind)
-        super().__init__(database_of(source.engine)._replace(auto_schema=auto_schema), AsyncLender(source))
+        database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
+        super().__init__(database, AsyncLender(source))
         self._engine = source.engine
 
     async def _look(self) -> None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from onefold._checks import finite, one_of, positive, yes_or_no
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
 from onefold.errors import StoreUnavailable, UsageError
+from onefold.stores import _trickle as trickle
 from onefold.stores._sql import VERSION, is_own
 from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import Line
@@ -47,6 +48,9 @@ IDLE_MAX: Final = 4
 # SQLite counts it in milliseconds, in 32 bits; and who waits longer does not wait for a writer, but for a mistake.
 BUSY_TIMEOUT_MAX: Final = 3_600.0
 
+# How long a purge beside the work waits for other writers: where the file is so busy, it is left to the next one.
+TRICKLE_PATIENCE: Final = 0.1
+
 
 class SqliteStore:
     """A `Store`, `Batching` and `Browsable` in one file; safe to share between threads, and over a fork.
@@ -61,10 +65,12 @@ class SqliteStore:
         sync: Sync = "full",
         busy_timeout: Duration = 5.0,
         auto_schema: bool = True,
+        purge: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = _checked_path(path)
         self._patience = _checked_timeout(busy_timeout)
+        self._purges = purge
         self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
         self._connect = partial(_connect, self.path, one_of(sync, SYNCS, "sync"), clock, auto_schema=auto_schema)
         # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
@@ -86,16 +92,16 @@ class SqliteStore:
             found = self.read(entry.address)
             if found is not None:
                 return None if is_own(found, entry) else found
-        return self._writing.do(lambda records: records.claim(entry, replacing=replacing))
+        return self._end(lambda records: records.claim(entry, replacing=replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return self._writing.do(lambda records: records.extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._writing.do(lambda records: records.finish(claim, ending))
+        return self._end(lambda records: records.finish(claim, ending))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._writing.do(lambda records: records.release(claim, memory))
+        return self._end(lambda records: records.release(claim, memory))
 
     def read(self, address: Address) -> Record | None:
         return self._reading.do(lambda records: records.read(address))
@@ -106,7 +112,8 @@ class SqliteStore:
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         found = self._reading.do(lambda records: [records.read(entry.address) for entry in entries])
         if None in found:
-            return self._writing.do(lambda records: records.claim_all(entries), together=True)
+            ended = sum(entry.state is State.DONE for entry in entries)
+            return self._end(lambda records: records.claim_all(entries), ended, together=True)
         known = zip(cast("list[Record]", found), entries, strict=True)
         return [None if is_own(one, entry) else one for one, entry in known]
 
@@ -114,7 +121,7 @@ class SqliteStore:
         return self._writing.do(lambda records: records.extend_all(claims), together=True)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._writing.do(lambda records: records.close_all(closes), together=True)
+        return self._end(lambda records: records.close_all(closes), len(closes), together=True)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._reading.do(lambda records: records.browse(query, limit))
@@ -128,6 +135,15 @@ class SqliteStore:
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
         """A transaction in this file, on a connection that nobody else uses meanwhile."""
+        with self.transaction_alone() as transaction:
+            yield transaction
+        due = self.portions()
+        if due:
+            self.purge_portions(due)
+
+    @contextmanager
+    def transaction_alone(self) -> Iterator[SqliteTransaction]:
+        """The same, without a little of a purge after it."""
         from onefold.stores._sqlite_joined import SqliteTransaction
 
         try:
@@ -142,6 +158,24 @@ class SqliteStore:
                 self._idle.append(line)
             else:
                 line.close()
+
+    def _end(self, work: Callable[[Records], T], ended: int = 1, *, together: bool = False) -> T:
+        """What ends a delivery, or several, and a little of a purge after it."""
+        answer = self._writing.do(work, together=together)
+        due = self.portions(ended)
+        if due:
+            self.purge_portions(due)
+        return answer
+
+    def portions(self, ended: int = 1) -> int:
+        """How much of a purge is due now, beside the work: mostly nothing."""
+        return trickle.portions(ended) if self._purges else 0
+
+    def purge_portions(self, due: int) -> None:
+        """Remove them; whatever goes wrong is left to the next purge."""
+        with trickle.forgiven(self.path):
+            while due and self._writing.do(_purge_portion, patience=TRICKLE_PATIENCE) == trickle.PORTION:
+                due -= 1
 
     def close(self) -> None:
         """Close all connections. Whoever uses the store after that opens new ones."""
@@ -159,9 +193,12 @@ class AsyncSqliteStore:
         sync: Sync = "full",
         busy_timeout: Duration = 5.0,
         auto_schema: bool = True,
+        purge: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.sync = SqliteStore(path, sync=sync, busy_timeout=busy_timeout, auto_schema=auto_schema, clock=clock)
+        self.sync = SqliteStore(
+            path, sync=sync, busy_timeout=busy_timeout, auto_schema=auto_schema, purge=purge, clock=clock
+        )
         self._worker: ThreadPoolExecutor | None = None
         self._worker_pid = 0
 
@@ -203,8 +240,11 @@ class AsyncSqliteStore:
         """A transaction in this file. What the handler does on it is done in the event loop's own thread."""
         from onefold.stores._sqlite_joined import AsyncSqliteTransaction
 
-        with self.sync.transaction() as transaction:
+        with self.sync.transaction_alone() as transaction:
             yield AsyncSqliteTransaction(transaction)
+        due = self.sync.portions()
+        if due:
+            await self._ask(self.sync.purge_portions, due)
 
     async def aclose(self) -> None:
         """Close the connections and end the thread. Whoever uses the store after that opens new ones."""
@@ -229,7 +269,7 @@ class AsyncSqliteStore:
 
 
 def open_store(url: str) -> SqliteStore:
-    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?sync=normal&busy_timeout=5s&auto_schema=no`."""
+    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with the options of `docs/stores/sqlite.md`."""
     path, options = _parsed(url)
     return SqliteStore(path, **options)
 
@@ -257,7 +297,7 @@ def apply_schema(url: str) -> list[str]:
     return [f"{store.path}: the tables of Onefold are there, version {VERSION}"]
 
 
-OPTIONS: Final = ("sync", "busy_timeout", "auto_schema")
+OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
 
 
 def _parsed(url: str) -> tuple[str, dict[str, Any]]:
@@ -265,9 +305,14 @@ def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     if parts.netloc or parts.fragment or not parts.path.startswith("/"):
         raise UsageError(f"{url!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
     options: dict[str, Any] = {**options_of(parts.query, OPTIONS, url)}
-    if "auto_schema" in options:
-        options["auto_schema"] = yes_or_no(options["auto_schema"], "auto_schema")
+    for name in ("auto_schema", "purge"):
+        if name in options:
+            options[name] = yes_or_no(options[name], name)
     return unquote(parts.path[1:]), options
+
+
+def _purge_portion(records: Records) -> int:
+    return records.purge(trickle.PORTION)
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:

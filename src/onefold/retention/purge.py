@@ -1,0 +1,87 @@
+"""Removes records that are past their stay, beside whoever works on the same table, and without being in the way.
+
+Batch by batch, each a short transaction that takes what nobody else has, so that several purgers share the work; and
+it rests between two batches for twice as long as the last one took, so that it never has more than a third of the time
+of one connection. It decides nothing: what is past its stay is the store's to know.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from onefold import UsageError
+from onefold.stores.base import Store
+
+# Some 10 ms of work for a database server: short enough for whoever waits behind it, and long enough to be worth it.
+BATCH: Final = 1_000
+
+# A batch is one transaction, and a delivery of a key in it waits for its end.
+BATCH_MAX: Final = 50_000
+
+# A batch is followed by a rest of so many times its own duration: a server that is busy is purged more gently.
+REST: Final = 2.0
+
+# Rests of less would leave no gap in which the server comes to others.
+PAUSE_MIN: Final = 0.01
+
+
+class Purged(NamedTuple):
+    """What one pass over a store did."""
+
+    removed: int
+    batches: int
+    seconds: float
+    # False: it was told to stop, or its limit was reached, and there may be more.
+    finished: bool
+
+
+def purge(
+    store: Store,
+    *,
+    batch: int = BATCH,
+    limit: int | None = None,
+    stop: threading.Event | None = None,
+    on_batch: Callable[[int], Any] | None = None,
+) -> Purged:
+    """Remove what is past its stay, at most `limit` records; `on_batch` is told how many are gone so far.
+
+    `stop` ends it with the batch that is under way. Raises whatever the store raises.
+    """
+    check(batch=batch, limit=limit)
+    stopped = stop or threading.Event()
+    began, removed, batches = time.monotonic(), 0, 0
+    finished = False
+    while not (finished or stopped.is_set() or removed == limit):
+        wanted = batch if limit is None else min(batch, limit - removed)
+        sent = time.monotonic()
+        found = store.purge(wanted)
+        took = time.monotonic() - sent
+        removed, batches = removed + found, batches + 1
+        if on_batch is not None:
+            on_batch(removed)
+        finished = found < wanted
+        if not finished:
+            stopped.wait(max(REST * took, PAUSE_MIN))
+    return Purged(removed, batches, time.monotonic() - began, finished)
+
+
+def passes(every: float | None, stop: threading.Event) -> Iterator[int]:
+    """1, and then, where `every` says so, 2, 3 and so on, so many seconds after the beginning of the one before."""
+    number = 0
+    while not stop.is_set():
+        began, number = time.monotonic(), number + 1
+        yield number
+        if every is None:
+            return
+        stop.wait(max(began + every - time.monotonic(), 0.0))
+
+
+def check(*, batch: int, limit: int | None) -> None:
+    """Raise `UsageError` for numbers that mean nothing."""
+    if not 1 <= batch <= BATCH_MAX:
+        raise UsageError(f"batch={batch} has to be a number from 1 to {BATCH_MAX:,}")
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit={limit} has to be 1 or more")
