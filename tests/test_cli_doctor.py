@@ -295,6 +295,14 @@ def test_it_does_not_make_what_is_not_there(tmp_path: Path) -> None:
         ("memory:", "memory:"),
         ("dynamodb://table?region=x", "dynamodb://table"),
         ("postgresql://[geheim", "postgresql:"),
+        ("postgresql://user:ge/heim@host:5432/shop?x=1", "postgresql://host:5432/shop"),
+        ("dynamodb://table?endpoint_url=http://host:8000", "dynamodb://table"),
+        ("redis://:ge#heim@host/0", "redis://host/0"),
+        ("redis://:geheim?geheim@host/0", "redis://host/0"),
+        ("mysql://user:ge@heim/geheim@host/shop", "mysql://host/shop"),
+        ("redis://host:6379/0?client_name=a@b", "redis://host:6379/0"),
+        ("sqlite:////var/me@home/onefold.db", "sqlite:////var/me@home/onefold.db"),
+        ("postgresql://user:geheim@[::1]:5432/shop", "postgresql://[::1]:5432/shop"),
     ],
 )
 def test_a_place_is_shown_without_login_and_options(url: str, shown: str) -> None:
@@ -307,6 +315,28 @@ def test_no_password_of_the_url_survives_in_what_is_told() -> None:
     assert without_secrets("login p@ss and p%40ss and geheim failed, geheimnis", url) == (
         "login *** and *** and *** failed, geheimnis"
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://worker:geheim/x@127.0.0.1:1/x",
+        "mysql://worker:geheim/x@127.0.0.1:1/x",
+        "redis://:x?geheim@127.0.0.1:1/0",
+        "redis://:geheim#x@127.0.0.1:1/0",
+        "worker:geheim@127.0.0.1",
+    ],
+)
+def test_a_password_that_is_not_escaped_is_not_shown_either(url: str) -> None:
+    said = doctor(url)
+
+    assert said.exit_code == 2
+    assert "geheim" not in said.output
+    assert "Traceback" not in said.output
+
+
+def test_a_patience_that_no_clock_can_hold_is_forever(url: str) -> None:
+    assert doctor(url, "--timeout", "99999999w").exit_code == 0
 
 
 def test_examining_leaves_the_records_of_a_guard_alone(url: str) -> None:

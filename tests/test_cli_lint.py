@@ -75,6 +75,18 @@ def test_the_dead_letter_incident_fails_with_14d_in_the_message(tmp_path: Path) 
     assert "DATABASE_URL is not set" in said.stderr
 
 
+def test_a_variable_that_hides_no_kind_of_store_is_not_mentioned(tmp_path: Path) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(
+        "stores: {cache: {url: 'redis://:${NOT_SET_HERE}@cache/0'}}\nguards: {payouts: {store: cache, money: true}}\n"
+    )
+
+    said = onefold(str(path))
+
+    assert "OF004" in said.stdout, "it is known to be a Redis"
+    assert "NOT_SET_HERE" not in said.stderr
+
+
 def test_a_file_that_cannot_be_used_exits_with_2_and_the_others_are_linted(broken: str) -> None:
     said = onefold(broken, SEEDS, "missing.yaml")
 
@@ -168,10 +180,10 @@ def test_in_a_pipe_there_is_no_colour_and_a_reader_may_go_away() -> None:
     assert (headed.stdout, headed.stderr) == ("{\n", "")
 
 
-@pytest.mark.parametrize("no_colour", ["", "1"])
-def test_on_a_terminal_the_code_is_coloured_unless_no_color_is_set(no_colour: str) -> None:
+@pytest.mark.parametrize(("no_colour", "terminal"), [("", "xterm"), ("1", "xterm"), ("", "dumb")])
+def test_on_a_terminal_the_code_is_coloured_unless_no_color_is_set_or_it_is_dumb(no_colour: str, terminal: str) -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "NO_COLOR": no_colour, "TERM": "xterm"}
+    environment = {**os.environ, "NO_COLOR": no_colour, "TERM": terminal}
     with subprocess.Popen([*COMMAND, SEEDS], stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as running:
         os.close(theirs)
         said = b""
@@ -181,7 +193,7 @@ def test_on_a_terminal_the_code_is_coloured_unless_no_color_is_set(no_colour: st
         running.wait(PATIENCE)
     os.close(ours)
 
-    assert (b"\x1b[31m" in said) == (not no_colour)
+    assert (b"\x1b[" in said) == (not no_colour and terminal != "dumb")
     assert b"OF001" in said
 
 

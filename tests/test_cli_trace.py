@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -18,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from onefold.cli.app import app
 from onefold.trace import report, shelf
+from onefold.trace.lines import Line
 
 NOON = 1_794_744_000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -151,6 +154,7 @@ def test_broken_lines_are_told_with_the_first_of_them_and_the_rest_is_examined(h
             "--order names 'wroker', and the logs have the hops app, gateway, worker",
         ),
         (["hops.jsonl", "--svg", "no/such/folder.svg"], "no/such/folder.svg: No such file or directory"),
+        (["hops.jsonl", "--svg", "."], ".: Is a directory"),
         (["hops.jsonl", "missing.jsonl"], "missing.jsonl: No such file or directory"),
     ],
 )
@@ -244,6 +248,39 @@ def test_ctrl_c_ends_it_cleanly_and_leaves_nothing_behind(here: Path) -> None:
     assert said == b""
     assert b"Traceback" not in complaint
     assert list(here.glob("onefold-trace-*")) == []
+
+
+def test_a_log_that_is_named_twice_is_read_once(here: Path) -> None:
+    name = log(here, CLEAN)
+
+    said = trace(name, name)
+
+    assert said.exit_code == 0
+    assert said.stderr == "onefold: 3 lines from 3 hops, and no key leaks\n"
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_hide_the_report(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "leaks.svg")
+
+    name = log(here, CLEAN)
+    monkeypatch.setattr(Path, "write_text", full)
+    said = trace(name, "--svg", "leaks.svg")
+
+    assert said.exit_code == 2
+    assert said.stdout.startswith("hour\thop\t")
+    assert "leaks.svg: No space left on device. The picture was not drawn" in said.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a file as long as it is open")
+def test_a_process_that_is_killed_leaves_nothing_large_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with shelf.Shelf() as lines:
+        lines.add([Line("app", "a", NOON)])
+
+        assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+        assert len(list(lines.hours())) == 1
 
 
 def test_the_rows_are_whole_in_a_pipe(here: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_every_error_of_ours_has_a_verdict_and_tells_no_key(kind: type[Any]) -> 
     facts = {"remark": "why", "retry_after": 1.0, "type_name": "T", "message": "m", "expected": "e", "problem": "p"}
     error = kind.about(ADDRESS, **facts) if hasattr(kind, "about") else kind("words")
 
-    verdict = of_error(error)
+    verdict = of_error(error, own=("charge", "secret-key"))
 
     expected = {"ack": Ack, "later": Later, "never": Never, "by policy": Never, "read once": type(None)}
     assert type(verdict) is expected.get(MEANINGS[kind].queue, Failed)
@@ -132,9 +132,9 @@ def test_bad_input_goes_to_the_dead_letters_with_its_reason_and_the_consumer_liv
     key: keys.KeyOf, sent: Message, says: str
 ) -> None:
     with Guard("memory:") as guard:
-        consuming = Consuming(guard, "charge", lambda: pytest.fail("it ran"), key=key)
+        consuming = Consuming(guard, "charge", lambda _: pytest.fail("it ran"), key=key)
 
-        verdict = consuming.deliver(sent)
+        verdict = consuming.deliver(sent, "body")
 
     assert isinstance(verdict, Never)
     assert says in verdict.reason
@@ -258,7 +258,8 @@ def test_a_store_that_is_down_means_later_and_nothing_runs() -> None:
             raise StoreUnavailable("not now")
 
     with Guard(Down()) as guard:
-        verdict = Consuming(guard, "charge", lambda: pytest.fail("it ran"), key=keys.header()).deliver(message())
+        consuming = Consuming(guard, "charge", lambda _: pytest.fail("it ran"), key=keys.header())
+        verdict = consuming.deliver(message(), "body")
 
     assert verdict == Later(SOON, "the store did not answer")
 
@@ -272,7 +273,7 @@ def test_a_lost_claim_is_looked_up_once_and_only_what_is_done_is_acknowledged(do
             return False
 
     with Guard(Lost()) as guard:
-        verdict = Consuming(guard, "charge", lambda: None, key=keys.header()).deliver(message())
+        verdict = Consuming(guard, "charge", lambda _: None, key=keys.header()).deliver(message(), "body")
 
     assert isinstance(verdict, Ack if done else Later)
 
@@ -281,7 +282,7 @@ def test_the_same_key_with_another_operation_is_another_consumer() -> None:
     ran: list[str] = []
     with Guard("memory:") as guard:
         for operation in ("mail", "invoice"):
-            Consuming(guard, operation, lambda name=operation: ran.append(name), key=keys.header()).deliver(message())
+            Consuming(guard, operation, ran.append, key=keys.header()).deliver(message(), operation)
 
     assert ran == ["mail", "invoice"]
 
@@ -290,20 +291,20 @@ def test_key_reused_and_best_effort() -> None:
     assert isinstance(of_error(KeyReused.about(ADDRESS)), Never)
     with Guard("memory:", policy=Policy(after_crash="skip")) as guard:
         consuming = Consuming(guard, "notify", _times_out, key=keys.header())
-        verdicts = [consuming.deliver(message()) for _ in range(2)]
+        verdicts = [consuming.deliver(message(), "body") for _ in range(2)]
 
     assert isinstance(verdicts[0], Failed)
     assert verdicts[1] == ACK
 
 
-def _times_out() -> None:
+def _times_out(_body: str) -> None:
     raise TimeoutError
 
 
 def test_the_wrong_colour_is_refused_at_once() -> None:
-    async def handler() -> None: ...
+    async def handler(body: str) -> None: ...
 
-    def plain() -> None: ...
+    def plain(body: str) -> None: ...
 
     with Guard("memory:") as guard, pytest.raises(UsageError, match="its work would be lost"):
         Consuming(guard, "charge", handler, key=keys.header())
@@ -317,21 +318,20 @@ def test_a_handler_with_tx_commits_with_its_record(tmp_path: Any) -> None:
     import sqlite3
 
     path = tmp_path / "wallet.db"
-    sqlite3.connect(path).executescript("CREATE TABLE effects (body TEXT)")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE effects (body TEXT)")
 
     def credit(body: str, *, tx: sqlite3.Connection) -> None:
         tx.execute("INSERT INTO effects VALUES (?)", (body,))
         if body == "fail":
             raise ValueError(body)
 
-    with warnings.catch_warnings(), Guard(f"sqlite:///{path}") as guard:
-        warnings.simplefilter("ignore", ResourceWarning)
+    with Guard(f"sqlite:///{path}") as guard:
         consuming = Consuming(guard, "credit", credit, key=keys.header())
         verdicts = [consuming.deliver(message(), "ok") for _ in range(2)]
         failed = consuming.deliver(message(headers={"idempotency-key": "other"}), "fail")
 
     assert verdicts == [ACK, ACK]
     assert isinstance(failed, Failed)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT body FROM effects").fetchall() == [("ok",)]
-    connection.close()

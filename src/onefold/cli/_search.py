@@ -10,12 +10,12 @@ from typing import Final
 from onefold import Record
 from onefold.cli._shared import WRONG_USAGE, Listing, Refusal, counting, visible
 from onefold.cli._words import COLUMNS, STYLES, row
+from onefold.retention import pages
 from onefold.stores.base import Browsable, Query
 
-# Pages start small and grow, because every page costs a query; they shrink while what they hold is heavy.
-PAGE_FIRST: Final = 100
-PAGE_MAX: Final = 1_000
-PAGE_BYTES: Final = 16 * 2**20
+PAGE_FIRST: Final = pages.PAGE_FIRST
+PAGE_MAX: Final = pages.PAGE_MAX
+PAGE_BYTES: Final = pages.PAGE_BYTES
 
 # As many candidates are listed where a key names several records.
 CANDIDATES_MAX: Final = 20
@@ -25,19 +25,7 @@ DIGEST: Final = re.compile(r"[0-9a-f]{12}")
 
 def records(store: Browsable, query: Query) -> Iterator[Record]:
     """All that the query asks for, in the order of addresses."""
-    size = PAGE_FIRST
-    while True:
-        page = store.browse(query, size)
-        # A store may still show what is past its stay; it counts as gone.
-        yield from (record for record in page if record.stay_left > 0)
-        if len(page) < size:
-            return
-        query = query._replace(after=page[-1].address)
-        size = max(size // 2, 1) if _weight(page) > PAGE_BYTES else min(size * 2, PAGE_MAX)
-
-
-def _weight(page: list[Record]) -> int:
-    return sum(len(record.result or b"") + len(record.notes or b"") for record in page)
+    return pages.records(store, query, first=PAGE_FIRST, most=PAGE_MAX, heavy=PAGE_BYTES)
 
 
 def watched(found: Iterable[Record], what: str) -> Iterator[Record]:

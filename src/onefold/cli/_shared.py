@@ -51,6 +51,15 @@ class Format(StrEnum):
     JSON = "json"
 
 
+WhereArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="URL|FILE",
+        envvar=ENVIRONMENT,
+        show_default=False,
+        help="The store's URL, or an onefold.yaml or .toml with stores.",
+    ),
+]
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", envvar=ENVIRONMENT, show_default=False, help="The store's URL: sqlite:///onefold.db, say."),
@@ -127,8 +136,8 @@ def note(line: str) -> None:
 
 
 @contextlib.contextmanager
-def opened(url: str | None, *, policy: Policy | None = None) -> Iterator[Guard]:
-    """A guard on the store behind this URL, which is there already and can list its records."""
+def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = False) -> Iterator[Guard]:
+    """A guard on the store behind this URL, which can list its records, and is there already unless it may be new."""
     if not url:
         raise Refusal(
             f"which store? Pass --store URL (--store sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE
@@ -136,7 +145,7 @@ def opened(url: str | None, *, policy: Policy | None = None) -> Iterator[Guard]:
     if url.partition(":")[0].lower() == "memory":
         raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
     with Guard(url, policy=policy) as guard:
-        _check(_store_of(guard))
+        _check(_store_of(guard), may_be_new=may_be_new)
         yield guard
 
 
@@ -147,14 +156,14 @@ def _store_of(guard: Guard) -> Any:
         raise Refusal(f"the driver of this store is not installed: {error}") from error
 
 
-def _check(store: Any) -> None:
+def _check(store: Any, *, may_be_new: bool) -> None:
     if not isinstance(store, Browsable):
         raise Refusal(
             f"{type(store).__name__} cannot list its records. Use guard.read, guard.resolve and guard.forget in Python"
         )
     # A store in a file would make the file, and a path with a typing error would look like "nothing is on hold".
     path = getattr(store, "path", None)
-    if isinstance(path, str) and not os.path.exists(path):
+    if isinstance(path, str) and not may_be_new and not os.path.exists(path):
         raise Refusal(f"there is no file {path}. A guard makes it with its first record")
 
 

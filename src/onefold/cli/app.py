@@ -11,10 +11,16 @@ import typer
 from onefold import __version__
 from onefold.cli import records, settle, simulate
 from onefold.cli._shared import ends_in_one_line
+from onefold.cli.copy import copy
 from onefold.cli.demo.command import demo
 from onefold.cli.doctor import doctor
+from onefold.cli.erase import erase
+from onefold.cli.import_table import import_table
 from onefold.cli.lint import lint
+from onefold.cli.purge import purge
 from onefold.cli.schema import schema
+from onefold.cli.stats import stats
+from onefold.cli.top import top
 from onefold.cli.trace import trace
 
 app = typer.Typer(
@@ -35,7 +41,16 @@ COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "held": (records.held, "onefold held --store sqlite:///onefold.db"),
     "resolve": (settle.resolve, "onefold resolve pay_7f3a --operation charge --rerun --reason 'the bank has no trace'"),
     "forget": (settle.forget, "onefold forget pay_7f3a --operation charge"),
+    "erase": (erase, "onefold erase postgresql://localhost/shop --scope tenant-42 --dry-run"),
+    "stats": (stats, "onefold stats sqlite:///onefold.db"),
+    "top": (top, "onefold top postgresql://localhost/shop --interval 5s"),
+    "copy": (copy, "onefold copy redis://localhost:6379/0 postgresql://localhost/shop"),
+    "import": (
+        import_table,
+        "onefold import sqlite:///shop.db --table processed --key message_id --operation charge --into redis://localhost",
+    ),
     "doctor": (doctor, "onefold doctor redis://localhost:6379/0 --strict"),
+    "purge": (purge, "onefold purge postgresql://localhost/shop --every 60s"),
     "schema": (schema, "onefold schema sqlite:///onefold.db --apply"),
     "trace": (trace, "onefold trace app.jsonl gateway.jsonl worker.jsonl --svg leaks.svg"),
     "lint": (lint, "onefold lint onefold.yaml --format github"),

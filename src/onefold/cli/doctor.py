@@ -44,6 +44,15 @@ FILES: Final = (".yaml", ".yml", ".toml")
 # "C:\..." is a path.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
+# After the scheme: a login, hosts with ports that are numbers, a path without an @, and options.
+_HOST: Final = r"(?:\[[^\]]*\]|[^][:@/?#,]+)(?::[0-9]*)?"
+_PLAIN: Final = re.compile(
+    rf"(?:(?P<login>[^@/?#]*)@)?(?P<rest>(?:{_HOST}(?:,{_HOST})*)?(?:/[^@?#]*)?(?:[?#].*)?)", re.DOTALL
+)
+
+# A shorter part of a password is in many words that are none.
+PART_MIN: Final = 3
+
 # A command is not in a hurry: it uses the blocking driver of the same database.
 _AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
 
@@ -133,7 +142,7 @@ def _within(patience: float, url: str) -> Report:
 
     threading.Thread(target=work, daemon=True, name="onefold-doctor").start()
     try:
-        found = answers.get(timeout=None if patience == float("inf") else patience)
+        found = answers.get(timeout=min(patience, threading.TIMEOUT_MAX))
     except queue.Empty:
         return unreachable(f"it did not answer within {in_words(patience)}. Is it up? Then raise --timeout")
     if isinstance(found, BaseException):
@@ -158,29 +167,45 @@ def blocking(url: str) -> str:
 def place(url: str) -> str:
     """Where a store is, for people: without a login, and without options, among which there may be a secret."""
     try:
-        parts = urlsplit(url)
+        scheme = urlsplit(url).scheme
     except ValueError:
         return url.partition(":")[0] + ":"
     slashes = "//" if "://" in url else ""
-    return f"{parts.scheme}:{slashes}{parts.netloc.rpartition('@')[2]}{parts.path}"
+    after = _login(url)[1] if slashes else url.partition(":")[2]
+    return f"{scheme}:{slashes}{re.split('[?#]', after)[0]}"
 
 
 def without_secrets(words: str, url: str) -> str:
     """What a server or a driver says, without the passwords of this URL, whoever has quoted it."""
-    for secret in _secrets(url):
+    # The longest first: one may be a part of another.
+    for secret in sorted(_secrets(url), key=len, reverse=True):
         words = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", words)
     return words
 
 
 def _secrets(url: str) -> set[str]:
-    try:
-        parts = urlsplit(url)
-        written = parts.netloc.rpartition("@")[0].partition(":")[2]
-        options = parse_qsl(parts.query)
-    except ValueError:
-        return set()
-    found = {written, unquote(written), *(value for name, value in options if "pass" in name.lower())}
+    login, after = _login(url)
+    written = login.partition(":")[2]
+    # Where it is not escaped, a driver takes a part of it for something else, and quotes that.
+    parts = {part for part in re.split("[/?#@:]", written) if len(part) >= PART_MIN}
+    options = parse_qsl(after.partition("?")[2])
+    found = {written, unquote(written), *parts, *(value for name, value in options if "pass" in name.lower())}
     return {secret for secret in found if secret}
+
+
+def _login(url: str) -> tuple[str, str]:
+    """The login of a URL, and what comes after it.
+
+    A password should be escaped and is not always: where the URL is not plain, its last @ ends the login.
+    """
+    after = url.partition("://")[2] or url
+    if after.startswith("/"):
+        return "", after
+    plain = _PLAIN.fullmatch(after)
+    if plain is not None:
+        return plain["login"] or "", plain["rest"]
+    login, _, rest = after.rpartition("@")
+    return login, rest
 
 
 def _document(name: str, where: str, report: Report) -> dict[str, object]:

@@ -44,7 +44,7 @@ def lint(
     found = [finding for configuration in read_files for finding in findings(configuration)]
     _print(format, len(files), found, problems)
     for configuration in read_files:
-        for variable in configuration.unset:
+        for variable in _hiding(configuration):
             note(f"{configuration.file}: {variable} is not set, so the kind of its store is not known, and not judged")
     if format is LintFormat.TEXT:
         _sum_up(read_files, found, problems)
@@ -64,6 +64,13 @@ def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
     return found, problems
 
 
+def _hiding(configuration: Configuration) -> list[str]:
+    """The variables without which it is not known what kind of store a URL names."""
+    hidden = [store.name for store in configuration.stores.values() if store.url is None and not store.kind]
+    written = [configuration.written_url(name) for name in hidden]
+    return [one for one in dict.fromkeys(configuration.unset) if any(f"${{{one}}}" in url for url in written)]
+
+
 def _print(format_: LintFormat, files: int, found: list[Finding], problems: list[Problem]) -> None:
     match format_:
         case LintFormat.JSON:
@@ -80,7 +87,7 @@ def _print(format_: LintFormat, files: int, found: list[Finding], problems: list
 
 def _line(finding: Finding) -> str:
     line = visible(str(finding))
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return line
     before, code, after = line.partition(f" {finding.code} ")
     return f"{typer.style(before, bold=True)}{typer.style(code, fg='red')}{after}"

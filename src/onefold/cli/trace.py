@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import sys
@@ -51,15 +52,34 @@ def trace(
     Exits with 0 if nothing leaks, with 1 if something does, with 2 if the logs cannot be read.
     """
     hops = [hop.strip() for hop in order.split(",") if hop.strip()]
+    # A log that is named twice would look as if everything had been sent twice.
+    logs = list(dict.fromkeys(logs))
     try:
+        if svg is not None:
+            _check_place(svg)
         with _progress(logs) as progress:
             report = examine(logs, order=hops, checks=check or EVERY, progress=progress)
-        if svg is not None:
-            svg.write_text(picture(report), encoding="utf-8")
     except UNREADABLE as error:
         raise Refusal(f"{_what(error, logs)}. Nothing was examined", WRONG_USAGE) from error
     _print(report, format)
+    if svg is not None:
+        _draw(report, svg)
     raise typer.Exit(0 if report.clean else LEAKS)
+
+
+def _check_place(svg: Path) -> None:
+    """Raise `OSError` where no picture can be drawn, before an hour is spent on reading."""
+    if svg.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(svg))
+    if not svg.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(svg))
+
+
+def _draw(report: Report, svg: Path) -> None:
+    try:
+        svg.write_text(picture(report), encoding="utf-8")
+    except OSError as error:
+        raise Refusal(f"{_what(error, [str(svg)])}. The picture was not drawn", WRONG_USAGE) from error
 
 
 def _what(error: BaseException, logs: Sequence[str]) -> str:

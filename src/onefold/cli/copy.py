@@ -1,0 +1,84 @@
+"""`onefold copy`: the records of one store into another, so that a change of the store's URL forgets nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from onefold import Guard
+from onefold.cli._long import DryRunOption, into, summed_up
+from onefold.cli._shared import (
+    FAILED,
+    WRONG_USAGE,
+    Format,
+    FormatOption,
+    OperationOption,
+    Refusal,
+    ScopeOption,
+    note,
+    opened,
+    print_json,
+)
+from onefold.cli.doctor import blocking, place
+from onefold.retention.copy import Tally, copying
+from onefold.stores.base import Query
+
+
+def copy(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The URL of the store to copy from. It is only read.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The URL of the store to copy to.")],
+    scope: ScopeOption = None,
+    operation: OperationOption = None,
+    dry_run: DryRunOption = False,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """Copy the records of one store to another. What NEW knows already is not overwritten: it can be run again.
+
+    What a worker runs right now is not copied: run it again when that has ended.
+
+    Exits with 0 if NEW now knows all that OLD does, 1 if something was left out.
+    """
+    old, new, tally = blocking(old), blocking(new), Tally()
+    if old == new:
+        raise Refusal("OLD and NEW are the same store: there is nothing to copy", WRONG_USAGE)
+    with opened(old) as source, opened(new, may_be_new=True) as target:
+        if _path(source) is not None and _path(source) == _path(target):
+            raise Refusal("OLD and NEW are the same file: there is nothing to copy", WRONG_USAGE)
+        query, there = Query(scope=scope, operation=operation), into(target, dry_run=dry_run)
+        with summed_up("copying", "records", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell:
+            for _ in copying(source.store, there, query, tally=tally, dry_run=dry_run):
+                tell(tally.seen)
+    _print(tally, format, dry_run=dry_run)
+    if tally.running:
+        note(f"a worker runs {tally.running:,} of them, which were not copied. Run it again when they have ended")
+    if tally.refused:
+        note(f"{place(new)} does not take {tally.refused:,} of them: {tally.why}")
+    if not tally.complete:
+        raise typer.Exit(FAILED)
+
+
+def _path(guard: Guard) -> str | None:
+    path = getattr(guard.store, "path", None)
+    return os.path.realpath(path) if isinstance(path, str) else None
+
+
+def _print(tally: Tally, format_: Format, *, dry_run: bool) -> None:
+    if format_ is Format.JSON:
+        counts = {name: getattr(tally, name) for name in ("seen", "copied", "updated", "there", "running", "refused")}
+        print_json(counts | {"complete": tally.complete, "dry_run": dry_run})
+    else:
+        typer.echo(_summary(tally, dry_run=dry_run))
+
+
+def _summary(tally: Tally, *, dry_run: bool) -> str:
+    words = [f"{tally.copied:,} {'would be copied' if dry_run else 'copied'}"]
+    if tally.updated:
+        words.append(f"{tally.updated:,} {'would be ' if dry_run else ''}finished in NEW, as they have ended in OLD")
+    words.append(f"{tally.there:,} already there")
+    if tally.running:
+        words.append(f"{tally.running:,} running")
+    if tally.refused:
+        words.append(f"{tally.refused:,} refused")
+    return ", ".join(words)
