@@ -122,6 +122,18 @@ def test_what_cannot_be_used_is_said_in_a_line_and_ends_with_two(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_of_sqlite_without_its_scheme_gets_the_url_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Guard("sqlite:///onefold.db").run("charge", "pay_7f3a", lambda: 1)
+
+    said = doctor("onefold.db")
+
+    assert said.exit_code == 2
+    assert "write sqlite:///onefold.db" in said.stderr
+
+
 def test_the_store_may_come_from_the_environment(url: str) -> None:
     assert doctor(ONEFOLD_STORE=url).exit_code == 0
 

@@ -272,6 +272,16 @@ def test_a_picture_that_cannot_be_drawn_does_not_hide_the_report(here: Path, mon
     assert "leaks.svg: No space left on device. The picture was not drawn" in said.stderr
 
 
+def test_where_the_disk_is_full_the_folder_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "_SETTINGS", (*shelf._SETTINGS, "max_page_count = 8"))
+
+    said = trace(log(here, [line("app", f"key-{number}", 0) for number in range(5_000)]))
+
+    assert said.exit_code == 2
+    assert said.stderr.startswith(f"onefold: sorting in {tempfile.gettempdir()} failed: database or disk is full")
+    assert "TMPDIR" in said.stderr
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps a file as long as it is open")
 def test_a_process_that_is_killed_leaves_nothing_large_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

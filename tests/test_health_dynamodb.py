@@ -64,9 +64,9 @@ def test_what_the_endpoint_does_not_say_is_unknown() -> None:
     denied = dynamodb.judge(facts | {"time_to_live": silent, "backups": silent})
     empty = dynamodb.judge(facts | {"time_to_live": {}, "backups": {}})
 
-    assert [check.grade for check in denied] == [GREEN, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert [check.grade for check in empty] == [GREEN, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert denied[1].reason == silent.why
+    assert [check.grade for check in denied] == [GREEN, GREEN, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert [check.grade for check in empty] == [GREEN, GREEN, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert denied[2].reason == silent.why
 
 
 def test_a_table_that_is_being_made_or_deleted_is_red_and_is_not_tried() -> None:
@@ -74,3 +74,13 @@ def test_a_table_that_is_being_made_or_deleted_is_red_and_is_not_tried() -> None
 
     assert dynamodb.table(facts).grade is RED
     assert dynamodb.hindrance(facts) == "the table cannot be used yet"
+
+
+def test_a_global_table_is_red_because_two_regions_can_both_win_a_claim() -> None:
+    table = {"TableStatus": "ACTIVE", "Replicas": [{"RegionName": "eu-west-1"}]}
+
+    assert dynamodb.regions({"table": {"TableStatus": "ACTIVE"}}).grade is GREEN
+    assert dynamodb.regions({"table": table}).grade is RED
+    assert "eu-west-1" in dynamodb.regions({"table": table}).reason
+    assert dynamodb.regions({"table": table | {"MultiRegionConsistency": "STRONG"}}).grade is YELLOW
+    assert dynamodb.regions({"table": Untold("not allowed")}).grade is UNKNOWN

@@ -103,10 +103,12 @@ def test_where_postgres_says_nothing_nothing_is_made_up() -> None:
     assert {check.grade for check in postgres.judge(dict.fromkeys(names, SILENT))} == {UNKNOWN}
 
 
-def test_full_page_writes_off_is_red() -> None:
+def test_half_pages_are_yellow_because_some_storage_writes_none() -> None:
     facts = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "off"}
 
-    assert postgres.durability(facts).grade is RED
+    assert postgres.durability(facts).grade is YELLOW
+    assert postgres.durability(facts | {"synchronous_commit": "off"}).grade is RED
+    assert postgres.durability(facts | {"fsync": "off"}).grade is RED
 
 
 def test_many_records_past_their_stay_are_counted_up_to_a_bound() -> None:

@@ -153,6 +153,20 @@ def test_an_error_that_is_no_store_unavailable_breaks_the_contract_and_its_words
     assert "geheim" not in str(report)
 
 
+class Tells(Foreign):
+    def facts(self) -> dict[str, object]:
+        raise KeyError("password=geheim")
+
+
+def test_a_store_that_raises_when_it_is_asked_is_tried_all_the_same_and_its_words_are_not_shown() -> None:
+    report = examine(Tells())
+
+    assert report.checks[0].grade is UNKNOWN
+    assert "KeyError" in report.checks[0].reason
+    assert grades(report)["trial"] is GREEN
+    assert "geheim" not in str(report)
+
+
 class Slow(Foreign):
     def read(self, address: Address) -> Record | None:
         time.sleep(ROUND_TRIP_SLOW * 1.1)

@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from onefold import Guard, KeyReused, Policy, UsageError
-from onefold.metrics import measured, prometheus
+from onefold import Guard, KeyReused, Policy, Record, UsageError
+from onefold.metrics import measured, prometheus, watched
 from onefold.metrics.table import METRICS
 from onefold.metrics.watched import evicted_keys, purge_lag
-from onefold.stores.base import Untold
+from onefold.stores.base import Address, Untold
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from support import PATIENCE, ProxyStore
 
@@ -102,6 +103,40 @@ def test_a_store_that_does_not_answer_is_down_and_the_others_are_asked(
     assert "the watched store broken did not answer" in caplog.text
 
 
+class Hangs(MemoryStore):
+    """It never answers, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+        self.asked = 0
+
+    def read(self, address: Address) -> Record | None:
+        self.asked += 1
+        self.let_go.wait(PATIENCE)
+        return super().read(address)
+
+
+def test_a_store_that_hangs_is_down_and_holds_no_scrape_up(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "PATIENCE", 0.05)
+    monkeypatch.setattr(watched, "FRESH_SECONDS", 0.0)
+    hanging = Hangs()
+    uninstall = prometheus.install(registry=registry, stores={"hangs": hanging, "whole": "memory:"})
+
+    up = [sample(registry, "onefold_store_up", store=name) for name in ("hangs", "whole", "hangs")]
+    asked = hanging.asked
+    hanging.let_go.set()
+    monkeypatch.setattr(watched, "PATIENCE", PATIENCE)
+    again = sample(registry, "onefold_store_up", store="hangs")
+    uninstall()
+
+    assert up == [0.0, 1.0, 0.0]
+    assert asked == 1, "threads pile up behind a store that hangs"
+    assert again == 1.0
+
+
 def test_a_store_that_cannot_say_has_no_gauge(registry: CollectorRegistry) -> None:
     uninstall = prometheus.install(registry=registry, stores={"plain": ProxyStore(MemoryStore())})
 
@@ -113,6 +148,13 @@ def test_a_store_that_cannot_say_has_no_gauge(registry: CollectorRegistry) -> No
 def test_a_store_that_has_to_be_awaited_is_refused_at_once(registry: CollectorRegistry) -> None:
     with pytest.raises(UsageError, match="a scrape cannot await"):
         prometheus.install(registry=registry, stores={"money": AsyncMemoryStore()})
+
+    prometheus.install(registry=registry, stores={"money": "memory:"})()
+
+
+def test_a_registry_that_counts_already_is_refused_in_a_line(installed: CollectorRegistry) -> None:
+    with pytest.raises(UsageError, match="once a process"):
+        prometheus.install(registry=installed)
 
 
 def test_it_ends_as_if_it_had_never_been_there(registry: CollectorRegistry) -> None:

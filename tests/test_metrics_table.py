@@ -11,7 +11,17 @@ import pytest
 from onefold import Event
 from onefold.events import Kind
 from onefold.keys import address
-from onefold.metrics.table import COUNTED, METRICS, OPERATIONS_MAX, OTHER, OUTCOMES, REFUSALS, Operations, counted
+from onefold.metrics.table import (
+    COUNTED,
+    METRICS,
+    OPERATIONS_MAX,
+    OTHER,
+    OUTCOMES,
+    REFUSALS,
+    Metric,
+    Operations,
+    counted,
+)
 from test_core_events import SECRET, STORIES, Stage
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -125,13 +135,20 @@ def test_operations_beyond_the_limit_are_one_series() -> None:
     assert operations.label("operation-0") == "operation-0"
 
 
+def exported(metric: Metric) -> str:
+    """The name that the exporters of OpenTelemetry give it in Prometheus, by the rules of its specification."""
+    unit = {"s": "_seconds", "1": "_ratio" if metric.kind == "gauge" else "", "": ""}[metric.unit]
+    return f"{metric.dotted.replace('.', '_')}{unit}{'_total' if metric.kind == 'counter' else ''}"
+
+
 def test_names_follow_the_conventions_of_prometheus_and_of_opentelemetry() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"onefold_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.help.endswith(".")
         assert re.fullmatch(r"onefold\.[a-z_]+", metric.dotted)
-        assert (metric.unit == "s") == metric.name.endswith("_seconds")
+        assert metric.unit == ("s" if metric.name.endswith("_seconds") else "")
+        assert exported(metric) == metric.name
     assert len({metric.name for metric in METRICS}) == len(METRICS) == len({metric.dotted for metric in METRICS})
     assert len(COUNTED) == len({metric.name for metric in COUNTED.values()})
 

@@ -24,6 +24,8 @@ ALERTS, TESTS, DASHBOARD = (
     OPS / "grafana-dashboard.json",
 )
 
+RUNBOOKS = ROOT / "docs" / "operations.md"
+
 # What a histogram is made of.
 PARTS = ("_bucket", "_count", "_sum")
 
@@ -103,14 +105,28 @@ def test_every_alert_says_what_is_wrong_how_bad_it_is_and_where_to_read_on() -> 
 
 
 def test_every_runbook_is_written() -> None:
-    page = ROOT / "docs" / "operations.md"
-    if not page.exists():
-        pytest.skip("docs/operations.md is not written yet")
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", RUNBOOKS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
     wanted = {rule["annotations"]["runbook_url"].partition("#")[2] for rule in rules()}
     assert wanted - anchors == set()
+
+
+def test_every_alert_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"`(Onefold[A-Z]\w+)`", RUNBOOKS.read_text(encoding="utf-8")))
+
+    assert named
+    assert named - {rule["alert"] for rule in rules()} == set()
+
+
+def test_the_sizes_are_those_of_the_pages_of_the_stores() -> None:
+    rows = re.findall(
+        r"^\| \[[\w ]+\]\((stores/\w+\.md)\).*?\| ([0-9]+)", RUNBOOKS.read_text("utf-8"), flags=re.MULTILINE
+    )
+
+    assert len(rows) == 6
+    for page, size in rows:
+        assert re.search(rf"^\|.*\| {size} \|", (ROOT / "docs" / page).read_text("utf-8"), flags=re.MULTILINE), page
 
 
 @pytest.mark.parametrize("file", [ALERTS, TESTS, DASHBOARD], ids=lambda file: file.name)

@@ -103,6 +103,10 @@ def test_keep_at_the_floor_is_enough_and_a_minute_less_is_not(tmp_path: Path, ke
     assert all("producer_retry + broker_failover + redelivery + downstream_retry" in one.says for one in found)
 
 
+def test_the_fix_passes_where_the_sum_is_not_exact_in_binary(tmp_path: Path) -> None:
+    assert linted(tmp_path, "store: database, keep: 600ms, lease: 500ms, duplicates: {a: 100ms, b: 200ms}") == []
+
+
 def test_the_default_of_keep_is_judged_too(tmp_path: Path) -> None:
     (found,) = linted(tmp_path, "store: database, replays: {dead_letter: 7d}")
 
@@ -188,14 +192,15 @@ def test_guards_with_records_apart_share_nothing(tmp_path: Path, other: str) -> 
     assert linted(tmp_path, "store: database, operation: charge", other) == []
 
 
-def test_two_names_of_one_url_are_one_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["sqlite:///x.db", "${DATABASE_URL}", "postgresql://app:${PASSWORD}@db/shop"])
+def test_two_names_of_one_url_are_one_store(tmp_path: Path, url: str) -> None:
     path = tmp_path / "onefold.yaml"
     path.write_text(
-        "stores: {a: {url: 'sqlite:///x.db'}, b: {url: 'sqlite:///x.db'}}\n"
+        f"stores: {{a: {{url: '{url}'}}, b: {{url: '{url}'}}}}\n"
         "guards: {one: {store: a, operation: charge}, two: {store: b, operation: charge}}\n"
     )
 
-    assert [one.code for one in findings(read(path))] == ["OF008"]
+    assert [one.code for one in findings(read(path, environment={}, to_run=False))] == ["OF008"]
 
 
 def test_a_guard_named_like_anothers_operation_shares_it(tmp_path: Path) -> None:

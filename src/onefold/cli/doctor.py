@@ -109,6 +109,10 @@ def stores_in(where: str) -> Iterator[tuple[str, str]]:
     if not is_file:
         yield "", where
         return
+    if os.path.isfile(where) and not where.lower().endswith(FILES):
+        raise Refusal(
+            f"{where} is no configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}", WRONG_USAGE
+        )
     from onefold.retention import read
 
     found = read(where).stores

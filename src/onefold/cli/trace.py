@@ -7,6 +7,7 @@ import errno
 import os
 import sqlite3
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -85,6 +86,8 @@ def _draw(report: Report, svg: Path) -> None:
 def _what(error: BaseException, logs: Sequence[str]) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, sqlite3.Error):
+        return f"sorting in {tempfile.gettempdir()} failed: {error}. It takes twice the room of the logs; set TMPDIR"
     return f"{', '.join(logs)}: {str(error) or type(error).__name__}"
 
 

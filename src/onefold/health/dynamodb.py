@@ -16,7 +16,7 @@ APPLY = "onefold schema URL --apply"
 def judge(facts: Facts) -> list[Check]:
     checks = [table(facts)]
     if facts["table"] is not None:
-        checks += [time_to_live(facts), capacity(facts), backups(facts)]
+        checks += [regions(facts), time_to_live(facts), capacity(facts), backups(facts)]
     return checks
 
 
@@ -46,6 +46,20 @@ def table(facts: Facts) -> Check:
         return red(name, f"it is {_status(facts)}: claims are refused", "Wait for it, or look at it in the console")
     count = found.get("ItemCount")
     return green(name, "active" if count is None else f"active, about {count:,} records")
+
+
+def regions(facts: Facts) -> Check:
+    name, told = "regions", facts["table"]
+    refused = untold(name, told)
+    if refused is not None:
+        return refused
+    others = ", ".join(sorted(str(one.get("RegionName")) for one in told.get("Replicas") or ()))
+    if not others:
+        return green(name, "one: this is no global table")
+    fix = "A table of one region for each key, or another store"
+    if told.get("MultiRegionConsistency") == "STRONG":
+        return yellow(name, f"a global table with strong consistency, also in {others}: it was never tried", fix)
+    return red(name, f"a global table, also in {others}: two regions can both win a claim, and both run", fix)
 
 
 def time_to_live(facts: Facts) -> Check:

@@ -45,13 +45,18 @@ def examine(store: Store) -> Report:
 
     It makes no tables, and leaves no record behind.
     """
+    facts: Facts = {}
+    silent = f"{type(store).__name__} tells nothing about it"
     try:
-        facts: Facts = store.facts() if isinstance(store, Inspectable) else {}
+        facts = store.facts() if isinstance(store, Inspectable) else {}
     except OnefoldError as error:
         return unreachable(str(error))
+    except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
+        # Without its words: they may hold a password.
+        silent = f"{type(store).__name__} raised {type(error).__name__} when it was asked"
     kind = str(facts.get("kind", ""))
     judge = JUDGES.get(kind)
-    checks = [unknown("server", f"{type(store).__name__} tells nothing about it")] if judge is None else judge(facts)
+    checks = [unknown("server", silent)] if judge is None else judge(facts)
     hindered = HINDRANCES.get(kind)
     hindrance = None if hindered is None else hindered(facts)
     if hindrance is not None:

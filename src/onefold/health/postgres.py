@@ -50,15 +50,22 @@ def durability(facts: Facts) -> Check:
     refused = untold(name, commit)
     if refused is not None:
         return refused
-    for setting in ("fsync", "full_page_writes"):
-        if facts[setting] != "on":
-            return red(name, f"{setting} is {facts[setting]}: a crash can damage the database", f"{setting} = on")
+    if facts["fsync"] != "on":
+        return red(name, f"fsync is {facts['fsync']}: a crash can damage the database", "fsync = on")
     if commit not in ON_DISK:
         return red(
             name,
             f"synchronous_commit is {commit}: a crash forgets claims and results that were answered, and duplicates "
             "run again",
             "synchronous_commit = on (for the role or the database: ALTER ROLE ... SET)",
+        )
+    if facts["full_page_writes"] != "on":
+        # Right on a file system, or in a service, that never writes half a page.
+        return yellow(
+            name,
+            f"full_page_writes is {facts['full_page_writes']}: unless the storage writes whole pages, as ZFS and some "
+            "managed services do, a crash can damage the database",
+            "full_page_writes = on",
         )
     if facts["synchronous_standby_names"] and commit == "local":
         return yellow(

@@ -29,9 +29,10 @@ def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegis
 
     `stores` are asked at each scrape: a name for the label, and a URL or a blocking store.
     """
-    listener, watching = PrometheusListener(registry), None
-    if stores:
-        watching = StoreCollector(stores)
+    # What may refuse comes first: a registry that was half filled could not be filled again.
+    watching = StoreCollector(stores) if stores else None
+    listener = PrometheusListener(registry)
+    if watching is not None:
         registry.register(watching)
     ends = [subscribe(listener), timings.subscribe(listener.time)]
 
@@ -51,7 +52,13 @@ class PrometheusListener:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
         self._operations = Operations()
-        self._counters = {metric: _counter(metric, registry) for metric in METRICS if _is_counted(metric)}
+        try:
+            self._counters = {metric: _counter(metric, registry) for metric in METRICS if _is_counted(metric)}
+        except ValueError as error:
+            raise UsageError(
+                "this registry has the metrics of Onefold already: call install() once a process, or pass one "
+                "PrometheusListener to several guards"
+            ) from error
         self._seconds = Histogram(
             STORE_SECONDS.name, STORE_SECONDS.help, STORE_SECONDS.labels, buckets=BUCKETS, registry=registry
         )

@@ -30,8 +30,8 @@ class Metric(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """As OpenTelemetry writes it."""
-        return "s" if self.name.endswith("_seconds") else "1"
+        """As OpenTelemetry writes it. Not "1": of a gauge with that its exporters to Prometheus make a `_ratio`."""
+        return "s" if self.name.endswith("_seconds") else ""
 
     @property
     def dotted(self) -> str:

@@ -1,13 +1,14 @@
 """What has to be asked of a store: whether it answers, how far its purge is behind, how many keys it has lost.
 
 Exporters ask at each scrape, so a store is asked once for all of it. One that does not answer is down, and nothing
-else. It writes no record.
+else: a scrape never waits for it longer than `PATIENCE`. It writes no record.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,10 @@ NOBODY: Final = address("onefold-watch", "nobody")
 
 # What a store has said is good for all metrics of one scrape.
 FRESH_SECONDS: Final = 1.0
+
+# For all stores together. Prometheus gives a scrape up after ten seconds, and with it every metric of the process: a
+# store that hangs would hide that it does.
+PATIENCE: Final = 3.0
 
 Facts = Mapping[str, Any]
 
@@ -42,22 +47,31 @@ class Watched:
             _check(name, store)
         self._sources = dict(stores)
         self._stores: dict[str, Any] = {}
-        self._told: dict[str, tuple[float, Facts | None]] = {}
+        self._questions: dict[str, Question] = {}
+        self._asked = -FRESH_SECONDS
+        self._told: dict[str, Facts | None] = {}
 
     def readings(self, metric: Metric) -> Iterator[Reading]:
         """What every store says of this metric now; one that cannot say is left out."""
-        for name in self._sources:
-            value = QUESTIONS[metric](self._facts(name))
+        for name, facts in self._facts().items():
+            value = QUESTIONS[metric](facts)
             if value is not None:
                 yield Reading(metric, name, value)
 
-    def _facts(self, name: str) -> Facts | None:
-        """What the store says of itself; None: it does not answer."""
-        asked, told = self._told.get(name, (-FRESH_SECONDS, None))
-        if time.monotonic() - asked >= FRESH_SECONDS:
-            told = self._ask(name)
-            self._told[name] = (time.monotonic(), told)
-        return told
+    def _facts(self) -> Mapping[str, Facts | None]:
+        """What each store says of itself; None: it does not answer."""
+        if time.monotonic() - self._asked >= FRESH_SECONDS:
+            self._told = self._ask_all()
+            self._asked = time.monotonic()
+        return self._told
+
+    def _ask_all(self) -> dict[str, Facts | None]:
+        """All at the same time. One that has not answered the last question is not asked another."""
+        end = time.monotonic() + PATIENCE
+        for name in self._sources:
+            if name not in self._questions or not self._questions[name].is_alive():
+                self._questions[name] = Question(name, self._ask)
+        return {name: self._questions[name].answer(end) for name in self._sources}
 
     def _ask(self, name: str) -> Facts | None:
         try:
@@ -73,6 +87,27 @@ class Watched:
             source = self._sources[name]
             self._stores[name] = source if isinstance(source, Store) else Guard(source).store
         return self._stores[name]
+
+
+class Question(threading.Thread):
+    """One store, asked in a thread of its own: a driver that waits cannot be told to stop."""
+
+    def __init__(self, store: str, ask: Callable[[str], Facts | None]) -> None:
+        super().__init__(name=f"onefold-watch-{store}", daemon=True)
+        self._store, self._ask = store, ask
+        self._told: Facts | None = None
+        self.start()
+
+    def run(self) -> None:
+        self._told = self._ask(self._store)
+
+    def answer(self, end: float) -> Facts | None:
+        """What the store says of itself, if it says so before this moment."""
+        self.join(max(end - time.monotonic(), 0.0))
+        if self.is_alive():
+            logging.getLogger("onefold").warning("the watched store %s has not answered yet", self._store)
+            return None
+        return self._told
 
 
 def _check(name: str, store: Any) -> None:

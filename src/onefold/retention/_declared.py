@@ -52,6 +52,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     unset: tuple[str, ...]
     tree: Tree
 
+    def written_url(self, store: str) -> str:
+        """The URL of this store as the file has it, with the names of variables."""
+        return str(self.tree.value["stores"][store]["url"])
+
     def mark(self, *path: str) -> Mark:
         """Where this is, or would have to be."""
         return self.tree.mark(path)

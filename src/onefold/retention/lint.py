@@ -66,7 +66,7 @@ def _shared_operations(configuration: Configuration) -> Iterator[tuple[DeclaredG
     first: dict[tuple[str, str | None, str], DeclaredGuard] = {}
     for guard in configuration.guards.values():
         for operation in guard.operations:
-            other = first.setdefault((_identity(guard.store), guard.scope, operation), guard)
+            other = first.setdefault((_identity(configuration, guard.store), guard.scope, operation), guard)
             if other is guard:
                 continue
             line = configuration.mark("guards", other.name).line
@@ -81,9 +81,9 @@ def _shared_operations(configuration: Configuration) -> Iterator[tuple[DeclaredG
             )
 
 
-def _identity(store: DeclaredStore) -> str:
-    """Two entries with the same URL are one store; in memory each is one of its own."""
-    return store.name if store.url is None or store.kind == "memory" else store.url
+def _identity(configuration: Configuration, store: DeclaredStore) -> str:
+    """Two entries with the same URL are one store, whatever its variables hold; in memory each is one of its own."""
+    return store.name if store.kind == "memory" else store.url or configuration.written_url(store.name)
 
 
 RULES: Final = (

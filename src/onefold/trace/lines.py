@@ -21,6 +21,9 @@ LINE_MAX: Final = 1 << 20
 # Later than this is milliseconds, mistaken for seconds.
 TS_MAX: Final = 1e11
 
+# Greater numbers are no ids: no database keeps them as numbers.
+ID_MAX: Final = 2**63 - 1
+
 HOUR: Final = 3_600
 
 STANDARD_INPUT: Final = "-"
@@ -29,6 +32,7 @@ STANDARD_INPUT: Final = "-"
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+Number = Annotated[int, msgspec.Meta(ge=-ID_MAX, le=ID_MAX)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=TS_MAX)]
 
 
@@ -39,9 +43,9 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     key: Name
     ts: Seconds
     scope: str | None = None
-    delivery: str | int | None = None
-    request: str | int | None = None
-    producer: str | int | None = None
+    delivery: str | Number | None = None
+    request: str | Number | None = None
+    producer: str | Number | None = None
 
 
 class Dated(Line, frozen=True, gc=False):
@@ -51,10 +55,15 @@ class Dated(Line, frozen=True, gc=False):
 
 
 def _line(dated: Dated) -> Line:
-    """With its time in seconds. A time without a zone is UTC, as it should be in logs."""
+    """With its time in seconds. A time without a zone is UTC, as it should be in logs.
+
+    Raises `ValidationError` for one that no log has: seconds are checked as they are decoded, and words are not.
+    """
     when = dated.ts
     if isinstance(when, datetime):
         when = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        if not 0 <= when < TS_MAX:
+            raise msgspec.ValidationError(f"Expected a time since 1970, got `{dated.ts}` - at `$.ts`")
     return Line(dated.hop, dated.key, when, dated.scope, dated.delivery, dated.request, dated.producer)
 
 

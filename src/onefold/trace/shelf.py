@@ -8,6 +8,7 @@ answers are exact. Nothing is written elsewhere, and the file goes with the shel
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,10 +74,14 @@ class Shelf:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="onefold-trace-")
-        self._database = sqlite3.connect(Path(self._folder.name) / "lines.db", isolation_level=None)
+        file = Path(self._folder.name) / "lines.db"
+        self._database = sqlite3.connect(file, isolation_level=None)
         for setting in _SETTINGS:
             self._database.execute(f"PRAGMA {setting}")
         self._database.executescript(_TABLES)
+        # Gigabytes are not left behind by whoever kills the process. Windows does not let go of an open file.
+        with contextlib.suppress(OSError):
+            file.unlink()
 
     def __enter__(self) -> Self:
         return self
