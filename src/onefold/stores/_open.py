@@ -73,7 +73,19 @@ def _is_store(source: Any) -> bool:
     return isinstance(source, Store) and not isinstance(source, type)
 
 
+def _check_password(url: str) -> None:
+    """A slash in a password ends the host, and the rest of it would be shown as a path."""
+    rest = url.partition("://")[2]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    port = authority.rpartition(":")[2]
+    if "@" in rest and "@" not in authority and ":" in authority and not port.isdecimal():
+        raise UsageError(
+            f"store={without_password(url)!r}: a password with /, ? or # in it is written with %2F, %3F and %23"
+        )
+
+
 def _scheme(url: str) -> str:
+    _check_password(url)
     scheme, colon, _ = url.partition(":")
     known = schemes()
     if not colon and scheme in known:
@@ -127,7 +139,9 @@ def without_password(url: str) -> str:
     """The URL as a message may show it. An option can hold a password too: `sentinel_password=`."""
     url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
     before, at, after = url.rpartition("@")
-    if not at or "://" not in before:
+    if not at:
         return url
+    if "://" not in before:
+        return f"***@{after}"
     scheme, _, credentials = before.partition("://")
     return f"{scheme}://{credentials.partition(':')[0]}:***@{after}"

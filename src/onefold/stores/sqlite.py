@@ -21,6 +21,7 @@ from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, R
 from onefold.durations import Duration, in_words
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores import _trickle as trickle
+from onefold.stores._open import without_password
 from onefold.stores._sql import VERSION, is_own
 from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import Line
@@ -303,7 +304,7 @@ OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
 def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.netloc or parts.fragment or not parts.path.startswith("/"):
-        raise UsageError(f"{url!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
+        raise UsageError(f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
     options: dict[str, Any] = {**options_of(parts.query, OPTIONS, url)}
     for name in ("auto_schema", "purge"):
         if name in options:
