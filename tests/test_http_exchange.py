@@ -14,6 +14,7 @@ import pytest
 from onefold import (
     KEY_MAX,
     ClaimLost,
+    Guard,
     InProgress,
     InsideItself,
     KeyReused,
@@ -305,13 +306,13 @@ def test_a_server_error_is_an_outcome_that_nobody_knows_and_a_429_is_not() -> No
         settled("below_500", Answer(429, []))
 
     assert not isinstance(released.value, ServerFailed)
-    policy = Exchange(scope=single_tenant).policy(Policy(after_crash="hold"))
+    policy = Exchange(scope=single_tenant).policy(Guard("memory:", policy=Policy(after_crash="hold")))
     assert ServerFailed in policy.unknown
     assert NotFinal not in policy.unknown
 
 
 def test_what_a_guard_remembers_is_not_what_http_remembers() -> None:
-    policy = Exchange(scope=single_tenant).policy(Policy(remember=(Exception,)))
+    policy = Exchange(scope=single_tenant).policy(Guard("memory:", policy=Policy(remember=(Exception,))))
 
     assert policy.remember == ()
 

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, Required, TypedDict, cast
 
 from onefold import (
     SCOPE_MAX,
+    AsyncGuard,
+    Guard,
     OnefoldError,
     Outcome,
     Policy,
@@ -144,8 +146,10 @@ class Exchange:
             raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
         return caller
 
-    def policy(self, policy: Policy) -> Policy:
-        return _rules.policy_for(policy, self.body_max)
+    def policy(self, guard: Guard | AsyncGuard) -> Policy:
+        """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""
+        guard.idempotent(self.operation, key="key")
+        return _rules.policy_for(guard.policy, self.body_max)
 
     def settled(self, answer: Answer) -> Answer:
         """What is remembered of the application's answer. Raises `NotFinal` where nothing is."""

@@ -19,7 +19,7 @@ class Views:
     def __init__(self, *, guard: Guard, **options: Unpack[Options]) -> None:
         self.guard = blocking(guard)
         self.exchange = Exchange(**options)
-        self._policy = self.exchange.policy(self.guard.policy)
+        self._policy = self.exchange.policy(self.guard)
 
     def deliver(self, asked: Ask, play: Callable[[], Answer]) -> Answer | None:
         """Run the view once for this key. None: it ran now, and its own answer stands; else the answer to send instead.

@@ -34,7 +34,7 @@ class IdempotencyMiddleware:
         self.exchange = Exchange(**options)
         self._ours = not isinstance(guard, AsyncGuard)
         self.guard = awaited(guard)
-        self._policy = self.exchange.policy(self.guard.policy)
+        self._policy = self.exchange.policy(self.guard)
         self._shelter = Shelter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -114,7 +114,7 @@ class _Rules:
     def __init__(self, guard: AsyncGuard | Any, exchange: Exchange) -> None:
         self.guard = awaited(guard)
         self.exchange = exchange
-        self.policy = exchange.policy(self.guard.policy)
+        self.policy = exchange.policy(self.guard)
         self._shelter = Shelter()
 
     async def exchanged(self, route: App, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,7 +34,7 @@ class IdempotencyMiddleware:
         self.app = app
         self.exchange = Exchange(**options)
         self.guard = blocking(guard)
-        self._policy = self.exchange.policy(self.guard.policy)
+        self._policy = self.exchange.policy(self.guard)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = request_of(environ)
