@@ -169,5 +169,5 @@ def test_an_async_handler_is_refused_at_once() -> None:
 
     with Guard("memory:") as guard, pytest.raises(UsageError, match="its work would be lost"):
         wrap(guard, handler)
-    with pytest.raises(UsageError, match="takes a Guard"):
+    with pytest.raises(UsageError, match="takes Guard"):
         wrap(AsyncGuard("memory:"), lambda data, meta: None)  # type: ignore[arg-type]

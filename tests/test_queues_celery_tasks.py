@@ -13,10 +13,10 @@ from celery import Celery, chain, chord, group, signals
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
 
-from onefold import AsyncGuard, Guard, KeyReused, MissingKey, Policy, StoreUnavailable, UsageError
+from onefold import AsyncGuard, Guard, KeyReused, MissingKey, Policy, ResultNotKept, StoreUnavailable, UsageError
 from onefold.queues._verdict import HELD_DELAY, HELD_MAX
 from onefold.queues.celery import OnefoldTask, guarded, send
-from onefold.queues.keys import position
+from onefold.queues.keys import header, position
 from support import ProxyStore
 
 KEY = "idempotency-key"
@@ -89,12 +89,37 @@ def test_an_async_task_is_refused_at_once(app: Celery, guard: Guard) -> None:
         ({"guard": AsyncGuard("memory:"), "operation": "add"}, "takes Guard"),
         ({"guard": Guard("memory:")}, "has to be a name"),
         ({"guard": Guard("memory:"), "operation": "add", "missing_key": "maybe"}, "neither 'never' nor 'run'"),
-        ({"guard": Guard("memory:"), "operation": "add", "key": "order..id"}, "has to name a field"),
+        ({"guard": Guard("memory:"), "operation": "add", "key": "a..id"}, "has to name a field"),
+        ({"guard": Guard("memory:"), "operation": "add", "key": "c"}, "the task has no argument 'c'"),
+        ({"guard": Guard("memory:"), "operation": "add", "key": header}, "key=header is not called"),
+        ({"guard": Guard("memory:"), "operation": "add", "policy": {"keep": 1}}, "has to be a Policy"),
     ],
 )
 def test_what_cannot_work_is_refused(app: Celery, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         app.task(base=OnefoldTask, lazy=False, shared=False, **options)(add)  # type: ignore[no-untyped-call]
+    # The decorator says it at once, and not when the app is used for the first time.
+    if {"guard", "operation"} <= set(options):
+        with pytest.raises(UsageError, match=says):
+            guarded(app, **options)(add)
+
+
+def test_an_option_that_is_written_wrong_is_not_taken_for_celerys(app: Celery, guard: Guard) -> None:
+    with pytest.raises(UsageError, match=r"unknown option 'missing_keys': did you mean missing_key?"):
+        task(app, guard, add, missing_keys="run")
+    task(app, guard, add, max_retries=3, my_own_attribute=1)
+
+
+def test_what_another_guard_says_inside_a_task_is_the_tasks_own_error(app: Celery, guard: Guard) -> None:
+    """The inner charge is done; the task is not, and must not be acknowledged as if it were."""
+
+    def charges() -> None:
+        raise ResultNotKept("of an inner charge")
+
+    state, said = work(task(app, guard, charges), ignore_result=True, **{KEY: "k"})
+
+    assert state == "FAILURE"
+    assert isinstance(said, ResultNotKept)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +287,7 @@ def test_what_comes_later_comes_ever_later_with_its_retries_and_its_key(
             return resend(*args, countdown=countdown, **options)
 
         monkeypatch.setattr(adding, "signature_from_request", noted)
-        state, said = work(adding, 1, 2, retries=2, **{KEY: "k", "onefold-times": times, "x-death": [1]})
+        state, said = work(adding, 1, 2, retries=2, **{KEY: "k", "x-onefold-times": times, "x-death": [1]})
 
     assert (state, type(said)) == ("IGNORED", Ignore)
     assert delays == [delay]
@@ -288,11 +313,11 @@ def test_what_is_on_hold_comes_a_bounded_number_of_times(app: Celery, sent: list
 
         asking = task(app, guard, unsure)
         first = work(asking, **{KEY: "k"})
-        later = work(asking, **{KEY: "k", "onefold-held": 3})
-        never = work(asking, **{KEY: "k", "onefold-held": HELD_MAX})
+        later = work(asking, **{KEY: "k", "x-onefold-held": 3})
+        never = work(asking, **{KEY: "k", "x-onefold-held": HELD_MAX})
 
     assert [first[0], later[0], never[0]] == ["FAILURE", "IGNORED", "REJECTED"]
-    assert [headers["onefold-held"] for headers in sent] == [4]
+    assert [headers["x-onefold-held"] for headers in sent] == [4]
     assert never[1].requeue is False
 
 

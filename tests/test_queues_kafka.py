@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import SerializingProducer
 
-from kafka_tools import PATIENCE, WORKERS, committed, headers_of, letters_in, produce, value_of
+from kafka_tools import PATIENCE, QUIET, WORKERS, committed, headers_of, letters_in, produce, value_of
 from onefold import AsyncGuard, Guard, UsageError
 from onefold.queues import _kafka
 from onefold.queues.keys import field, header, position
@@ -180,8 +181,9 @@ def test_an_interrupted_handler_gets_its_message_again(worker: Any, kafka_url: s
 
 
 def test_a_poison_message_ends_in_the_dead_letters_and_its_partition_goes_on(
-    worker: Any, kafka_url: str, kafka_topic: str
+    worker: Any, kafka_url: str, kafka_topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     produce(kafka_url, kafka_topic, ("a", b"poison"), ("b", b"2"))
     done, handler = only(b"poison")
 
@@ -190,13 +192,18 @@ def test_a_poison_message_ends_in_the_dead_letters_and_its_partition_goes_on(
 
     (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
     assert letter.value() == b"poison"
+    reason = headers_of(letter)["x-onefold-reason"]
     assert headers_of(letter) == {
         "idempotency-key": b"a",
         "x-onefold-topic": kafka_topic.encode(),
         "x-onefold-partition": b"0",
         "x-onefold-offset": b"0",
-        "x-onefold-reason": b"attempt 3 of 3 failed: ValueError: cannot be done",
+        "x-onefold-operation": b"credit",
+        "x-onefold-reason": reason,
     }
+    # What a handler's error says may hold a payload.
+    assert reason.startswith(b"it failed 3 times, the last time with ValueError at ")
+    assert "cannot be done" not in caplog.text
     assert committed(kafka_url, kafka_topic, kafka_topic) == 2
 
 
@@ -214,11 +221,11 @@ def test_a_dead_letter_is_confirmed_before_its_offset_is_committed(
             found.append((confirmed, committed(kafka_url, kafka_topic, kafka_topic), list(effects.seen)))
             return confirmed
 
-        def unconfirmed_at_first(delivery: Any, reason: str) -> bool:
-            return look(bury(delivery, reason)) if found else look(confirmed=False)
+        def unconfirmed_at_first(*letter: Any) -> bool:
+            return look(bury(*letter)) if found else look(confirmed=False)
 
-        async def unconfirmed_at_first_async(delivery: Any, reason: str) -> bool:
-            return look(await bury(delivery, reason)) if found else look(confirmed=False)
+        async def unconfirmed_at_first_async(*letter: Any) -> bool:
+            return look(await bury(*letter)) if found else look(confirmed=False)
 
         letters.bury = unconfirmed_at_first_async if worker.awaited else unconfirmed_at_first
         one.until(lambda: effects.seen == [b"2"])
@@ -242,6 +249,21 @@ def test_dead_letters_that_cannot_be_produced_lose_nothing(
 
     assert effects.seen == []
     assert committed(kafka_url, kafka_topic, kafka_topic) == 0
+
+
+def test_a_serializing_producer_does_not_mistake_a_key_for_a_value(kafka_url: str, kafka_topic: str) -> None:
+    """Its arguments are in another order than those of a plain one."""
+    producer = SerializingProducer({"bootstrap.servers": kafka_url, **QUIET})
+    adapter = WORKERS["confluent"].adapter
+    letters = adapter.DeadLetters(producer, f"{kafka_topic}.dead")
+    adapter.send(producer, kafka_topic, b"value", partition_by=b"account")
+    (sent,) = letters_in(kafka_url, kafka_topic, 1)
+
+    with WORKERS["confluent"](kafka_url, kafka_topic, Effects(*[ValueError()] * 9), letters=letters, attempts=1) as one:
+        one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 1)
+
+    (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
+    assert [(one.key(), one.value()) for one in (sent, letter)] == [(b"account", b"value")] * 2
 
 
 def test_without_dead_letters_the_consumer_stops_rather_than_lose(
@@ -281,9 +303,9 @@ BAD_KEYS = {
     "the key has 1048576 characters, and 255 are the limit": b"k" * (1 << 20),
 }
 BAD_BODIES = {
-    b'{"id": true}': "a key has to be text or a whole number, and this is bool",
-    b'{"id": 1.5}': "a key has to be text or a whole number, and this is float",
-    b'{"id": ["a"]}': "a key has to be text or a whole number, and this is list",
+    b'{"id": true}': "a key is text, a whole number or a UUID, not bool",
+    b'{"id": 1.5}': "a key is text, a whole number or a UUID, not float",
+    b'{"id": ["a"]}': "a key is text, a whole number or a UUID, not list",
     b'{"id": null}': "it has no key",
     b"[]": "it has no key",
     b"": "the body is not JSON, and the key is its field id",
@@ -474,6 +496,39 @@ class TestRefused:
     def test_a_consumer_that_decodes_by_itself(self, kafka_url: str, kafka_topic: str) -> None:
         with pytest.raises(UsageError, match="Decode them in the handler"):
             WORKERS["aiokafka"](kafka_url, kafka_topic, Effects(), consumer_config={"value_deserializer": bytes.decode})
+
+    def test_what_is_no_consumer(self, worker: Any) -> None:
+        guard: Any = AsyncGuard("memory:") if worker.awaited else Guard("memory:")
+
+        async def awaits(message: Any) -> None: ...
+        def blocks(message: Any) -> None: ...
+
+        with pytest.raises(UsageError, match="consumer= is NoneType, and this client takes"):
+            worker.adapter.guarded(
+                guard,
+                "credit",
+                awaits if worker.awaited else blocks,
+                consumer=None,
+                key=header(),
+                dead_letter="stop",
+            )
+
+    @pytest.mark.parametrize("wrong", ["no producer", "no topic", "one that encodes"])
+    def test_dead_letters_that_could_not_be_sent_as_they_were(
+        self, worker: Any, kafka_url: str, kafka_topic: str, wrong: str
+    ) -> None:
+        class Encodes:
+            _value_serializer = staticmethod(str.encode)
+            produce = send_and_wait = None
+
+        with worker(kafka_url, kafka_topic, Effects(), subscribe=False) as one:
+            arguments = {
+                "no producer": ("dead", one.producer),
+                "no topic": (one.producer, ""),
+                "one that encodes": (Encodes(), "dead"),
+            }
+            with pytest.raises(UsageError, match=r"DeadLetters|encodes"):
+                worker.adapter.DeadLetters(*arguments[wrong])
 
     def test_an_unknown_option(self, worker: Any, kafka_url: str, kafka_topic: str) -> None:
         with pytest.raises(UsageError, match="unknown argument 'attempt': did you mean attempts"):

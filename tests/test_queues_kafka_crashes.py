@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer
 
 from kafka_tools import WORKERS, committed, headers_of, letters_in, produce, value_of
-from onefold import MissingKey, Policy, current
+from onefold import Guard, MissingKey, Policy, current
 from processes import Notes, Stage, child
 from services.kafka import bootstrap
 from services.servers import Server
@@ -51,6 +52,20 @@ def credit_in_transaction(stage: Stage, client: str, url: str, topic: str, store
     _work(stage, client, url, topic, credit, store=store)
 
 
+def credit_polls(stage: Stage, client: str, url: str, topic: str, path: Path) -> None:
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+
+    def credit(messages: list[Any], *, tx: sqlite3.Connection) -> None:
+        tx.executemany("INSERT INTO credits VALUES (?)", [(value_of(message).decode(),) for message in messages])
+
+    _work(stage, client, url, topic, credit, messages=2, store=f"sqlite:///{path}", poll=10, transaction=begin)
+
+
 def charge_by_claim(stage: Stage, client: str, url: str, topic: str, path: Path, after_crash: Any) -> None:
     def charge(_message: Any) -> None:
         Notes(path / "charges").add(current().key_for("gateway"))
@@ -60,12 +75,12 @@ def charge_by_claim(stage: Stage, client: str, url: str, topic: str, path: Path,
     _work(stage, client, url, topic, charge, store=f"sqlite:///{path / 'records.db'}", policy=policy, held_times=0)
 
 
-def _work(stage: Stage, client: str, url: str, topic: str, handler: Any, **options: Any) -> None:
+def _work(stage: Stage, client: str, url: str, topic: str, handler: Any, *, messages: int = 1, **options: Any) -> None:
     # The broker gives the partitions of the dead one to the next when its session has ended.
     name = "session.timeout.ms" if client == "confluent" else "session_timeout_ms"
     options |= {"consumer_kind": stopping_consumer(client, stage), "consumer_config": {name: 1500}}
     with WORKERS[client](url, topic, handler, **options) as worker:
-        worker.until(lambda: committed(url, topic, topic) == 1)
+        worker.until(lambda: committed(url, topic, topic) == messages)
 
 
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.more)])
@@ -93,6 +108,26 @@ def test_a_worker_killed_before_the_commit_leaves_one_effect_in_transactional_mo
         assert second.hear() is None
 
     assert ask("SELECT * FROM credits") == [("1",)]
+
+
+def test_a_worker_killed_before_the_commit_of_a_whole_poll_leaves_one_effect_of_each(
+    client: str, kafka_url: str, kafka_topic: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.db"
+    with Guard(f"sqlite:///{path}") as guard, closing(sqlite3.connect(path)) as connection:
+        guard.run("other", "k", lambda: None)
+        connection.execute("CREATE TABLE credits (body TEXT)")
+    produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
+
+    with child(credit_polls, client, kafka_url, kafka_topic, path, stops=("before the commit",)) as first:
+        first.reaches("before the commit")
+        first.kill()
+    assert committed(kafka_url, kafka_topic, kafka_topic) == 0
+    with child(credit_polls, client, kafka_url, kafka_topic, path) as second:
+        assert second.hear() is None
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT body FROM credits ORDER BY body").fetchall() == [("1",), ("2",)]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +165,7 @@ class TestSend:
             again = one.send(kafka_topic, b"1", key=minted, partition_by="account")
             other = one.send(kafka_topic, b"1", key=42)
 
-        assert (again, other) == (minted, 42)
+        assert (again, other) == (minted, "42")
         messages = letters_in(kafka_url, kafka_topic, 3)
         keys = sorted(headers_of(message)["idempotency-key"] for message in messages)
         assert keys == sorted([minted.encode(), minted.encode(), b"42"])

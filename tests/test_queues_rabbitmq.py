@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import struct
 import subprocess
 import sys
 import threading
 import time
+from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from onefold import Guard, Policy, UsageError
+import rabbitmq_tools
+from onefold import AsyncGuard, Guard, Policy, UsageError
 from onefold.queues import _rabbitmq
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
-from onefold.queues._rabbitmq import OWN_EXCHANGE, Delivery
+from onefold.queues._rabbitmq import OWN_EXCHANGE, Delivery, Rules
+from onefold.queues._verdict import Failed
 from onefold.queues.keys import field, first_of, header, message_id
-from rabbitmq_tools import COLOURS, PATIENCE, Colour, Consumer, Place, until
+from rabbitmq_tools import COLOURS, PATIENCE, Colour, Consumer, Place, awaited, until
 from wallet import add, balance
 
 
@@ -253,6 +259,29 @@ class TestVerdicts:
 
         assert place.count() == 0
 
+    def test_a_dead_letter_that_the_client_cannot_write_does_not_end_the_consumer(
+        self, colour: Colour, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        handle, module = Handled(), onefold_pika if colour == "pika" else onefold_aio_pika
+        tries: list[object] = []
+        bury = module.bury
+
+        def unwritable_at_first(*letter: Any) -> Any:
+            tries.append(letter)
+            if len(tries) == 1:
+                raise struct.error("a header of a type that this client does not know")
+            return bury(*letter)
+
+        monkeypatch.setattr(module, "bury", unwritable_at_first)
+        place.send(b"no key")
+        place.send_keyed("pay-1")
+
+        with Consumer(colour, place, store, handle):
+            until(lambda: handle.calls, "its neighbour ran")
+            assert place.letter()[1] == b"no key"
+
+        assert place.count() == 0
+
     def test_the_queues_own_exchange_can_take_the_dead_letters(
         self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -307,8 +336,8 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("sent", "reason"),
         [
-            ({"headers": {"idempotency-key": [1, 2]}}, "a key has to be text or a whole number, and this is list"),
-            ({"headers": {"idempotency-key": True}}, "a key has to be text or a whole number, and this is bool"),
+            ({"headers": {"idempotency-key": [1, 2]}}, "a key is text, a whole number or a UUID, not list"),
+            ({"headers": {"idempotency-key": True}}, "a key is text, a whole number or a UUID, not bool"),
             ({"headers": {"idempotency-key": b"\xff\xfe"}}, "the header idempotency-key is not text"),
             ({"headers": {"idempotency-key": "  "}}, "the key is empty"),
             ({"headers": {"idempotency-key": "k" * 100_000}}, "the key has 100000 characters, and 255 are the limit"),
@@ -348,7 +377,7 @@ class TestKeys:
             (b"\xff\xfe", "the body is not JSON, and the key is its field event.id"),
             (b"[]", "it has no key"),
             (b"", "the body is not JSON, and the key is its field event.id"),
-            (json.dumps({"event": {"id": 1.5}}).encode(), "a key has to be text or a whole number, and this is float"),
+            (json.dumps({"event": {"id": 1.5}}).encode(), "a key is text, a whole number or a UUID, not float"),
             (
                 json.dumps({"event": {"id": "k" * (1 << 20)}}).encode(),
                 "the key has 1048576 characters, and 255 are the limit",
@@ -502,6 +531,23 @@ class TestPikasOwnWays:
 
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
+    def test_an_awaited_handler_that_was_cancelled_inside_does_not_keep_its_message_for_ever(
+        self, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs: list[Delivery] = []
+
+        async def waits_for_a_cancelled_task(delivery: Delivery) -> None:
+            runs.append(delivery)
+            if len(runs) == 1:
+                raise asyncio.CancelledError
+
+        monkeypatch.setattr(rabbitmq_tools, "awaited", lambda handler: handler)
+        place.send_keyed("pay-1")
+        with Consumer("aio-pika", place, store, waits_for_a_cancelled_task, policy=Policy(lease=0.5), wait=0):
+            until(lambda: len(runs) == 2, "it ran again")
+
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
     def test_a_moved_back_dead_letter_has_all_its_attempts_again(self, place: Place, path: Path) -> None:
         calls: list[Delivery] = []
 
@@ -516,6 +562,30 @@ class TestPikasOwnWays:
             place.letter()
 
         assert len(calls) == 4
+
+
+class TestCounting:
+    """How often a message has failed, where the broker does not say, or says something else."""
+
+    def failures(self, rules: Rules, **parts: Any) -> int:
+        """How often it fails before it is dead."""
+        delivery = Delivery(b"4200", {}, None, None, "", "", True, "1", None)._replace(**parts)
+        steps = (rules.after(Failed(ValueError()), delivery, 0.0) for _ in range(100))
+        return 1 + sum(1 for _ in takewhile(lambda step: step.action == "give back", steps))
+
+    def test_a_count_that_a_message_has_brought_along_does_not_keep_it_alive(self) -> None:
+        rules = Rules("charge", "dead", attempts=5)
+
+        assert self.failures(rules, headers={"x-delivery-count": 1}) == 4
+
+    def test_equal_orders_under_two_keys_are_counted_apart(self) -> None:
+        rules = Rules("charge", "dead", attempts=5)
+        first = Delivery(b"4200", {"idempotency-key": "a"}, None, None, "", "", True, "1", None)
+        for _ in range(4):
+            assert rules.after(Failed(ValueError()), first, 0.0).action == "give back"
+
+        assert self.failures(rules, headers={"idempotency-key": "b"}) == 5
+        assert rules.after(Failed(ValueError()), first, 0.0).action == "bury"
 
 
 class TestRefusals:
@@ -533,8 +603,6 @@ class TestRefusals:
 
         def blocking(delivery: Delivery) -> None: ...
 
-        from onefold import AsyncGuard
-
         with Guard("memory:") as guard, pytest.raises(UsageError, match="its work would be lost"):
             onefold_pika.guarded(guard, "charge", awaited, key=header(), dead_letter="dead")
         with pytest.raises(UsageError, match="its work would be lost"):
@@ -547,8 +615,11 @@ class TestRefusals:
         [
             {"dead_letter": ""},
             {"dead_letter": None},
+            {"dead_letter": object()},
             {"attempts": 0},
+            {"attempts": "3"},
             {"threads": 0},
+            {"threads": 1.5},
             {"missing_key": "skip"},
             {"unacked_max": -1},
         ],
@@ -559,9 +630,16 @@ class TestRefusals:
         with Guard("memory:") as guard, pytest.raises(UsageError):
             onefold_pika.guarded(guard, "charge", Handled(), **options)
 
-    def test_a_consumer_without_acknowledgements_is_refused(self) -> None:
+    def test_another_client_of_pika_is_refused(self) -> None:
         with Guard("memory:") as guard:
             callback = onefold_pika.guarded(guard, "charge", Handled(), key=header(), dead_letter="dead")
 
             with pytest.raises(UsageError, match="BlockingConnection"):
                 callback(object(), None, None, b"")  # type: ignore[arg-type]
+
+    def test_a_consumer_without_acknowledgements_is_refused(self) -> None:
+        guard = AsyncGuard("memory:")
+        callback = onefold_aio_pika.guarded(guard, "charge", awaited(Handled()), key=header(), dead_letter="dead")
+
+        with pytest.raises(UsageError, match="no_ack=True"):
+            asyncio.run(callback(SimpleNamespace(processed=True)))  # type: ignore[arg-type]

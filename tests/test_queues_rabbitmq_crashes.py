@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -322,6 +323,19 @@ class TestSending:
 
         with pytest.raises(UsageError, match="publisher_confirms"):
             asyncio.run(awaited())
+
+    @pytest.mark.parametrize("key", [42, uuid.UUID(int=42)])
+    def test_a_number_or_a_uuid_is_sent_as_its_text(self, place: Place, key: Any) -> None:
+        async def awaited() -> str:
+            async with await aio_pika.connect(place.url) as connection:
+                return await onefold_aio_pika.send(await connection.channel(), place.queue, b"{}", key=key)
+
+        with place.channel() as channel:
+            keys = [onefold_pika.send(channel, place.queue, b"{}", key=key), asyncio.run(awaited())]
+            found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
+
+        assert keys == [str(key)] * 2
+        assert [(one.headers["idempotency-key"], one.message_id) for one in found] == [(str(key), str(key))] * 2
 
     @pytest.mark.parametrize("key", ["", " ", "k" * 300, 1.5])
     def test_a_key_that_is_none_is_refused_before_anything_is_sent(self, place: Place, key: Any) -> None:

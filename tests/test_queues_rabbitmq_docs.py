@@ -10,6 +10,7 @@ import pytest
 from onefold.queues import _rabbitmq, aio_pika, pika
 from onefold.queues._consuming import WAIT
 from onefold.queues._rabbitmq import Delivery
+from onefold.queues.keys import KEY_HEADER
 
 TEXT = (Path(__file__).parent.parent / "docs" / "queues" / "rabbitmq.md").read_text(encoding="utf-8")
 
@@ -53,4 +54,4 @@ def test_the_page_names_the_headers() -> None:
     dead = _rabbitmq.Rules("charge", "dead").dead(message, "because")
 
     assert [name for name in dead.properties["headers"] if f"`{name}`" not in TEXT] == []
-    assert f"`{_rabbitmq.KEY_HEADER}`" in TEXT
+    assert f"`{KEY_HEADER}`" in TEXT

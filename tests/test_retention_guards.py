@@ -292,3 +292,33 @@ def test_importing_onefold_takes_neither_yaml_nor_the_configuration_along() -> N
     said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
 
     assert said.stdout == "[]\n"
+
+
+# What would be refused for each message or request is refused once, when the adapter is made.
+
+
+def handle(message: Any) -> None:
+    """A handler without a transaction."""
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "says"),
+    [("credit", "credit", "mode: transactional"), ("charge", "chrage", "did you mean 'charge'")],
+)
+def test_a_consumer_of_what_the_file_does_not_declare_is_refused_when_it_is_made(
+    file: Path, name: str, operation: str, says: str
+) -> None:
+    from onefold.queues.keys import header
+    from onefold.queues.pika import OWN_EXCHANGE, guarded
+
+    with onefold.load(file) as guards, pytest.raises(UsageError, match=says):
+        guarded(guards[name], operation, handle, key=header(), dead_letter=OWN_EXCHANGE)
+
+
+@pytest.mark.parametrize("name", ["credit", "charge"])
+def test_a_service_on_what_the_file_does_not_declare_is_refused_when_it_is_made(file: Path, name: str) -> None:
+    from onefold.http.wsgi import IdempotencyMiddleware, single_tenant
+
+    operation = "credit" if name == "credit" else "http"
+    with onefold.load(file) as guards, pytest.raises(UsageError, match="onefold.yaml"):
+        IdempotencyMiddleware(handle, guard=guards[name], scope=single_tenant, operation=operation)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from aiormq.abc import AbstractConnection, DeliveredMessage
 from onefold import UsageError
 from onefold.queues import _rabbitmq
 from onefold.queues._rabbitmq import Dead, Delivery
+from onefold.queues.keys import Key, minted
 
 
 def delivery_of(message: AbstractIncomingMessage) -> Delivery:
@@ -47,7 +48,7 @@ async def send(
     body: bytes,
     *,
     exchange: str = "",
-    key: str | None = None,
+    key: Key | None = None,
     headers: Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> str:
@@ -60,8 +61,8 @@ async def send(
         raise UsageError(
             "send() needs a channel with publisher_confirms=True: without it a lost message is not noticed"
         )
-    key = _rabbitmq.minted(key)
-    message = Message(body, **_rabbitmq.sent_properties(key, headers, content_type))
+    chosen = minted(key)
+    message = Message(body, **_rabbitmq.sent_properties(chosen, headers, content_type))
     for pause in (*_rabbitmq.pauses(), None):
         try:
             place = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
@@ -76,4 +77,4 @@ async def send(
             await asyncio.sleep(pause)
         else:
             break
-    return key
+    return chosen

@@ -18,16 +18,17 @@ from onefold.queues._aiokafka_messages import (
     TopicPartition,
 )
 from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Partition, Position, Resume, Step, Steps, log
-from onefold.queues._kafka_messages import check_undecoded, dead_letter_stops
+from onefold.queues._kafka_messages import check_consumer, check_undecoded, dead_letter_stops
 
 
 class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
     """What is done to the partitions, and heard of them."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, dead_letter: Any, options: Options) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, dead_letter: Any, operation: str, options: Options) -> None:
         self._ledger = Ledger(options, stops=dead_letter_stops(dead_letter, DeadLetters))
         self._consumer = _checked(consumer)
         self._dead_letter = dead_letter
+        self._operation = operation
         self._offsets = options.get("offsets")
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -58,7 +59,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
     async def _step(self, step: Step) -> Any:
         match step:
             case Bury(delivery, reason):
-                return await self._dead_letter.bury(delivery, reason)
+                return await self._dead_letter.bury(delivery, self._operation, reason)
             case Commit(offsets):
                 return await self._commit(offsets)
             case Position(partition):
@@ -117,6 +118,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
 
 def _checked(consumer: AIOKafkaConsumer) -> AIOKafkaConsumer:
     """The consumer, if it leaves the offsets to us."""
+    check_consumer(consumer, AIOKafkaConsumer)
     check_undecoded(consumer)
     if getattr(consumer, "_enable_auto_commit", False):
         raise UsageError(

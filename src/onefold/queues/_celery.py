@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -13,17 +14,21 @@ from celery.canvas import maybe_signature
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import SUCCESS
 
-from onefold import Policy, UsageError
+from onefold import Guard, Policy, UsageError
+from onefold.queues import keys
+from onefold.queues._checked import check
 from onefold.queues._verdict import HELD_DELAY, Later
+from onefold.queues.keys import KEY_HEADER, KeyOf
 
-HEADER: Final = "idempotency-key"
+# What `guarded` takes besides Celery's own.
+OPTIONS: Final = ("key", "missing_key", "wait", "policy", "fingerprint")
 
 # Set in a request that is under way: a task that calls itself calls a function.
 KEY: Final = "onefold_key"
 
 # How often a message has come again, and how often of these because it was on hold.
-TIMES: Final = "onefold-times"
-HELD: Final = "onefold-held"
+TIMES: Final = "x-onefold-times"
+HELD: Final = "x-onefold-held"
 
 # RabbitMQ's notes of a message that came back from the dead letters: sent again, it would take it for a loop.
 DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
@@ -31,7 +36,7 @@ DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
 # Each time it waits twice as long, from a second up to a minute: a task of an hour keeps no worker busy with its twin.
 DOUBLINGS_MAX: Final = 10
 
-_log = logging.getLogger("onefold")
+log = logging.getLogger("onefold.queues.celery")
 
 
 def checked(policy: Policy) -> Policy:
@@ -46,9 +51,35 @@ def checked(policy: Policy) -> Policy:
     return policy
 
 
+def prepared(guard: object, operation: object, run: Callable[..., Any], base: Any, options: Mapping[str, Any]) -> KeyOf:
+    """How a message of this task is asked for its key; what would fail for every message is refused."""
+    given = {name: getattr(base, name) for name in OPTIONS} | dict(options)
+    check(guard, Guard, operation, run, missing_key=given["missing_key"], policy=given["policy"])
+    for name in given:
+        # Celery takes any word.
+        if not hasattr(base, name) and (meant := _meant(name, OPTIONS)):
+            raise UsageError(f"unknown option {name!r}{meant}")
+    return _key_of(given["key"], run)
+
+
+def _key_of(key: object, run: Callable[..., Any]) -> KeyOf:
+    if not isinstance(key, str):
+        return keys.checked(key)
+    name, parameters = key.partition(".")[0], inspect.signature(run).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if name and name not in parameters and not takes_any:
+        raise UsageError(f"key={key!r}: the task has no argument {name!r}{_meant(name, parameters)}")
+    return keys.field(key)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.8)
+    return f": did you mean {near[0]}?" if near else ""
+
+
 def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
     """The headers with a key. The id of a task is fixed when its chain is sent: so is the key of each of its steps."""
-    return {HEADER: task_id, **(headers or {})}
+    return {KEY_HEADER: task_id, **(headers or {})}
 
 
 def links_of(app: Any, task_id: str, links: Any) -> list[Any] | None:
@@ -90,7 +121,7 @@ def sent_again(task: Any, later: Later) -> Exception:
         again.apply_async(add_to_parent=False)
     except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
         return Reject(error, requeue=True)
-    _log.warning("%s[%s] comes again in %.3g s: %s", task.name, request.id, delay, later.reason)
+    log.warning("%s[%s] comes again in %.3g s: %s", task.name, request.id, delay, later.reason)
     return Ignore(later.reason)
 
 

@@ -10,13 +10,14 @@ from onefold import UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka import Delivery, Ledger, log
 from onefold.queues._kafka_messages import (
-    KEY_HEADER,
     WITHIN,
     NotConfirmed,
+    check_letters,
     letter_headers,
     message_of,
     sent_headers,
 )
+from onefold.queues.keys import KEY_HEADER, Key
 
 try:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -33,14 +34,15 @@ class DeadLetters:
     """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
 
     def __init__(self, producer: Producer, topic: str, *, within: Duration = WITHIN) -> None:
+        check_letters(producer, "produce", topic)
         self._producer = producer
         self._topic = topic
         self._within = seconds(within, "within")
 
-    def bury(self, delivery: Delivery, reason: str) -> bool:
+    def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
         """Whether the broker has confirmed it."""
         message = delivery.native
-        headers = letter_headers(message.headers(), delivery.spot, reason)
+        headers = letter_headers(message.headers(), delivery.spot, operation, reason)
         why = _confirmed(self._producer, self._topic, message.value(), message.key(), headers, self._within)
         if why is not None:
             log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
@@ -52,12 +54,12 @@ def send(
     topic: str,
     value: bytes | str,
     *,
-    key: str | int | None = None,
+    key: Key | None = None,
     partition_by: bytes | str | None = None,
     headers: Mapping[str, str | bytes] | None = None,
     key_header: str = KEY_HEADER,
     within: Duration = WITHIN,
-) -> str | int:
+) -> str:
     """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
 
     `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
@@ -73,10 +75,15 @@ def send(
 def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: Any, within: float) -> object:
     """None once the broker has confirmed it; else why it has not."""
     reports: list[object] = []
+
+    def report(error: object, _message: object) -> None:
+        reports.append(error)
+
     deadline = time.monotonic() + within
     while True:
         try:
-            producer.produce(topic, value, key, headers=headers, on_delivery=lambda error, _: reports.append(error))
+            # By name: a SerializingProducer has them in another order.
+            producer.produce(topic, value=value, key=key, headers=headers, on_delivery=report)
             break
         except BufferError:
             if time.monotonic() >= deadline:

@@ -13,16 +13,17 @@ from typing import Any
 from onefold import UsageError
 from onefold.queues._confluent_messages import Consumer, DeadLetters, KafkaException, TopicPartition
 from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Partition, Position, Resume, Step, Steps
-from onefold.queues._kafka_messages import check_undecoded, dead_letter_stops
+from onefold.queues._kafka_messages import check_consumer, check_undecoded, dead_letter_stops
 
 
 class Partitions:
     """What is done to the partitions, and heard of them."""
 
-    def __init__(self, consumer: Consumer, dead_letter: Any, options: Options) -> None:
+    def __init__(self, consumer: Consumer, dead_letter: Any, operation: str, options: Options) -> None:
         self._ledger = Ledger(options, stops=dead_letter_stops(dead_letter, DeadLetters))
         self._consumer = _checked(consumer)
         self._dead_letter = dead_letter
+        self._operation = operation
         self._offsets = options.get("offsets")
 
     def subscribe(self, topics: Sequence[str]) -> None:
@@ -66,7 +67,7 @@ class Partitions:
         consumer = self._consumer
         match step:
             case Bury(delivery, reason):
-                return self._dead_letter.bury(delivery, reason)
+                return self._dead_letter.bury(delivery, self._operation, reason)
             case Commit(offsets):
                 return self._commit(offsets)
             case Position(partition):
@@ -99,6 +100,7 @@ class Partitions:
 
 def _checked(consumer: Consumer) -> Consumer:
     """The consumer, if it leaves the offsets to us: it refuses to store any where it stores them itself."""
+    check_consumer(consumer, Consumer)
     check_undecoded(consumer)
     try:
         consumer.store_offsets(offsets=[])

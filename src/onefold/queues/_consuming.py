@@ -5,16 +5,17 @@ It never raises what a message can cause: a consumer lives on, whatever it is se
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import inspect
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
-from onefold import AsyncGuard, Guard, MissingKey, Policy, UsageError
+from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, UsageError
 from onefold.durations import Duration, seconds
+from onefold.queues._checked import check, check_arguments, takes_tx
 from onefold.queues._verdict import ACK, Failed, Never, Verdict, of_error, of_state
-from onefold.queues.keys import KeyOf, Message, usable
+from onefold.queues.keys import KeyOf, Message, checked, usable
 
 MissingKeyRule = Literal["never", "run"]
 
@@ -43,17 +44,25 @@ class _Prepared(Generic[G]):
         wait: Duration = WAIT,
         policy: Policy | None = None,
     ) -> None:
-        check(guard, self.takes, handler, missing_key, awaited=self.awaited)
+        check(guard, self.takes, operation, handler, missing_key=missing_key, policy=policy, awaited=self.awaited)
+        check_arguments(handler)
         self._guard: G = guard
         self._operation = operation
         self._handler = handler
-        self._key = key
+        self._key = checked(key)
         self._runs_without_key = missing_key == "run"
         self._policy = (policy or guard.policy).but(wait=seconds(wait, "wait"))
         self._with_tx = self._transactional() if takes_tx(handler) else None
+        if self._with_tx is None:
+            # What a guard from a file refuses (another operation, a claim) is raised now, and not for each message.
+            guard.idempotent(operation, key="key")
 
     def _transactional(self) -> Callable[..., Any]:
         raise NotImplementedError
+
+    def _verdict_of(self, error: Exception, key: str | None, held_before: int) -> Verdict | None:
+        final = self._policy.remember
+        return of_error(error, own=(self._operation, key), final=final, held_before=held_before)
 
 
 class Consuming(_Prepared[Guard]):
@@ -64,6 +73,7 @@ class Consuming(_Prepared[Guard]):
 
     def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Run the handler once for this message's key, with these arguments; what becomes of the message."""
+        key = None
         try:
             key = usable(self._key(message))
             if key is not None:
@@ -75,19 +85,19 @@ class Consuming(_Prepared[Guard]):
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
-            verdict = of_error(error, held_before=held_before)
+            verdict = self._verdict_of(error, key, held_before)
             return self._looked(key) if verdict is None else verdict
         return ACK
 
-    def _run(self, key: str | int, arguments: tuple[Any, ...]) -> None:
+    def _run(self, key: str, arguments: tuple[Any, ...]) -> None:
         if self._with_tx is not None:
             self._with_tx(key, arguments)
         else:
-            self._guard.run(self._operation, key, lambda: _nothing(self._handler(*arguments)), policy=self._policy)
+            self._guard.run(self._operation, key, lambda: nothing(self._handler(*arguments)), policy=self._policy)
 
     def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
         if self._with_tx is None:
-            self._handler(*arguments)
+            nothing(self._handler(*arguments))
         else:
             # It wants a transaction all the same; nobody will ask for this key again.
             self._with_tx(throw_away_key(), arguments)
@@ -101,7 +111,7 @@ class Consuming(_Prepared[Guard]):
 
     def _transactional(self) -> Callable[..., Any]:
         def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
-            self._handler(*arguments, tx=tx)
+            nothing(self._handler(*arguments, tx=tx))
 
         return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
 
@@ -114,6 +124,7 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
 
     async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Await the handler once for this message's key, with these arguments; what becomes of the message."""
+        key = None
         try:
             key = usable(self._key(message))
             if key is not None:
@@ -125,13 +136,13 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
-            verdict = of_error(error, held_before=held_before)
+            verdict = self._verdict_of(error, key, held_before)
             return await self._looked(key) if verdict is None else verdict
         return ACK
 
-    async def _run(self, key: str | int, arguments: tuple[Any, ...]) -> None:
+    async def _run(self, key: str, arguments: tuple[Any, ...]) -> None:
         async def handle() -> None:
-            await self._handler(*arguments)
+            await finished(self._handler(*arguments))
 
         if self._with_tx is not None:
             await self._with_tx(key, arguments)
@@ -140,7 +151,7 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
 
     async def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
         if self._with_tx is None:
-            await self._handler(*arguments)
+            await finished(self._handler(*arguments))
         else:
             await self._with_tx(throw_away_key(), arguments)
 
@@ -153,7 +164,7 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
 
     def _transactional(self) -> Callable[..., Any]:
         async def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
-            await self._handler(*arguments, tx=tx)
+            await finished(self._handler(*arguments, tx=tx))
 
         return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
 
@@ -162,23 +173,20 @@ def throw_away_key() -> str:
     return f"without-key:{uuid.uuid4()}"
 
 
-def takes_tx(handler: Callable[..., Any]) -> bool:
-    """Whether the handler wants the transaction in which its record is written."""
-    return "tx" in inspect.signature(handler).parameters
+def nothing(value: object) -> None:
+    """A queue has nobody to answer: results are not kept. But what has not run yet is no result."""
+    if inspect.iscoroutine(value):
+        value.close()
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise UsageError(f"the handler has returned a {type(value).__name__}, whose work nobody would do")
 
 
-def check(guard: Any, kind: type, handler: Callable[..., Any], missing_key: str, *, awaited: bool) -> None:
-    if not isinstance(guard, kind):
-        raise UsageError(f"this client is {'async' if awaited else 'blocking'}: it takes {kind.__name__}")
-    inner = handler.func if isinstance(handler, functools.partial) else handler
-    called = getattr(inner, "__call__", inner)  # noqa: B004 - an object with an async __call__ is an async handler
-    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
-    if is_async != awaited:
-        have, want = ("async def", "def") if is_async else ("def", "async def")
-        raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
-    if missing_key not in ("never", "run"):
-        raise UsageError(f"missing_key={missing_key!r} is neither 'never' nor 'run'")
-
-
-def _nothing(_value: Any) -> None:
-    """A queue has nobody to answer: results are not kept."""
+async def finished(handling: Awaitable[object]) -> None:
+    """Await a handler. It has failed where something inside was cancelled; its consumer was not, and lives on."""
+    try:
+        nothing(await handling)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise OutcomeUnknown("something that the handler has waited for was cancelled") from error

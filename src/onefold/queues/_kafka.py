@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from onefold import UsageError
 from onefold.durations import Duration, seconds
+from onefold.queues._checked import whole
 from onefold.queues._consuming import MissingKeyRule
-from onefold.queues._verdict import ACK, Ack, Failed, Later, Never, Verdict, reason_of
+from onefold.queues._verdict import ACK, Ack, Failed, Later, Never, Verdict, named
 from onefold.queues.keys import Message
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ log = logging.getLogger("onefold.queues.kafka")
 
 # A partition that waits is behind; a failure that lasts longer than this is found by people, not by asking faster.
 BACKOFF_MAX: Final = 60.0
+DOUBLINGS_MAX: Final = 10
 
 # A dead letter that was not confirmed is tried again so much later.
 BURY_AGAIN: Final = 5.0
@@ -140,8 +142,8 @@ class Ledger:
         if unknown:
             near = difflib.get_close_matches(unknown[0], Options.__annotations__, 1)
             raise UsageError(f"unknown argument {unknown[0]!r}" + (f": did you mean {near[0]}?" if near else ""))
-        self._attempts = _whole("attempts", options.get("attempts", ATTEMPTS), 1)
-        self._held_times = _whole("held_times", options.get("held_times", HELD_TIMES), 0)
+        self._attempts = whole("attempts", options.get("attempts", ATTEMPTS), 1)
+        self._held_times = whole("held_times", options.get("held_times", HELD_TIMES), 0)
         self._backoff = seconds(options.get("backoff", BACKOFF), "backoff")
         self._stops = stops
         self._clock = clock
@@ -237,22 +239,17 @@ class Ledger:
     def _ended(self, spot: Spot, verdict: Verdict) -> Ack | Later | Never:
         if isinstance(verdict, Failed):
             self._failures[spot.place] += 1
-            count, reason = self._failures[spot.place], reason_of(verdict.error)
-            log.warning("%s failed, %d of %d attempts", _name(spot), count, self._attempts, exc_info=verdict.error)
+            count, what = self._failures[spot.place], named(verdict.error)
+            log.debug("%s: the handler raised", _name(spot), exc_info=verdict.error)
+            log.warning("%s: attempt %d of %d failed: %s", _name(spot), count, self._attempts, what)
             if count >= self._attempts:
-                return Never(f"attempt {count} of {self._attempts} failed: {reason}")
-            return Later(min(self._backoff * 2 ** (count - 1), BACKOFF_MAX), reason)
+                return Never(f"it failed {count} times, the last time with {what}")
+            return Later(min(self._backoff * 2 ** min(count - 1, DOUBLINGS_MAX), BACKOFF_MAX), what)
         if isinstance(verdict, Later) and verdict.limited:
             self._held[spot.place] += 1
             # A person may need a day; its partition must not wait for that.
             return verdict if self._held[spot.place] <= self._held_times else Never(verdict.reason)
         return verdict
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name}={value!r} has to be a whole number, {least} or more")
-    return value
 
 
 def _name(spot: Spot) -> str:

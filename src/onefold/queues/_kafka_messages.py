@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from onefold import UsageError
 from onefold.queues._kafka import Spot
-from onefold.queues.keys import Message, usable
-
-KEY_HEADER: Final = "idempotency-key"
+from onefold.queues.keys import Key, Message, minted
 
 # How long a delivery report may take.
 WITHIN: Final = 30.0
@@ -19,7 +16,7 @@ WITHIN: Final = 30.0
 class NotConfirmed(RuntimeError):
     """The broker did not confirm the message. Send it again with `key=error.key`: consumers then run it once."""
 
-    def __init__(self, topic: str, key: str | int, why: object) -> None:
+    def __init__(self, topic: str, key: str, why: object) -> None:
         super().__init__(f"not confirmed by {topic}: {why}. Send it again with key=error.key")
         self.key = key
 
@@ -31,6 +28,21 @@ def check_undecoded(consumer: object) -> None:
         raise UsageError(
             "the consumer decodes messages by itself. Decode them in the handler: what it raises is buried"
         )
+
+
+def check_letters(producer: object, method: str, topic: object) -> None:
+    """What a dead letter is sent with has to be there, and to leave it as it was."""
+    if not hasattr(producer, method) or not isinstance(topic, str) or not topic:
+        raise UsageError(f"DeadLetters(producer, topic) takes a producer with {method}(), and the name of a topic")
+    if any(getattr(producer, name, None) is not None for name in ("_value_serializer", "_key_serializer")):
+        raise UsageError(
+            "the producer encodes messages by itself, and a dead letter is sent as it was: take another one"
+        )
+
+
+def check_consumer(consumer: object, kind: type) -> None:
+    if not isinstance(consumer, kind):
+        raise UsageError(f"consumer= is {type(consumer).__name__}, and this client takes {kind.__name__}")
 
 
 def dead_letter_stops(dead_letter: object, kind: type) -> bool:
@@ -47,18 +59,20 @@ def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | None, sp
     return Message(body or b"", dict(headers or ()), position=f"{'/'.join(map(str, spot.partition))}/{spot.offset}")
 
 
-def letter_headers(headers: Iterable[tuple[str, Any]] | None, spot: Spot, reason: str) -> list[tuple[str, Any]]:
+def letter_headers(
+    headers: Iterable[tuple[str, Any]] | None, spot: Spot, operation: str, reason: str
+) -> list[tuple[str, Any]]:
     """What a dead letter carries besides what its message had."""
     origin = {"topic": spot.partition.topic, "partition": spot.partition.number, "offset": spot.offset}
-    ours = [(f"x-onefold-{name}", str(value).encode()) for name, value in {**origin, "reason": reason}.items()]
+    facts = {**origin, "operation": operation, "reason": reason}
+    ours = [(f"x-onefold-{name}", str(value).encode()) for name, value in facts.items()]
     return [*(pair for pair in headers or () if not pair[0].startswith("x-onefold-")), *ours]
 
 
 def sent_headers(
-    headers: Mapping[str, str | bytes] | None, key: str | int | None, name: str
-) -> tuple[str | int, list[tuple[str, bytes]]]:
+    headers: Mapping[str, str | bytes] | None, key: Key | None, name: str
+) -> tuple[str, list[tuple[str, bytes]]]:
     """The idempotency key, minted where none is given, and the headers that carry it."""
-    chosen = str(uuid.uuid4()) if key is None else usable(key)
-    assert chosen is not None
-    all_headers = {**(headers or {}), name: str(chosen)}
+    chosen = minted(key)
+    all_headers = {**(headers or {}), name: chosen}
     return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in all_headers.items()]

@@ -13,6 +13,7 @@ from pika.exceptions import AMQPError, UnroutableError
 
 from onefold.queues import _rabbitmq
 from onefold.queues._rabbitmq import Dead, Delivery
+from onefold.queues.keys import Key, minted
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -57,7 +58,7 @@ def send(
     body: bytes,
     *,
     exchange: str = "",
-    key: str | None = None,
+    key: Key | None = None,
     headers: Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> str:
@@ -66,8 +67,8 @@ def send(
     With a function that gives an open channel, it is sent again after a lost connection, always with the same key.
     Raises pika's own error once its tries are used up, and at once if no queue takes the message.
     """
-    key = _rabbitmq.minted(key)
-    properties = BasicProperties(**_rabbitmq.sent_properties(key, headers, content_type))
+    chosen = minted(key)
+    properties = BasicProperties(**_rabbitmq.sent_properties(chosen, headers, content_type))
     for pause in (*_rabbitmq.pauses(), None):
         try:
             here = channel() if callable(channel) else channel
@@ -83,4 +84,4 @@ def send(
             time.sleep(pause)
         else:
             break
-    return key
+    return chosen

@@ -11,7 +11,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import Any, Protocol
 
 from onefold import AsyncGuard, Fresh, Guard, MissingKey, OnefoldError, Policy, UsageError
-from onefold.queues._consuming import MissingKeyRule
+from onefold.queues._checked import takes_tx
+from onefold.queues._consuming import NO_KEY, MissingKeyRule, finished, nothing
 from onefold.queues._verdict import ACK, SOON, Failed, Later, Never, Verdict, of_error
 from onefold.queues.keys import KeyOf, Message, usable
 
@@ -34,7 +35,7 @@ class Sorted:
     """The messages of one poll by their numbers: those with a key, those that run without, and the verdicts."""
 
     def __init__(self, deliveries: Sequence[OnItsWay], key: KeyOf, missing_key: MissingKeyRule) -> None:
-        self.keys: dict[int, str | int] = {}
+        self.keys: dict[int, str] = {}
         self.unguarded: Numbers = []
         self.verdicts: list[Verdict] = [ACK] * len(deliveries)
         for number, delivery in enumerate(deliveries):
@@ -48,13 +49,13 @@ class Sorted:
             elif missing_key == "run":
                 self.unguarded.append(number)
             else:
-                self.verdicts[number] = Never("it has no key")
+                self.verdicts[number] = NO_KEY
 
-    def take(self, results: Sequence[Any]) -> None:
+    def take(self, results: Sequence[Any], operation: str, policy: Policy) -> None:
         """The outcomes or errors of those with a key, in order."""
-        for number, result in zip(self.keys, results, strict=True):
+        for (number, key), result in zip(self.keys.items(), results, strict=True):
             if isinstance(result, Exception):
-                self.verdicts[number] = verdict_of(result)
+                self.verdicts[number] = verdict_of(result, own=(operation, key), final=policy.remember)
 
     def take_fresh(self, fresh: Fresh[int]) -> Numbers:
         """The numbers of those that are to be worked on."""
@@ -67,9 +68,10 @@ class Sorted:
         return [number for number, verdict in enumerate(self.verdicts) if verdict == ACK]
 
 
-def verdict_of(error: Exception) -> Verdict:
+def verdict_of(error: Exception, **facts: Any) -> Verdict:
     """A claim that was lost is looked at when the message comes again."""
-    return of_error(error) or Later(SOON, "another worker has taken it over")
+    verdict = of_error(error, **facts)
+    return Later(SOON, "another worker has taken it over") if verdict is None else verdict
 
 
 class Polls:
@@ -97,24 +99,25 @@ class Polls:
         sort = Sorted(deliveries, self._key, self._missing_key)
         for number in sort.unguarded:
             try:
-                self._handler(deliveries[number].native)
+                nothing(self._handler(deliveries[number].native))
             except Exception as error:  # noqa: BLE001 - it fails alone
                 sort.verdicts[number] = verdict_of(error)
-        sort.take(self._run(sort, lambda number: self._handler(deliveries[number].native)))
+        results = self._run(sort, lambda number: nothing(self._handler(deliveries[number].native)))
+        sort.take(results, self._operation, self._policy)
         return sort.verdicts
 
     async def deliver_async(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
         sort = Sorted(deliveries, self._key, self._missing_key)
         for number in sort.unguarded:
             try:
-                await self._handler(deliveries[number].native)
+                await finished(self._handler(deliveries[number].native))
             except Exception as error:  # noqa: BLE001 - it fails alone
                 sort.verdicts[number] = verdict_of(error)
 
         async def handle(number: int) -> None:
-            await self._handler(deliveries[number].native)
+            await finished(self._handler(deliveries[number].native))
 
-        sort.take(await self._run(sort, handle))
+        sort.take(await self._run(sort, handle), self._operation, self._policy)
         return sort.verdicts
 
     def _run(self, sort: Sorted, handle: Callable[[int], Any]) -> Any:
@@ -140,6 +143,8 @@ class JoinedPolls:
     ) -> None:
         if not callable(transaction):
             raise UsageError("transaction= is a function that opens one: engine.begin, pool.connection, ...")
+        if not takes_tx(handler):
+            raise UsageError("guarded_batches() works in a transaction: the handler has to take tx")
         self._guard: Any = guard
         self._operation = operation
         self._handler = handler
@@ -148,54 +153,58 @@ class JoinedPolls:
         self._missing_key = missing_key
         self._policy = policy
 
-    def deliver(self, deliveries: Sequence[OnItsWay], finished: Finished | None = None) -> list[Verdict]:
+    def deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
         try:
-            return self._together(deliveries, finished)
+            return self._together(deliveries, then)
         except Unopened as error:
             return [Later(SOON, str(error))] * len(deliveries)
+        except WrongTransaction:
+            raise
         except Exception as error:  # noqa: BLE001 - the handler's, or the database's
             if len(deliveries) == 1:
                 return [_failed(error)]
         verdicts: list[Verdict] = []
         for number, delivery in enumerate(deliveries):
-            verdicts += self.deliver([delivery], _after(finished, number, verdicts))
+            verdicts += self.deliver([delivery], _after(then, number, verdicts))
         return verdicts
 
-    def _together(self, deliveries: Sequence[OnItsWay], finished: Finished | None = None) -> list[Verdict]:
+    def _together(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
         sort = Sorted(deliveries, self._key, self._missing_key)
         with ExitStack() as stack:
             with _opening():
-                tx = stack.enter_context(self._transaction())
+                tx = stack.enter_context(_coloured(self._transaction(), "__enter__"))
             new = sort.take_fresh(self._fresh(tx, sort))
             if new:
-                self._handler([deliveries[number].native for number in new], tx=tx)
-            if finished is not None:
-                finished(tx, sort.finished)
+                nothing(self._handler([deliveries[number].native for number in new], tx=tx))
+            if then is not None:
+                then(tx, sort.finished)
         return sort.verdicts
 
-    async def deliver_async(self, deliveries: Sequence[OnItsWay], finished: Finished | None = None) -> list[Verdict]:
+    async def deliver_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
         try:
-            return await self._together_async(deliveries, finished)
+            return await self._together_async(deliveries, then)
         except Unopened as error:
             return [Later(SOON, str(error))] * len(deliveries)
+        except WrongTransaction:
+            raise
         except Exception as error:  # noqa: BLE001 - the handler's, or the database's
             if len(deliveries) == 1:
                 return [_failed(error)]
         verdicts: list[Verdict] = []
         for number, delivery in enumerate(deliveries):
-            verdicts += await self.deliver_async([delivery], _after(finished, number, verdicts))
+            verdicts += await self.deliver_async([delivery], _after(then, number, verdicts))
         return verdicts
 
-    async def _together_async(self, deliveries: Sequence[OnItsWay], finished: Finished | None = None) -> list[Verdict]:
+    async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
         sort = Sorted(deliveries, self._key, self._missing_key)
         async with AsyncExitStack() as stack:
             with _opening():
-                tx = await stack.enter_async_context(self._transaction())
+                tx = await stack.enter_async_context(_coloured(self._transaction(), "__aenter__"))
             new = sort.take_fresh(await self._fresh(tx, sort))
             if new:
-                await self._handler([deliveries[number].native for number in new], tx=tx)
-            if finished is not None:
-                await finished(tx, sort.finished)
+                await finished(self._handler([deliveries[number].native for number in new], tx=tx))
+            if then is not None:
+                await then(tx, sort.finished)
         return sort.verdicts
 
     def _fresh(self, tx: Any, sort: Sorted) -> Any:
@@ -208,10 +217,23 @@ class Unopened(Exception):
     """No transaction could be opened: the database is away, and no message has failed."""
 
 
+class WrongTransaction(UsageError):
+    """What `transaction=` gives can never be opened here. The messages are not to blame: the caller is told."""
+
+
+def _coloured(transaction: Any, way_in: str) -> Any:
+    if not hasattr(transaction, way_in):
+        kind, words = type(transaction).__name__, "async with" if way_in == "__aenter__" else "with"
+        raise WrongTransaction(f"transaction= gives {kind}, and this client opens it by `{words}`")
+    return transaction
+
+
 @contextmanager
 def _opening() -> Iterator[None]:
     try:
         yield
+    except WrongTransaction:
+        raise
     except Exception as error:
         raise Unopened(f"no transaction: {type(error).__name__}") from error
 
@@ -220,9 +242,9 @@ def _failed(error: Exception) -> Verdict:
     return verdict_of(error) if isinstance(error, OnefoldError) else Failed(error)
 
 
-def _after(finished: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
+def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
     """For one message alone: finished is also what was finished before it."""
-    if finished is None:
+    if then is None:
         return None
     done = [at for at, verdict in enumerate(before) if verdict == ACK]
-    return lambda tx, numbers: finished(tx, [*done, *([number] if numbers else [])])
+    return lambda tx, numbers: then(tx, [*done, *([number] if numbers else [])])

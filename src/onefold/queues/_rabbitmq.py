@@ -9,8 +9,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import logging
-import traceback
-import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,12 +16,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from onefold import UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues._verdict import SOON, Ack, Failed, Later, Never, Verdict
-from onefold.queues.keys import Message, usable
+from onefold.queues._checked import whole
+from onefold.queues._verdict import SOON, Ack, Failed, Later, Never, Verdict, named
+from onefold.queues.keys import KEY_HEADER, Message
 
 log = logging.getLogger("onefold.queues.rabbitmq")
 
-KEY_HEADER: Final = "idempotency-key"
 REASON_HEADER: Final = "x-onefold-reason"
 DROPPED_HEADER: Final = "x-onefold-dropped-headers"
 
@@ -162,7 +160,7 @@ class Rules:
 
     def _failed(self, error: Exception, delivery: Delivery) -> Step:
         attempt = self._attempt(delivery)
-        what = f"{type(error).__name__}{_place_of(error)}"
+        what = named(error)
         log.debug("%s: the handler raised", self.operation, exc_info=error)
         if attempt >= self.attempts:
             # It may be moved back, and is new then.
@@ -177,10 +175,9 @@ class Rules:
         return Step("reject" if isinstance(self.dead_letter, DeadLetter) else "bury", reason=reason)
 
     def _attempt(self, delivery: Delivery) -> int:
-        if delivery.broker_count is not None:
-            return delivery.broker_count + 1
         digest = _digest(delivery)
-        attempt = self._failures.pop(digest, 0) + 1
+        # A classic queue hands on a count that its message has brought along, and never adds to it.
+        attempt = max(self._failures.pop(digest, 0), delivery.broker_count or 0) + 1
         self._failures[digest] = attempt
         if len(self._failures) > FAILING_MAX:
             self._failures.popitem(last=False)
@@ -210,19 +207,9 @@ class Rules:
 
 def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_max: Duration) -> Rules:
     """The rules, once what a user wrote has been checked."""
-    if not dead_letter:
+    if not dead_letter or not isinstance(dead_letter, (str, DeadLetter)):
         raise UsageError("dead_letter= is the name of a queue, or OWN_EXCHANGE for the one that the queue itself names")
-    if attempts < 1:
-        raise UsageError(f"attempts={attempts!r} is no number of attempts: 1 or more")
-    return Rules(operation, dead_letter, attempts, seconds(unacked_max, "unacked_max"))
-
-
-def minted(key: str | None) -> str:
-    """The key of a message that is sent: the sender's, or a new one."""
-    if key is None:
-        return str(uuid.uuid4())
-    usable(key)
-    return key
+    return Rules(operation, dead_letter, whole("attempts", attempts, 1), seconds(unacked_max, "unacked_max"))
 
 
 def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: str | None) -> dict[str, Any]:
@@ -252,10 +239,6 @@ def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digest(delivery: Delivery) -> bytes:
-    return hashlib.sha256(f"{delivery.message_id}\n".encode() + delivery.body).digest()
-
-
-def _place_of(error: Exception) -> str:
-    """Where it was raised. What it says may hold a payload."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    """Two orders may look the same, but for the key, wherever that is."""
+    headers = sorted((name, repr(value)) for name, value in delivery.headers.items() if name not in NOT_COPIED)
+    return hashlib.sha256(f"{delivery.message_id}\n{headers}\n".encode(errors="replace") + delivery.body).digest()

@@ -5,9 +5,10 @@ The table is `onefold.errors.MEANINGS`; adapters only translate a verdict into t
 
 from __future__ import annotations
 
+import traceback
 from typing import Final, NamedTuple
 
-from onefold import InProgress, OnefoldError, OnHold, StoreUnavailable
+from onefold import InProgress, OnefoldError, OnHold, RememberedFailure, StoreUnavailable
 from onefold.errors import MEANINGS, Meaning
 
 # Where nothing says how long: a store may be back, and another worker done, in a moment.
@@ -50,12 +51,24 @@ Verdict = Ack | Later | Never | Failed
 ACK: Final = Ack()
 
 
-def of_error(error: Exception, *, held_before: int = 0) -> Verdict | None:
-    """What this error means for its message. None: look at the record once, and decide by `of_state`."""
+def of_error(
+    error: Exception,
+    *,
+    own: tuple[str, object] = ("", ""),
+    final: tuple[type[Exception], ...] = (),
+    held_before: int = 0,
+) -> Verdict | None:
+    """What this error means for the message of this operation and key. None: look at its record, and ask `of_state`.
+
+    `final` are the errors that the policy remembers.
+    """
     meaning = meaning_of(error)
     if meaning is None:
-        return Failed(error)
+        return Never(f"it failed for good with {named(error)}") if isinstance(error, final) else Failed(error)
     match meaning.queue:
+        case "ack" if isinstance(error, OnefoldError) and (error.operation, error.key) != (own[0], str(own[1])):
+            # Of another guard, inside the handler: that is done, and this message is not.
+            return Failed(error)
         case "ack":
             return ACK
         case "later" if isinstance(error, OnHold):
@@ -89,4 +102,13 @@ def reason_of(error: Exception) -> str:
     """For a dead letter, and for logs: our own messages hold digests, and no keys or payloads."""
     if isinstance(error, StoreUnavailable):
         return "the store did not answer"
+    if isinstance(error, RememberedFailure):
+        return f"it failed for good before, with {error.type_name}"
     return f"{type(error).__name__}: {error}"
+
+
+def named(error: Exception) -> str:
+    """A handler's own error: what it is, and where it was raised. What it says may hold a payload."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

@@ -125,6 +125,6 @@ class GuardedCallback:
         """What to do once the dead letter was sent, or was not."""
         try:
             await bury(message.channel.connection, self._rules.dead(delivery, reason))
-        except CONNECTION_EXCEPTIONS as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on, and the message is kept
             return self._rules.refused(error, reason, unacked_for)
         return Step("ack")

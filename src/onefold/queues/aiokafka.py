@@ -17,7 +17,8 @@ from onefold import AsyncGuard, Policy, UsageError
 from onefold.durations import Duration
 from onefold.queues._aiokafka_messages import AIOKafkaConsumer, DeadLetters, TopicPartition, delivery_of, send
 from onefold.queues._aiokafka_partitions import Partitions
-from onefold.queues._consuming import WAIT, AsyncConsuming, takes_tx
+from onefold.queues._checked import takes_tx
+from onefold.queues._consuming import WAIT, AsyncConsuming
 from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable
 from onefold.queues._kafka_messages import NotConfirmed
 from onefold.queues._polls import JoinedPolls, Polls
@@ -61,7 +62,9 @@ def guarded(
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [await one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    return Guarded(consumer, dead_letter, options, deliver, None if takes_tx(handler) else polls.deliver_async)
+    return Guarded(
+        consumer, dead_letter, operation, options, deliver, None if takes_tx(handler) else polls.deliver_async
+    )
 
 
 def guarded_batches(
@@ -88,7 +91,7 @@ def guarded_batches(
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return await polls.deliver_async(taken, None if offsets is None else offsets.saving_async(taken))
 
-    return Guarded(consumer, dead_letter, options, deliver, deliver)
+    return Guarded(consumer, dead_letter, operation, options, deliver, deliver)
 
 
 class Guarded(Partitions):
@@ -98,11 +101,12 @@ class Guarded(Partitions):
         self,
         consumer: AIOKafkaConsumer,
         dead_letter: DeadLetters | Literal["stop"],
+        operation: str,
         options: Options,
         one: Deliver,
         many: Deliver | None,
     ) -> None:
-        super().__init__(consumer, dead_letter, options)
+        super().__init__(consumer, dead_letter, operation, options)
         self._one = one
         self._many = many
 

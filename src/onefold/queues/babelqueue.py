@@ -9,12 +9,13 @@ is tried again by the runtime. A running duplicate waits within a bound instead 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from onefold import KEY_MAX, Guard, Policy, UsageError
+from onefold import KEY_MAX, Guard, Policy
 from onefold.durations import Duration, seconds
+from onefold.queues._checked import check
+from onefold.queues._consuming import nothing
 
 # How long a duplicate waits in place for the running one. After it the runtime is told to try again.
 WAIT: Final = 30.0
@@ -29,19 +30,16 @@ def wrap(
     policy: Policy | None = None,
 ) -> Callable[..., None]:
     """The handler, run once for each `meta.id`. It keeps the handler's signature, by which the runtime calls it."""
-    if inspect.iscoroutinefunction(handler):
-        raise UsageError("the handler is `async def`, and BabelQueue calls `def`: its work would be lost")
-    if not isinstance(guard, Guard):
-        raise UsageError(f"wrap() takes a Guard, and this is {type(guard).__name__}")
+    check(guard, Guard, operation, handler, policy=policy)
     patient = (policy or guard.policy).but(wait=seconds(wait, "wait"))
 
     @functools.wraps(handler)
     def wrapped(*args: Any) -> None:
         key = _id_of(args)
         if key is None:
-            handler(*args)
+            nothing(handler(*args))
         else:
-            guard.run(operation, key, lambda: _nothing(handler(*args)), policy=patient)
+            guard.run(operation, key, lambda: nothing(handler(*args)), policy=patient)
 
     return wrapped
 
@@ -76,7 +74,3 @@ def _id_of(args: tuple[Any, ...]) -> str | None:
 
 def _done() -> None:
     """It was processed before it is remembered."""
-
-
-def _nothing(_value: Any) -> None:
-    """A queue has nobody to answer: results are not kept."""

@@ -16,9 +16,10 @@ from typing import Any
 
 from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues._consuming import WAIT, MissingKeyRule, check, takes_tx
+from onefold.queues._checked import takes_tx
+from onefold.queues._consuming import WAIT, MissingKeyRule
 from onefold.queues._verdict import Failed, Later, Never, Verdict, of_error, of_state
-from onefold.queues.keys import KeyOf, Message, field, header, usable
+from onefold.queues.keys import KEY_HEADER, Key, KeyOf, Message, header, minted, usable
 
 try:
     from celery import Celery, Task
@@ -47,9 +48,8 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 
     def __init__(self) -> None:
         kind = type(self)
-        check(getattr(kind, "guard", None), Guard, self.run, kind.missing_key, awaited=False)
+        self._key_of = _celery.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
         policy = _celery.checked((kind.policy or kind.guard.policy).but(wait=seconds(kind.wait, "wait")))
-        self._key_of = field(kind.key) if isinstance(kind.key, str) else kind.key
         self._transactional = takes_tx(self.run)
 
         @functools.wraps(self.run)
@@ -72,7 +72,8 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         try:
             return self._deliver(args, kwargs)
         except Exception as error:
-            verdict = of_error(error, held_before=_celery.held_before(request))
+            own = (self.operation, vars(request).get(KEY))
+            verdict = of_error(error, own=own, held_before=_celery.held_before(request))
             if verdict is None:
                 verdict = self._looked()
             if request.is_eager or isinstance(verdict, Failed):
@@ -128,23 +129,22 @@ def guarded(
 ) -> Callable[[Callable[..., Any]], OnefoldTask]:
     """`app.task` for a function that runs once for each key. A parameter `tx` makes it transactional.
 
-    `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `missing_key` is "never"
-    or "run"; `wait` is how long a duplicate waits in place; `policy` replaces the guard's; `fingerprint` names the
-    arguments that must be the same under one key (all; None for none). All other options are Celery's.
+    `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `fingerprint` names the
+    arguments that must be the same under one key. `docs/queues/celery.md` explains each; all others are Celery's.
     """
 
     def decorate(handler: Callable[..., Any]) -> OnefoldTask:
         # Celery makes the task later, when the app is used; what cannot work is said now.
-        check(guard, Guard, handler, options.get("missing_key", "never"), awaited=False)
+        _celery.prepared(guard, operation, handler, base, options)
         made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
         return made(handler)
 
     return decorate
 
 
-def send(task: Any, args: Any = (), kwargs: Any = None, *, key: object = None, **options: Any) -> str:
+def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | None = None, **options: Any) -> str:
     """Send a task or a signature under this key, or a new one; the answer is the key, to send it again with."""
-    found = usable(key)
-    options["headers"] = {**(options.get("headers") or {}), _celery.HEADER: uuid() if found is None else str(found)}
+    chosen = minted(key)
+    options["headers"] = {**(options.get("headers") or {}), KEY_HEADER: chosen}
     task.apply_async(args, kwargs, **options)
-    return str(options["headers"][_celery.HEADER])
+    return chosen

@@ -15,9 +15,10 @@ from typing import Any, Literal, Unpack
 
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration
+from onefold.queues._checked import takes_tx
 from onefold.queues._confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, send
 from onefold.queues._confluent_partitions import Partitions
-from onefold.queues._consuming import WAIT, Consuming, takes_tx
+from onefold.queues._consuming import WAIT, Consuming
 from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable
 from onefold.queues._kafka_messages import NotConfirmed
 from onefold.queues._polls import JoinedPolls, Polls
@@ -60,7 +61,7 @@ def guarded(
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    return Guarded(consumer, dead_letter, options, deliver, None if takes_tx(handler) else polls.deliver)
+    return Guarded(consumer, dead_letter, operation, options, deliver, None if takes_tx(handler) else polls.deliver)
 
 
 def guarded_batches(
@@ -87,7 +88,7 @@ def guarded_batches(
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return polls.deliver(taken, None if offsets is None else offsets.saving(taken))
 
-    return Guarded(consumer, dead_letter, options, deliver, deliver)
+    return Guarded(consumer, dead_letter, operation, options, deliver, deliver)
 
 
 class Guarded(Partitions):
@@ -97,11 +98,12 @@ class Guarded(Partitions):
         self,
         consumer: Consumer,
         dead_letter: DeadLetters | Literal["stop"],
+        operation: str,
         options: Options,
         one: Deliver,
         many: Deliver | None,
     ) -> None:
-        super().__init__(consumer, dead_letter, options)
+        super().__init__(consumer, dead_letter, operation, options)
         self._one = one
         self._many = many
 

@@ -7,16 +7,26 @@ warns. A hash of the content is the last resort, and has to be meant.
 from __future__ import annotations
 
 import hashlib
+import inspect
+import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from onefold import KEY_MAX, MissingKey, UsageError
 
+# The header in which a sender puts its key, whatever the broker.
+KEY_HEADER: Final = "idempotency-key"
+
+Key = str | int | uuid.UUID
+
 # A body is searched for its key only up to here.
 BODY_MAX: Final = 16 << 20
+
+# Python refuses to write down a number that is too long.
+LARGE: Final = 10**KEY_MAX
 
 
 class Message(NamedTuple):
@@ -35,7 +45,7 @@ class KeyOf(Protocol):
     def __call__(self, message: Message, /) -> object: ...
 
 
-def header(name: str = "idempotency-key") -> KeyOf:
+def header(name: str = KEY_HEADER) -> KeyOf:
     """The key in a header that the sender set."""
 
     def of(message: Message) -> object:
@@ -63,7 +73,7 @@ def field(path: str) -> KeyOf:
             raise MissingKey(f"a body of more than {BODY_MAX} bytes is not searched for its key")
         try:
             found = msgspec.json.decode(message.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MissingKey(f"the body is not JSON, and the key is its field {path}") from error
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
@@ -99,27 +109,51 @@ def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicate
             "content_hash() makes one of two equal orders. Use a key of the sender's, or say "
             "content_hash(identical_payloads_are_duplicates=True)"
         )
+    if isinstance(fields, str):
+        raise UsageError(f"content_hash(fields={fields!r}) has to be a list of names: fields=[{fields!r}]")
     chosen = [field(name) for name in fields]
 
     def of(message: Message) -> object:
-        content = msgspec.json.encode([one(message) for one in chosen]) if chosen else message.body
-        return hashlib.sha256(content).hexdigest()
+        found = [one(message) for one in chosen]
+        if chosen and all(one is None for one in found):
+            # Otherwise all messages without them would be one message.
+            raise MissingKey(f"the body has none of the fields of the key: {', '.join(fields)}")
+        return hashlib.sha256(msgspec.json.encode(found) if chosen else message.body).hexdigest()
 
     return of
 
 
-def usable(found: object) -> str | int | None:
-    """The key, if it can be one; None if there is none. Raises `MissingKey` in words."""
+def checked(key: object) -> KeyOf:
+    """Refuse, before the first message, what would send all of them to the dead letters."""
+    if isinstance(key, str):
+        raise UsageError(f"key={key!r} is only a name: say header({key!r}), or field({key!r}) of a JSON body")
+    if any(key is maker for maker in (header, message_id, field, first_of, position, content_hash)):
+        raise UsageError(f"key={key.__name__} is not called: say key={key.__name__}(...)")  # type: ignore[attr-defined]
+    if not callable(key) or inspect.iscoroutinefunction(key):
+        raise UsageError("key= is header(), field('id'), ... of onefold.queues.keys, or a plain function of a message")
+    return key
+
+
+def minted(key: Key | None) -> str:
+    """The key of a message that is sent: the sender's, or a new one."""
+    found = usable(key)
+    return str(uuid.uuid4()) if found is None else found
+
+
+def usable(found: object) -> str | None:
+    """The key as text, if it can be one; None if there is none. Raises `MissingKey` in words."""
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, (str, int)):
-        raise MissingKey(f"a key has to be text or a whole number, and this is {type(found).__name__}")
+    if isinstance(found, bool) or not isinstance(found, (str, int, uuid.UUID)):
+        raise MissingKey(f"a key is text, a whole number or a UUID, not {type(found).__name__}")
+    if isinstance(found, int) and abs(found) >= LARGE:
+        raise MissingKey(f"the key is a number of more than {KEY_MAX} digits, and {KEY_MAX} are the limit")
     text = str(found)
     if not text.strip():
         raise MissingKey("the key is empty")
     if len(text) > KEY_MAX:
         raise MissingKey(f"the key has {len(text)} characters, and {KEY_MAX} are the limit")
-    return found
+    return text
 
 
 def _text(value: bytes, name: str) -> str:
@@ -127,6 +161,3 @@ def _text(value: bytes, name: str) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         raise MissingKey(f"{name} is not text") from error
-
-
-Handler = Callable[..., Any]

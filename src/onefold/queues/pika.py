@@ -18,6 +18,7 @@ from weakref import WeakSet
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues import _rabbitmq
+from onefold.queues._checked import whole
 from onefold.queues._consuming import WAIT, Consuming, MissingKeyRule
 from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
 from onefold.queues._verdict import SOON, Later, Verdict
@@ -52,8 +53,7 @@ def guarded(
 
     `docs/queues/rabbitmq.md` explains each argument.
     """
-    if threads < 1:
-        raise UsageError(f"threads={threads!r}: at least one has to run the handler")
+    whole("threads", threads, 1)
     consuming = Consuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
     return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max), threads)
 
@@ -132,6 +132,6 @@ class GuardedCallback:
         """What to do once the dead letter was sent, or was not."""
         try:
             bury(job.channel.connection, self._rules.dead(job.delivery, reason))
-        except AMQPError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on, and the message is kept
             return self._rules.refused(error, reason, job.unacked_for)
         return Step("ack")

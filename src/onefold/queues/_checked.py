@@ -1,0 +1,73 @@
+"""What a user gives to an adapter: refused before the first message where it would fail for every one. Pure."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from onefold import OPERATION_MAX, Policy, UsageError
+
+
+def takes_tx(handler: Callable[..., Any]) -> bool:
+    """Whether the handler wants the transaction in which its record is written."""
+    signature = _signature_of(handler)
+    return signature is not None and "tx" in signature.parameters
+
+
+def check(
+    guard: Any,
+    kind: type,
+    operation: object,
+    handler: Callable[..., Any],
+    *,
+    missing_key: str = "never",
+    policy: object = None,
+    awaited: bool = False,
+) -> None:
+    """Refuse, before the first message, what would fail for every one of them."""
+    if not isinstance(guard, kind):
+        client = "async" if awaited else "blocking"
+        raise UsageError(f"this client is {client}: it takes {kind.__name__}, and this is {type(guard).__name__}")
+    if not callable(handler):
+        raise UsageError(f"the handler is {type(handler).__name__}, and has to be a function")
+    inner = handler.func if isinstance(handler, functools.partial) else handler
+    called = getattr(inner, "__call__", inner)  # noqa: B004 - an object with an async __call__ is an async handler
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (inner, called)):
+        raise UsageError("the handler has a `yield`, and nobody would go through it: its work would be lost")
+    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
+    if is_async != awaited:
+        have, want = ("async def", "def") if is_async else ("def", "async def")
+        raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
+    if missing_key not in ("never", "run"):
+        raise UsageError(f"missing_key={missing_key!r} is neither 'never' nor 'run'")
+    if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
+        raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
+    if policy is not None and not isinstance(policy, Policy):
+        raise UsageError(f"policy= is {type(policy).__name__}, and has to be a Policy, such as guard.policy.but(...)")
+
+
+def whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name}={value!r} has to be a whole number, {least} or more")
+    return value
+
+
+def check_arguments(handler: Callable[..., Any]) -> None:
+    """A handler that cannot be called would send every message to the dead letters."""
+    signature = _signature_of(handler)
+    if signature is None:
+        return
+    try:
+        signature.bind(None, **({"tx": None} if takes_tx(handler) else {}))
+    except TypeError as error:
+        raise UsageError(f"the handler is called with the message alone, or with tx=... besides: {error}") from error
+
+
+def _signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
+    """None: it is written in C, and tells nothing."""
+    try:
+        return inspect.signature(handler)
+    except ValueError:
+        return None
