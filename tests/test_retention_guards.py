@@ -320,5 +320,5 @@ def test_a_service_on_what_the_file_does_not_declare_is_refused_when_it_is_made(
     from onefold.http.wsgi import IdempotencyMiddleware, single_tenant
 
     operation = "credit" if name == "credit" else "http"
-    with onefold.load(file) as guards, pytest.raises(UsageError, match="onefold.yaml"):
+    with onefold.load(file) as guards, pytest.raises(UsageError, match=r"onefold\.yaml"):
         IdempotencyMiddleware(handle, guard=guards[name], scope=single_tenant, operation=operation)  # type: ignore[arg-type]
