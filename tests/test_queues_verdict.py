@@ -160,6 +160,10 @@ def test_a_content_hash_has_to_be_meant() -> None:
     assert some(message(b'{"order": 1}')) != some(message(b'{"order": 2}'))
 
 
+def test_no_verdict_is_false() -> None:
+    assert all((ACK, Later(1.0, ""), Never(""), Failed(ValueError())))
+
+
 # Deliveries, in both colours.
 
 Deliver = Callable[..., Verdict]

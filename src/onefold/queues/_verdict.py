@@ -24,6 +24,10 @@ HELD_MAX: Final = 1_000
 class Ack(NamedTuple):
     """It is done: acknowledge it."""
 
+    def __bool__(self) -> bool:
+        # A tuple without fields is false, and a verdict is not: `of_error(…) or …` must not pass over it.
+        return True
+
 
 class Later(NamedTuple):
     """Nothing ran, or not to its end elsewhere: give it back, after this many seconds. No failed attempt."""
