@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 
 from health_tools import left_behind, use
 from onefold import Guard
+from onefold.cli._places import place, without_secrets
 from onefold.cli.app import app
-from onefold.cli.doctor import place, without_secrets
 from services.processes import free_port
 from services.redis import named_client
 from services.servers import Server

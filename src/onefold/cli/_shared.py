@@ -51,15 +51,6 @@ class Format(StrEnum):
     JSON = "json"
 
 
-WhereArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="URL|FILE",
-        envvar=ENVIRONMENT,
-        show_default=False,
-        help="The store's URL, or an onefold.yaml or .toml with stores.",
-    ),
-]
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", envvar=ENVIRONMENT, show_default=False, help="The store's URL: sqlite:///onefold.db, say."),

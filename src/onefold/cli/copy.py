@@ -9,6 +9,7 @@ import typer
 
 from onefold import Guard
 from onefold.cli._long import DryRunOption, into, summed_up
+from onefold.cli._places import blocking, place
 from onefold.cli._shared import (
     FAILED,
     WRONG_USAGE,
@@ -21,7 +22,6 @@ from onefold.cli._shared import (
     opened,
     print_json,
 )
-from onefold.cli.doctor import blocking, place
 from onefold.retention.copy import Tally, copying
 from onefold.stores.base import Query
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import re
 import threading
-from collections.abc import Iterator
 from typing import Annotated, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 from rich.console import Console
@@ -16,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import Guard, UsageError
+from onefold.cli._places import WhereArgument, blocking, named, place, stores_in, without_secrets
 from onefold.cli._shared import (
-    ENVIRONMENT,
     FAILED,
     WRONG_USAGE,
     Format,
@@ -39,34 +35,9 @@ STYLES: Final = {Grade.GREEN: "green", Grade.YELLOW: "yellow", Grade.RED: "bold 
 # An examination takes a fraction of a second; a server that hangs is not waited for by CI.
 TIMEOUT: Final = "30s"
 
-FILES: Final = (".yaml", ".yml", ".toml")
-
-# "C:\..." is a path.
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-
-# After the scheme: a login, hosts with ports that are numbers, a path without an @, and options.
-_HOST: Final = r"(?:\[[^\]]*\]|[^][:@/?#,]+)(?::[0-9]*)?"
-_PLAIN: Final = re.compile(
-    rf"(?:(?P<login>[^@/?#]*)@)?(?P<rest>(?:{_HOST}(?:,{_HOST})*)?(?:/[^@?#]*)?(?:[?#].*)?)", re.DOTALL
-)
-
-# A shorter part of a password is in many words that are none.
-PART_MIN: Final = 3
-
-# A command is not in a hurry: it uses the blocking driver of the same database.
-_AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
-
 
 def doctor(
-    where: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="URL|FILE",
-            envvar=ENVIRONMENT,
-            show_default=False,
-            help="The store's URL, or an onefold.yaml or .toml with stores.",
-        ),
-    ] = None,
+    where: WhereArgument = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for yellow, too.")] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="How long one store may take.")] = TIMEOUT,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
@@ -76,13 +47,11 @@ def doctor(
     It makes no tables, and leaves no record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store
     cannot be reached or the file cannot be used.
     """
-    if not where:
-        raise Refusal(f"which store? Pass its URL or a file (onefold.yaml, say), or set {ENVIRONMENT}", WRONG_USAGE)
     patience = seconds(timeout, "--timeout")
     if patience == 0:
         raise Refusal("--timeout 0s leaves no time to answer", WRONG_USAGE)
     examined: list[tuple[str, str, Report]] = []
-    for name, url in stores_in(where):
+    for name, url in stores_in(named(where)):
         report = _examined(name, url, patience)
         if format is Format.TABLE:
             _print(name, place(url), report, first=not examined)
@@ -101,24 +70,6 @@ def status(reports: list[Report], *, strict: bool) -> int:
         return WRONG_USAGE
     bad = (Grade.RED, Grade.YELLOW) if strict else (Grade.RED,)
     return FAILED if any(report.count(grade) for report in reports for grade in bad) else 0
-
-
-def stores_in(where: str) -> Iterator[tuple[str, str]]:
-    """The stores to look at: a name, if a file gives one, and a URL."""
-    is_file = os.path.exists(where) or (where.endswith(FILES) and not _URL.match(where))
-    if not is_file:
-        yield "", where
-        return
-    if os.path.isfile(where) and not where.lower().endswith(FILES):
-        raise Refusal(
-            f"{where} is no configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}", WRONG_USAGE
-        )
-    from onefold.retention import read
-
-    found = read(where).stores
-    if not found:
-        raise Refusal(f"{where} declares no store", WRONG_USAGE)
-    yield from ((name, store.url) for name, store in found.items() if store.url is not None)
 
 
 def _examined(name: str, url: str, patience: float) -> Report:
@@ -161,55 +112,6 @@ def _report(url: str) -> Report:
         except ImportError as error:
             return unreachable(f"the driver of this store is not installed: {error}")
         return examine(store)
-
-
-def blocking(url: str) -> str:
-    """The same database, by its blocking driver."""
-    return _AWAITED.sub(r"\1:", url)
-
-
-def place(url: str) -> str:
-    """Where a store is, for people: without a login, and without options, among which there may be a secret."""
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError:
-        return url.partition(":")[0] + ":"
-    slashes = "//" if "://" in url else ""
-    after = _login(url)[1] if slashes else url.partition(":")[2]
-    return f"{scheme}:{slashes}{re.split('[?#]', after)[0]}"
-
-
-def without_secrets(words: str, url: str) -> str:
-    """What a server or a driver says, without the passwords of this URL, whoever has quoted it."""
-    # The longest first: one may be a part of another.
-    for secret in sorted(_secrets(url), key=len, reverse=True):
-        words = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", words)
-    return words
-
-
-def _secrets(url: str) -> set[str]:
-    login, after = _login(url)
-    written = login.partition(":")[2]
-    # Where it is not escaped, a driver takes a part of it for something else, and quotes that.
-    parts = {part for part in re.split("[/?#@:]", written) if len(part) >= PART_MIN}
-    options = parse_qsl(after.partition("?")[2])
-    found = {written, unquote(written), *parts, *(value for name, value in options if "pass" in name.lower())}
-    return {secret for secret in found if secret}
-
-
-def _login(url: str) -> tuple[str, str]:
-    """The login of a URL, and what comes after it.
-
-    A password should be escaped and is not always: where the URL is not plain, its last @ ends the login.
-    """
-    after = url.partition("://")[2] or url
-    if after.startswith("/"):
-        return "", after
-    plain = _PLAIN.fullmatch(after)
-    if plain is not None:
-        return plain["login"] or "", plain["rest"]
-    login, _, rest = after.rpartition("@")
-    return login, rest
 
 
 def _document(name: str, where: str, report: Report) -> dict[str, object]:

@@ -13,6 +13,7 @@ import typer
 
 from onefold import Guard, InProgress, Record
 from onefold.cli._long import DryRunOption, UrlArgument, given, summed_up
+from onefold.cli._places import blocking
 from onefold.cli._search import records, watched
 from onefold.cli._shared import (
     FAILED,
@@ -28,7 +29,6 @@ from onefold.cli._shared import (
     print_json,
     visible,
 )
-from onefold.cli.doctor import blocking
 from onefold.retention.copy import is_live
 from onefold.retention.purge import purge
 from onefold.stores.base import Query

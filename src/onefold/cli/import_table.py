@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from onefold.cli._long import DryRunOption, into, summed_up
+from onefold.cli._places import blocking
 from onefold.cli._shared import FAILED, WRONG_USAGE, Format, FormatOption, Refusal, note, opened, print_json
-from onefold.cli.doctor import blocking
 from onefold.durations import seconds
 from onefold.retention.imports import Rows, Tally, importing
 from onefold.retention.table import Table

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onefold import Guard, OnefoldError, StoreUnavailable, UsageError
+from onefold.cli._places import WhereArgument, blocking, named, place, stores_in, without_secrets
 from onefold.cli._shared import (
-    ENVIRONMENT,
     FAILED,
     WRONG_USAGE,
     Format,
@@ -27,7 +27,6 @@ from onefold.cli._shared import (
     print_json,
     visible,
 )
-from onefold.cli.doctor import blocking, place, stores_in, without_secrets
 from onefold.durations import FOREVER, in_words, seconds
 from onefold.retention import purge as purging
 from onefold.stores.base import Inspectable
@@ -45,15 +44,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def purge(
-    where: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="URL|FILE",
-            envvar=ENVIRONMENT,
-            show_default=False,
-            help="The store's URL, or an onefold.yaml or .toml with stores.",
-        ),
-    ] = None,
+    where: WhereArgument = None,
     every: Annotated[
         str | None, typer.Option("--every", show_default=False, help="Go on, and begin anew after this time: 60s, say.")
     ] = None,
@@ -70,11 +61,9 @@ def purge(
     Exits with 0 if nothing is left (with --every: if it was ended), 1 if a store cannot be purged, 2 if the URL, the
     file or an option cannot be used, 128 and the signal's number if it was ended before its end.
     """
-    if not where:
-        raise Refusal(f"which store? Pass its URL or a file (onefold.yaml, say), or set {ENVIRONMENT}", WRONG_USAGE)
     pause = _pause(every)
     purging.check(batch=batch, limit=limit)
-    jobs = [Job(name, url) for name, url in stores_in(where)]
+    jobs = [Job(name, url) for name, url in stores_in(named(where))]
     with _stopping() as stop:
         for _ in purging.passes(pause if any(job.waits_for_us for job in jobs) else None, stop.asked):
             for job in jobs:

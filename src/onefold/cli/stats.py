@@ -8,24 +8,20 @@ from typing import Any, Final
 import msgspec
 
 from onefold import Record, State
+from onefold.cli._places import WhereArgument, blocking, named, place, stores_in
 from onefold.cli._search import watched
 from onefold.cli._shared import (
-    ENVIRONMENT,
-    WRONG_USAGE,
     Format,
     FormatOption,
     Listing,
     OperationOption,
-    Refusal,
     ScopeOption,
-    WhereArgument,
     about,
     note,
     opened,
     print_json,
 )
 from onefold.cli._words import is_abandoned
-from onefold.cli.doctor import blocking, place, stores_in
 from onefold.health.report import in_bytes
 from onefold.retention.pages import records
 from onefold.stores.base import Inspectable, Query
@@ -84,11 +80,9 @@ def stats(
     It goes through all of them, page by page. Besides: what is past its stay and waits for a purge, and bytes, where
     the server says so.
     """
-    if not where:
-        raise Refusal(f"which store? Pass its URL or a file (onefold.yaml, say), or set {ENVIRONMENT}", WRONG_USAGE)
     counted = []
     table = Listing(COLUMNS)
-    for name, url in stores_in(where):
+    for name, url in stores_in(named(where)):
         with opened(blocking(url)) as guard:
             found = _examined(guard.store, name, place(url), Query(scope=scope, operation=operation))
         counted.append(found)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from onefold import Record, State
 from onefold.cli._long import UrlArgument, given
+from onefold.cli._places import blocking, place
 from onefold.cli._shared import (
     WRONG_USAGE,
     Format,
@@ -34,7 +35,6 @@ from onefold.cli._shared import (
     visible,
 )
 from onefold.cli._words import is_abandoned
-from onefold.cli.doctor import blocking, place
 from onefold.durations import seconds
 from onefold.retention.pages import records
 from onefold.stores.base import Browsable, Query
