@@ -1105,3 +1105,12 @@ def test_a_held_delivery_stays_refused_until_it_is_resolved(shelf: Shelf) -> Non
 
     assert shelf.guard.run("charge", "pay_1", pytest.fail).value == "paid"
     assert shelf.json("held") == []
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://localhost:1/shop", "mysql+asyncmy://localhost:1/shop"])
+def test_a_url_for_an_async_guard_is_looked_at_by_the_blocking_driver(url: str) -> None:
+    refused = CliRunner().invoke(app, ["ls", "--store", url])
+
+    assert refused.exit_code == 1
+    assert "AsyncGuard" not in refused.stderr
+    assert "pymysql" not in refused.stderr

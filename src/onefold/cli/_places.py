@@ -36,9 +36,6 @@ _PLAIN: Final = re.compile(
 # A shorter part of a password is in many words that are none.
 PART_MIN: Final = 3
 
-# A command is not in a hurry: it uses the blocking driver of the same database.
-_AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
-
 
 def named(where: str | None) -> str:
     """What the user has named, by the argument or the environment."""
@@ -63,11 +60,6 @@ def stores_in(where: str) -> Iterator[tuple[str, str]]:
     if not found:
         raise Refusal(f"{where} declares no store", WRONG_USAGE)
     yield from ((name, store.url) for name, store in found.items() if store.url is not None)
-
-
-def blocking(url: str) -> str:
-    """The same database, by its blocking driver."""
-    return _AWAITED.sub(r"\1:", url)
 
 
 def place(url: str) -> str:

@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,9 @@ FEW: Final = 2
 # Between two columns; and where a terminal leaves less than this for the last one, it is the terminal that wraps.
 GAP: Final = 2
 LAST_COLUMN_MIN: Final = 24
+
+# A command is not in a hurry: it uses the blocking driver of the same database.
+_AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
 
 
 class Format(StrEnum):
@@ -135,9 +139,14 @@ def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = 
         )
     if url.partition(":")[0].lower() == "memory":
         raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
-    with Guard(url, policy=policy) as guard:
+    with Guard(blocking(url), policy=policy) as guard:
         _check(_store_of(guard), may_be_new=may_be_new)
         yield guard
+
+
+def blocking(url: str) -> str:
+    """The same database, by its blocking driver."""
+    return _AWAITED.sub(r"\1:", url)
 
 
 def _store_of(guard: Guard) -> Any:

@@ -9,7 +9,7 @@ import typer
 
 from onefold import Guard
 from onefold.cli._long import DryRunOption, into, summed_up
-from onefold.cli._places import blocking, place
+from onefold.cli._places import place
 from onefold.cli._shared import (
     FAILED,
     WRONG_USAGE,
@@ -18,6 +18,7 @@ from onefold.cli._shared import (
     OperationOption,
     Refusal,
     ScopeOption,
+    blocking,
     note,
     opened,
     print_json,

@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import Guard, UsageError
-from onefold.cli._places import WhereArgument, blocking, named, place, stores_in, without_secrets
+from onefold.cli._places import WhereArgument, named, place, stores_in, without_secrets
 from onefold.cli._shared import (
     FAILED,
     WRONG_USAGE,
     Format,
     FormatOption,
     Refusal,
+    blocking,
     note,
     on_terminal,
     print_json,

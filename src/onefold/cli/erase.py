@@ -13,7 +13,6 @@ import typer
 
 from onefold import Guard, InProgress, Record
 from onefold.cli._long import DryRunOption, UrlArgument, given, summed_up
-from onefold.cli._places import blocking
 from onefold.cli._search import records, watched
 from onefold.cli._shared import (
     FAILED,
@@ -75,7 +74,7 @@ def erase(
     where, query = given(url), Query(scope=scope, operation=operation)
     if not (yes or dry_run):
         check_terminal()
-    with opened(blocking(where)) as guard:
+    with opened(where) as guard:
         running, by_operation = _counted(guard, query)
         count = by_operation.total()
         if dry_run:

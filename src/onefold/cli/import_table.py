@@ -7,7 +7,6 @@ from typing import Annotated, Final
 import typer
 
 from onefold.cli._long import DryRunOption, into, summed_up
-from onefold.cli._places import blocking
 from onefold.cli._shared import FAILED, WRONG_USAGE, Format, FormatOption, Refusal, note, opened, print_json
 from onefold.durations import seconds
 from onefold.retention.imports import Rows, Tally, importing
@@ -66,7 +65,7 @@ def import_table(
     tally = Tally()
     with (
         reading(url) as reader,
-        opened(blocking(store), may_be_new=True) as target,
+        opened(store, may_be_new=True) as target,
         summed_up("importing", "rows", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell,
     ):
         rows = Rows(reader, columns, operation=operation, keep=stay)

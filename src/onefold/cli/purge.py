@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onefold import Guard, OnefoldError, StoreUnavailable, UsageError
-from onefold.cli._places import WhereArgument, blocking, named, place, stores_in, without_secrets
+from onefold.cli._places import WhereArgument, named, place, stores_in, without_secrets
 from onefold.cli._shared import (
     FAILED,
     WRONG_USAGE,
@@ -23,6 +23,7 @@ from onefold.cli._shared import (
     FormatOption,
     Listing,
     Refusal,
+    blocking,
     note,
     print_json,
     visible,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from onefold import Record, State
-from onefold.cli._places import WhereArgument, blocking, named, place, stores_in
+from onefold.cli._places import WhereArgument, named, place, stores_in
 from onefold.cli._search import watched
 from onefold.cli._shared import (
     Format,
@@ -83,7 +83,7 @@ def stats(
     counted = []
     table = Listing(COLUMNS)
     for name, url in stores_in(named(where)):
-        with opened(blocking(url)) as guard:
+        with opened(url) as guard:
             found = _examined(guard.store, name, place(url), Query(scope=scope, operation=operation))
         counted.append(found)
         if format is Format.TABLE:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from onefold import Record, State
 from onefold.cli._long import UrlArgument, given
-from onefold.cli._places import blocking, place
+from onefold.cli._places import place
 from onefold.cli._shared import (
     WRONG_USAGE,
     Format,
@@ -103,7 +103,7 @@ def top(
     where, pause = given(url), seconds(interval, "--interval")
     if not 0 < pause < math.inf:
         raise Refusal(f"--interval {interval}: give it a time such as 2s", WRONG_USAGE)
-    with opened(blocking(where)) as guard:
+    with opened(where) as guard:
         query = Query(scope=scope, operation=operation)
         if once:
             _print(look(guard.store, query), format, whole=True)
