@@ -13,7 +13,7 @@ import pytest
 from kafka_tools import PATIENCE, WORKERS, awaited_transaction, committed, headers_of, letters_in, produce, value_of
 from onefold import Guard, Policy, UsageError
 from onefold.queues.kafka_offsets import Offsets
-from onefold.queues.keys import header
+from onefold.queues.keys import body, header
 from support import Handler
 
 
@@ -123,6 +123,24 @@ class TestWholePolls:
         (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
         assert headers_of(letter)["x-onefold-offset"] == b"1"
 
+    @pytest.mark.parametrize("poll", [0, 10], ids=["one by one", "polls"])
+    def test_a_used_key_with_another_body_is_buried_where_bodies_are_compared(
+        self, worker: Any, kafka_url: str, kafka_topic: str, poll: int
+    ) -> None:
+        produce(kafka_url, kafka_topic, ("a", b"10 EUR"), ("a", b"10 EUR"), ("a", b"99 EUR"))
+        seen: list[bytes] = []
+
+        def handler(message: Any) -> None:
+            seen.append(value_of(message))
+
+        with worker(kafka_url, kafka_topic, handler, poll=poll, fingerprint=body()) as one:
+            one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
+
+        assert seen == [b"10 EUR"]
+        (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
+        assert letter.value() == b"99 EUR"
+        assert b"another payload" in headers_of(letter)["x-onefold-reason"]
+
     def test_nothing_is_committed_above_what_is_on_hold_until_that_is_buried(
         self, worker: Any, kafka_url: str, kafka_topic: str, wallet: Wallet, store: str
     ) -> None:
@@ -161,6 +179,19 @@ class TestOneTransaction:
 
         assert wallet.credits == ["1", "2"]
         assert sum(wallet.calls) == 2
+
+    def test_a_used_key_with_another_body_is_buried_where_bodies_are_compared(
+        self, worker: Any, kafka_url: str, kafka_topic: str, wallet: Wallet, store: str
+    ) -> None:
+        produce(kafka_url, kafka_topic, ("a", b"10 EUR"), ("a", b"10 EUR"), ("a", b"99 EUR"))
+        options = {"store": store, "poll": 10, "transaction": wallet.begin, "fingerprint": body()}
+
+        with worker(kafka_url, kafka_topic, wallet.credit_all, **options) as one:
+            one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
+
+        assert wallet.credits == ["10 EUR"]
+        (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
+        assert letter.value() == b"99 EUR"
 
     def test_a_poison_message_fails_alone(
         self, worker: Any, kafka_url: str, kafka_topic: str, wallet: Wallet, store: str

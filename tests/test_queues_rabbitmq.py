@@ -23,7 +23,7 @@ from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
 from onefold.queues._rabbitmq import OWN_EXCHANGE, Delivery, Rules
 from onefold.queues._verdict import Failed
-from onefold.queues.keys import field, first_of, header, message_id
+from onefold.queues.keys import body, field, first_of, header, message_id
 from rabbitmq_tools import COLOURS, PATIENCE, Colour, Consumer, Place, awaited, until
 from wallet import add, balance
 
@@ -149,6 +149,21 @@ class TestVerdicts:
             until(lambda: handle.calls, "the good one ran")
 
         assert place.letter()[0].headers["x-onefold-reason"] == "it has no key"
+        assert place.count() == 0
+
+    def test_a_used_key_with_another_body_is_buried_where_bodies_are_compared(
+        self, colour: Colour, place: Place, store: str
+    ) -> None:
+        handle = Handled()
+        for amount in (b"10 EUR", b"10 EUR", b"99 EUR"):
+            place.send(amount, headers={"idempotency-key": "pay-1"})
+
+        with Consumer(colour, place, store, handle, fingerprint=body()):
+            properties, buried = place.letter()
+
+        assert buried == b"99 EUR"
+        assert "another payload" in properties.headers["x-onefold-reason"]
+        assert len(handle.calls) == 1
         assert place.count() == 0
 
     def test_a_quorum_queue_counts_failed_attempts_and_its_own_limit_holds(

@@ -256,6 +256,52 @@ def test_a_message_without_a_key_gets_its_transaction_all_the_same(tmp_path: Pat
     assert len(ran) == 4
 
 
+@pytest.mark.parametrize("with_tx", [False, True], ids=["claim", "transactional"])
+def test_a_used_key_with_another_body_goes_to_the_dead_letters_where_bodies_are_compared(
+    with_tx: bool, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+
+    def handle(body: str) -> None:
+        ran.append(body)
+
+    def handle_tx(body: str, *, tx: Any) -> None:
+        ran.append(body)
+
+    async def handle_async(body: str) -> None:
+        ran.append(body)
+
+    first, other = message(body=b"10 EUR"), message(body=b"99 EUR")
+    with Guard(f"sqlite:///{tmp_path}/shop.db") as guard:
+        handler = handle_tx if with_tx else handle
+        consuming = Consuming(guard, "charge", handler, key=keys.header(), fingerprint=keys.body())
+        verdicts = [consuming.deliver(sent, "body") for sent in (first, first, other)]
+
+    async def main() -> list[Verdict]:
+        async with AsyncGuard("memory:") as guard:
+            consuming = AsyncConsuming(guard, "charge", handle_async, key=keys.header(), fingerprint=keys.body())
+            return [await consuming.deliver(sent, "body") for sent in (first, first, other)]
+
+    for found in (verdicts, asyncio.run(main())):
+        assert found[:2] == [ACK, ACK]
+        assert isinstance(found[2], Never)
+        assert "another payload" in found[2].reason
+    assert ran == ["body", "body"]
+
+
+def test_without_a_fingerprint_bodies_are_not_compared() -> None:
+    with Guard("memory:") as guard:
+        consuming = Consuming(guard, "charge", lambda body: None, key=keys.header())
+
+        assert [consuming.deliver(message(body=body), "x") for body in (b"10", b"99")] == [ACK, ACK]
+
+
+@pytest.mark.parametrize("fingerprint", [keys.body, "body", 7])
+def test_a_fingerprint_that_is_none_is_refused(fingerprint: Any) -> None:
+    with pytest.raises(UsageError, match="fingerprint="), Guard("memory:") as guard:
+        Consuming(guard, "charge", lambda body: None, key=keys.header(), fingerprint=fingerprint)
+
+
 def test_a_store_that_is_down_means_later_and_nothing_runs() -> None:
     class Down(ProxyStore):
         def claim(self, *_: Any, **__: Any) -> Any:

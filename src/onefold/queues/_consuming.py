@@ -15,7 +15,7 @@ from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, Usage
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import check, check_arguments, takes_tx
 from onefold.queues._verdict import ACK, Failed, Never, Verdict, of_error, of_state
-from onefold.queues.keys import KeyOf, Message, checked, usable
+from onefold.queues.keys import KeyOf, Message, PayloadOf, checked, checked_payload, usable
 
 MissingKeyRule = Literal["never", "run"]
 
@@ -43,6 +43,7 @@ class _Prepared(Generic[G]):
         missing_key: MissingKeyRule = "never",
         wait: Duration = WAIT,
         policy: Policy | None = None,
+        fingerprint: PayloadOf | None = None,
     ) -> None:
         check(guard, self.takes, operation, handler, missing_key=missing_key, policy=policy, awaited=self.awaited)
         check_arguments(handler)
@@ -50,6 +51,7 @@ class _Prepared(Generic[G]):
         self._operation = operation
         self._handler = handler
         self._key = checked(key)
+        self._fingerprint = checked_payload(fingerprint)
         self._runs_without_key = missing_key == "run"
         self._policy = (policy or guard.policy).but(wait=seconds(wait, "wait"))
         self._with_tx = self._transactional() if takes_tx(handler) else None
@@ -59,6 +61,14 @@ class _Prepared(Generic[G]):
 
     def _transactional(self) -> Callable[..., Any]:
         raise NotImplementedError
+
+    def _payload(self, message: Message) -> object:
+        return None if self._fingerprint is None else self._fingerprint(message)
+
+    @property
+    def _compared(self) -> str | None:
+        """The argument of a transactional handler that is compared with that of the first delivery."""
+        return None if self._fingerprint is None else "payload"
 
     def _verdict_of(self, error: Exception, key: str | None, held_before: int) -> Verdict | None:
         final = self._policy.remember
@@ -77,7 +87,7 @@ class Consuming(_Prepared[Guard]):
         try:
             key = usable(self._key(message))
             if key is not None:
-                self._run(key, arguments)
+                self._run(key, self._payload(message), arguments)
             elif self._runs_without_key:
                 self._run_unguarded(arguments)
             else:
@@ -89,18 +99,22 @@ class Consuming(_Prepared[Guard]):
             return self._looked(key) if verdict is None else verdict
         return ACK
 
-    def _run(self, key: str, arguments: tuple[Any, ...]) -> None:
+    def _run(self, key: str, payload: object, arguments: tuple[Any, ...]) -> None:
         if self._with_tx is not None:
-            self._with_tx(key, arguments)
-        else:
-            self._guard.run(self._operation, key, lambda: nothing(self._handler(*arguments)), policy=self._policy)
+            self._with_tx(key, payload, arguments)
+            return
+
+        def handle() -> None:
+            nothing(self._handler(*arguments))
+
+        self._guard.run(self._operation, key, handle, fingerprint=payload, policy=self._policy)
 
     def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
         if self._with_tx is None:
             nothing(self._handler(*arguments))
         else:
             # It wants a transaction all the same; nobody will ask for this key again.
-            self._with_tx(throw_away_key(), arguments)
+            self._with_tx(throw_away_key(), None, arguments)
 
     def _looked(self, key: Any) -> Verdict:
         try:
@@ -110,10 +124,11 @@ class Consuming(_Prepared[Guard]):
         return of_state(None if record is None else record.state.value)
 
     def _transactional(self) -> Callable[..., Any]:
-        def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
+        def handle(key: Any, payload: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - for the guard
             nothing(self._handler(*arguments, tx=tx))
 
-        return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
+        guarded = self._guard.transactional(self._operation, key="key", fingerprint=self._compared, policy=self._policy)
+        return guarded(handle)
 
 
 class AsyncConsuming(_Prepared[AsyncGuard]):
@@ -128,7 +143,7 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
         try:
             key = usable(self._key(message))
             if key is not None:
-                await self._run(key, arguments)
+                await self._run(key, self._payload(message), arguments)
             elif self._runs_without_key:
                 await self._run_unguarded(arguments)
             else:
@@ -140,20 +155,20 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
             return await self._looked(key) if verdict is None else verdict
         return ACK
 
-    async def _run(self, key: str, arguments: tuple[Any, ...]) -> None:
+    async def _run(self, key: str, payload: object, arguments: tuple[Any, ...]) -> None:
         async def handle() -> None:
             await finished(self._handler(*arguments))
 
         if self._with_tx is not None:
-            await self._with_tx(key, arguments)
+            await self._with_tx(key, payload, arguments)
         else:
-            await self._guard.run(self._operation, key, handle, policy=self._policy)
+            await self._guard.run(self._operation, key, handle, fingerprint=payload, policy=self._policy)
 
     async def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
         if self._with_tx is None:
             await finished(self._handler(*arguments))
         else:
-            await self._with_tx(throw_away_key(), arguments)
+            await self._with_tx(throw_away_key(), None, arguments)
 
     async def _looked(self, key: Any) -> Verdict:
         try:
@@ -163,10 +178,11 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
         return of_state(None if record is None else record.state.value)
 
     def _transactional(self) -> Callable[..., Any]:
-        async def handle(key: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - the guard reads it
+        async def handle(key: Any, payload: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - as above
             await finished(self._handler(*arguments, tx=tx))
 
-        return self._guard.transactional(self._operation, key="key", fingerprint=None, policy=self._policy)(handle)
+        guarded = self._guard.transactional(self._operation, key="key", fingerprint=self._compared, policy=self._policy)
+        return guarded(handle)
 
 
 def throw_away_key() -> str:

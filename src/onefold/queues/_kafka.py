@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
-from onefold import UsageError
+from onefold import Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import whole
 from onefold.queues._consuming import MissingKeyRule
 from onefold.queues._verdict import ACK, Ack, Failed, Later, Never, Verdict, named
-from onefold.queues.keys import Message
+from onefold.queues.keys import KeyOf, Message, PayloadOf
 
 if TYPE_CHECKING:
     from onefold.queues.kafka_offsets import Offsets
@@ -115,6 +115,8 @@ class Options(TypedDict, total=False):
 
     # A message without a key: to the dead letters, or run without a guard.
     missing_key: MissingKeyRule
+    # What a message with a used key has to have in common with the first one: body(), or a function of yours.
+    fingerprint: PayloadOf | None
     # Where the next offsets are kept in your own database.
     offsets: Offsets | None
     # How often a handler may fail before its message goes to the dead letters, and how long it waits at first.
@@ -122,6 +124,12 @@ class Options(TypedDict, total=False):
     backoff: Duration
     # How often a message on hold comes again, once a minute, before it goes to the dead letters.
     held_times: int
+
+
+def asked_of(key: KeyOf, options: Options, policy: Policy | None) -> dict[str, Any]:
+    """What the guard is asked with, one by one and in polls."""
+    missing_key, fingerprint = options.get("missing_key", "never"), options.get("fingerprint")
+    return {"key": key, "missing_key": missing_key, "fingerprint": fingerprint, "policy": policy}
 
 
 @dataclasses.dataclass(slots=True)

@@ -14,7 +14,7 @@ from onefold import AsyncGuard, Fresh, Guard, MissingKey, OnefoldError, Policy, 
 from onefold.queues._checked import takes_tx
 from onefold.queues._consuming import NO_KEY, MissingKeyRule, finished, nothing
 from onefold.queues._verdict import ACK, SOON, Failed, Later, Never, Verdict, of_error
-from onefold.queues.keys import KeyOf, Message, usable
+from onefold.queues.keys import KeyOf, Message, PayloadOf, usable
 
 
 class OnItsWay(Protocol):
@@ -34,13 +34,18 @@ Finished = Callable[[Any, Numbers], Any]
 class Sorted:
     """The messages of one poll by their numbers: those with a key, those that run without, and the verdicts."""
 
-    def __init__(self, deliveries: Sequence[OnItsWay], key: KeyOf, missing_key: MissingKeyRule) -> None:
+    def __init__(
+        self, deliveries: Sequence[OnItsWay], key: KeyOf, missing_key: MissingKeyRule, fingerprint: PayloadOf | None
+    ) -> None:
         self.keys: dict[int, str] = {}
+        self._payloads: dict[int, object] = {}
         self.unguarded: Numbers = []
         self.verdicts: list[Verdict] = [ACK] * len(deliveries)
         for number, delivery in enumerate(deliveries):
             try:
                 found = usable(key(delivery.message))
+                if fingerprint is not None:
+                    self._payloads[number] = fingerprint(delivery.message)
             except Exception as error:  # noqa: BLE001 - whatever a message causes is its verdict
                 self.verdicts[number] = Never(str(error)) if isinstance(error, MissingKey) else verdict_of(error)
                 continue
@@ -50,6 +55,10 @@ class Sorted:
                 self.unguarded.append(number)
             else:
                 self.verdicts[number] = NO_KEY
+
+    @property
+    def fingerprint(self) -> Callable[[int], object] | None:
+        return self._payloads.__getitem__ if self._payloads else None
 
     def take(self, results: Sequence[Any], operation: str, policy: Policy) -> None:
         """The outcomes or errors of those with a key, in order."""
@@ -86,17 +95,19 @@ class Polls:
         key: KeyOf,
         missing_key: MissingKeyRule,
         policy: Policy | None,
+        fingerprint: PayloadOf | None = None,
     ) -> None:
         self._guard: Any = guard
         self._operation = operation
         self._handler = handler
         self._key = key
         self._missing_key = missing_key
+        self._fingerprint = fingerprint
         # A poll does not wait for one of its messages: that one comes again.
         self._policy = (policy or guard.policy).but(wait=0, keep_result=False)
 
     def deliver(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key)
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
         for number in sort.unguarded:
             try:
                 nothing(self._handler(deliveries[number].native))
@@ -107,7 +118,7 @@ class Polls:
         return sort.verdicts
 
     async def deliver_async(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key)
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
         for number in sort.unguarded:
             try:
                 await finished(self._handler(deliveries[number].native))
@@ -123,7 +134,13 @@ class Polls:
     def _run(self, sort: Sorted, handle: Callable[[int], Any]) -> Any:
         keys = sort.keys
         return self._guard.run_batch(
-            self._operation, list(keys), key=keys.__getitem__, handler=handle, returns=Any, policy=self._policy
+            self._operation,
+            list(keys),
+            key=keys.__getitem__,
+            handler=handle,
+            returns=Any,
+            fingerprint=sort.fingerprint,
+            policy=self._policy,
         )
 
 
@@ -140,6 +157,7 @@ class JoinedPolls:
         key: KeyOf,
         missing_key: MissingKeyRule,
         policy: Policy | None,
+        fingerprint: PayloadOf | None = None,
     ) -> None:
         if not callable(transaction):
             raise UsageError("transaction= is a function that opens one: engine.begin, pool.connection, ...")
@@ -151,6 +169,7 @@ class JoinedPolls:
         self._transaction: Any = transaction
         self._key = key
         self._missing_key = missing_key
+        self._fingerprint = fingerprint
         self._policy = policy
 
     def deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
@@ -169,7 +188,7 @@ class JoinedPolls:
         return verdicts
 
     def _together(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key)
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
         with ExitStack() as stack:
             with _opening():
                 tx = stack.enter_context(_coloured(self._transaction(), "__enter__"))
@@ -196,7 +215,7 @@ class JoinedPolls:
         return verdicts
 
     async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key)
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
         async with AsyncExitStack() as stack:
             with _opening():
                 tx = await stack.enter_async_context(_coloured(self._transaction(), "__aenter__"))
@@ -210,7 +229,13 @@ class JoinedPolls:
     def _fresh(self, tx: Any, sort: Sorted) -> Any:
         keys = sort.keys
         joined = self._guard.within(tx)
-        return joined.fresh(self._operation, list(keys), key=keys.__getitem__, policy=self._policy)
+        return joined.fresh(
+            self._operation,
+            list(keys),
+            key=keys.__getitem__,
+            fingerprint=sort.fingerprint,
+            policy=self._policy,
+        )
 
 
 class Unopened(Exception):

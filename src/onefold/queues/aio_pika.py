@@ -17,7 +17,7 @@ from onefold.durations import Duration, seconds
 from onefold.queues import _rabbitmq
 from onefold.queues._consuming import WAIT, AsyncConsuming, MissingKeyRule
 from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues.keys import KeyOf
+from onefold.queues.keys import KeyOf, PayloadOf
 
 try:
     from aio_pika.abc import AbstractIncomingMessage
@@ -40,6 +40,7 @@ def guarded(
     missing_key: MissingKeyRule = "never",
     wait: Duration = WAIT,
     policy: Policy | None = None,
+    fingerprint: PayloadOf | None = None,
     attempts: int = _rabbitmq.ATTEMPTS,
     unacked_max: Duration = _rabbitmq.UNACKED_MAX,
 ) -> GuardedCallback:
@@ -47,7 +48,8 @@ def guarded(
 
     `docs/queues/rabbitmq.md` explains each argument.
     """
-    consuming = AsyncConsuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
+    asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
+    consuming = AsyncConsuming(guard, operation, handler, policy=policy, **asked)
     return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max))
 
 

@@ -19,7 +19,7 @@ from onefold.queues._checked import takes_tx
 from onefold.queues._confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, send
 from onefold.queues._confluent_partitions import Partitions
 from onefold.queues._consuming import WAIT, Consuming
-from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable
+from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable, asked_of
 from onefold.queues._kafka_messages import NotConfirmed
 from onefold.queues._polls import JoinedPolls, Polls
 from onefold.queues._verdict import Verdict
@@ -47,16 +47,16 @@ def guarded(
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
-    offsets, missing_key = options.get("offsets"), options.get("missing_key", "never")
+    offsets, asked = options.get("offsets"), asked_of(key, options, policy)
 
     def consuming(handler: Callable[..., Any]) -> Consuming:
-        return Consuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
+        return Consuming(guard, operation, handler, wait=wait, **asked)
 
     # Of the wrong colour it is refused before it is wrapped.
     one = consuming(handler)
     if offsets is not None:
         one = consuming(_saving(handler, offsets))
-    polls = Polls(guard, operation, handler, key=key, missing_key=missing_key, policy=policy)
+    polls = Polls(guard, operation, handler, **asked)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [one.deliver(delivery.message, delivery.native) for delivery in taken]
@@ -80,10 +80,10 @@ def guarded_batches(
 
     `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
     """
-    offsets, missing_key = options.get("offsets"), options.get("missing_key", "never")
+    offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses the wrong colour.
-    Consuming(guard, operation, handler, key=key, missing_key=missing_key)
-    polls = JoinedPolls(guard, operation, handler, transaction, key=key, missing_key=missing_key, policy=policy)
+    Consuming(guard, operation, handler, **asked)
+    polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return polls.deliver(taken, None if offsets is None else offsets.saving(taken))

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -43,6 +43,14 @@ class KeyOf(Protocol):
     """Asked for the key of a message. None: it has none. Raises `MissingKey` where there is one that cannot be used."""
 
     def __call__(self, message: Message, /) -> object: ...
+
+
+PayloadOf = Callable[[Message], object]
+
+
+def body() -> PayloadOf:
+    """For `fingerprint=`: a message with a used key and another body is refused, and not taken for a duplicate."""
+    return lambda message: message.body
 
 
 def header(name: str = KEY_HEADER) -> KeyOf:
@@ -127,11 +135,24 @@ def checked(key: object) -> KeyOf:
     """Refuse, before the first message, what would send all of them to the dead letters."""
     if isinstance(key, str):
         raise UsageError(f"key={key!r} is only a name: say header({key!r}), or field({key!r}) of a JSON body")
-    if any(key is maker for maker in (header, message_id, field, first_of, position, content_hash)):
-        raise UsageError(f"key={key.__name__} is not called: say key={key.__name__}(...)")  # type: ignore[attr-defined]
+    _check_called("key", key)
     if not callable(key) or inspect.iscoroutinefunction(key):
         raise UsageError("key= is header(), field('id'), ... of onefold.queues.keys, or a plain function of a message")
     return key
+
+
+def checked_payload(fingerprint: object) -> PayloadOf | None:
+    """The same for `fingerprint=`."""
+    _check_called("fingerprint", fingerprint)
+    if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
+        raise UsageError("fingerprint= is body() of onefold.queues.keys, or a plain function of a message")
+    return fingerprint
+
+
+def _check_called(name: str, given: object) -> None:
+    for maker in (body, header, message_id, field, first_of, position, content_hash):
+        if given is maker:
+            raise UsageError(f"{name}={maker.__name__} is not called: say {name}={maker.__name__}(...)")
 
 
 def minted(key: Key | None) -> str:

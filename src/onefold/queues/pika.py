@@ -22,7 +22,7 @@ from onefold.queues._checked import whole
 from onefold.queues._consuming import WAIT, Consuming, MissingKeyRule
 from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
 from onefold.queues._verdict import SOON, Later, Verdict
-from onefold.queues.keys import KeyOf
+from onefold.queues.keys import KeyOf, PayloadOf
 
 try:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -45,6 +45,7 @@ def guarded(
     missing_key: MissingKeyRule = "never",
     wait: Duration = WAIT,
     policy: Policy | None = None,
+    fingerprint: PayloadOf | None = None,
     attempts: int = _rabbitmq.ATTEMPTS,
     unacked_max: Duration = _rabbitmq.UNACKED_MAX,
     threads: int = 1,
@@ -54,7 +55,8 @@ def guarded(
     `docs/queues/rabbitmq.md` explains each argument.
     """
     whole("threads", threads, 1)
-    consuming = Consuming(guard, operation, handler, key=key, missing_key=missing_key, wait=wait, policy=policy)
+    asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
+    consuming = Consuming(guard, operation, handler, policy=policy, **asked)
     return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max), threads)
 
 
