@@ -15,6 +15,7 @@ from onefold.queues.keys import KEY_HEADER
 TEXT = (Path(__file__).parent.parent / "docs" / "queues" / "rabbitmq.md").read_text(encoding="utf-8")
 
 DEFAULTS = {
+    "fingerprint": "`None`",
     "missing_key": '`"never"`',
     "wait": f"{WAIT:g} s",
     "policy": "the guard's",
