@@ -312,3 +312,17 @@ def test_an_abandoned_claim_hides_what_the_old_store_knows(monkeypatch: pytest.M
     monkeypatch.setattr(moving, "_instead_of_abandoned", nothing)
 
     assert story(after_crash="hold", moving="done").startswith("8")
+
+
+@pytest.mark.parametrize("server", ["postgres_url", "mysql_url", "redis_url", "dynamodb_url"])
+def test_it_comes_over_into_every_store(server: str, request: pytest.FixtureRequest, old: MemoryStore) -> None:
+    Guard(old).run("charge", "done", charge)
+    old.claim(Entry(address=keys.address("charge", "held"), token=b"t" * 16, state=State.HELD))
+    with Guard(request.getfixturevalue(server), also_read=old) as guard:
+        assert guard.run("charge", "done", must_not_run).value == 4200
+        with pytest.raises(OnHold):
+            guard.run("charge", "held", must_not_run)
+        assert not guard.run("charge", "new", charge).replayed
+
+        assert old.read(keys.address("charge", "done")) is None
+        assert guard.run("charge", "done", must_not_run).replayed
