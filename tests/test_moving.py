@@ -255,6 +255,10 @@ def test_fresh_leaves_out_what_the_old_store_knows_on_postgresql(postgres_url: s
 
         assert (fresh.new, fresh.seen, fresh.unsettled) == (["b"], ["a"], ["c"])
         assert guard.within(connection).run("charge", "a", must_not_run).replayed
+        with pytest.raises(InProgress):
+            guard.within(connection).run("charge", "c", must_not_run)
+        Guard(old).run("charge", "d", charge)
+        assert guard.within(connection).run("charge", "d", must_not_run).value == 4200
 
 
 # What is refused.
@@ -294,14 +298,25 @@ def test_looking_before_claiming_runs_it_twice(monkeypatch: pytest.MonkeyPatch) 
     assert story(after_crash="hold", moving="nothing").startswith(("2", "3"))
 
 
-def test_removing_without_a_fence_lets_a_zombie_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_fence(ours: Record, left: Record, old: Any, _moved: list[Record]) -> Flow[bool]:
+def test_removing_before_writing_forgets_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed_first(ours: Record, left: Record, old: Any, _moved: list[Record]) -> Flow[bool]:
         yield Elsewhere(old, Releasing(Claim(left.address, left.token)))
         return (yield Claiming(moving._copy(left), ours)) is None
 
-    monkeypatch.setattr(moving, "_replace", without_fence)
+    monkeypatch.setattr(moving, "_replace", removed_first)
 
-    assert story(after_crash="hold", moving="done")
+    assert story(after_crash="hold", moving="done").startswith("4")
+
+
+def test_giving_a_take_over_back_without_what_it_replaced_forgets_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    unless_known = moving._unless_known
+
+    def forgetful(step: Claiming, old: Any, moved: list[Record]) -> Flow[Any]:
+        return unless_known(Claiming(step.entry), old, moved)
+
+    monkeypatch.setattr(moving, "_unless_known", forgetful)
+
+    assert story(after_crash="probe", moving="abandoned").startswith("2")
 
 
 def test_an_abandoned_claim_hides_what_the_old_store_knows(monkeypatch: pytest.MonkeyPatch) -> None:

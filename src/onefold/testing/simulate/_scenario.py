@@ -157,7 +157,7 @@ def _everyday() -> Iterator[Scenario]:
     for left, faults in MOVING:
         yield Scenario(after_crash="hold", moving=left, beats=0, faults=faults)
     yield Scenario(moving="nothing", beats=0)
-    yield Scenario(moving="abandoned", beats=0, faults=1)
+    yield from (Scenario(after_crash=way, moving="abandoned", beats=0, faults=1) for way in ("rerun", "probe"))
     yield from (Scenario(mode="seen"), Scenario(mode="seen", workers=3, faults=0))
     yield from (Scenario(mode="transactional"), Scenario(mode="transactional", workers=3, faults=0))
 
