@@ -322,3 +322,59 @@ def test_a_service_on_what_the_file_does_not_declare_is_refused_when_it_is_made(
     operation = "credit" if name == "credit" else "http"
     with onefold.load(file) as guards, pytest.raises(UsageError, match=r"onefold\.yaml"):
         IdempotencyMiddleware(handle, guard=guards[name], scope=single_tenant, operation=operation)  # type: ignore[arg-type]
+
+
+MOVING = """\
+stores:
+  old: {{url: "sqlite:///{folder}/old.db"}}
+  new: {{url: "sqlite:///{folder}/new.db"}}
+guards:
+  charge: {{store: new, also_read: {also_read}}}
+"""
+
+
+def test_a_guard_whose_records_move_reads_the_store_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(MOVING.format(folder=tmp_path, also_read="old"))
+    with Guard(f"sqlite:///{tmp_path}/old.db") as before:
+        before.run("charge", "pay_1", lambda: "receipt 17")
+
+    with onefold.load(path) as guards:
+        outcome = guards["charge"].run("charge", "pay_1", lambda: "charged twice")
+
+    assert (outcome.value, outcome.replayed) == ("receipt 17", True)
+
+
+def test_an_async_guard_whose_records_move_reads_the_store_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(MOVING.format(folder=tmp_path, also_read="old"))
+    with Guard(f"sqlite:///{tmp_path}/old.db") as before:
+        before.run("charge", "pay_1", lambda: "receipt 17")
+
+    async def charge() -> str:
+        return "charged twice"
+
+    async def deliver() -> Any:
+        async with onefold.load(path, awaited=True) as guards:
+            return await guards["charge"].run("charge", "pay_1", charge)
+
+    outcome = asyncio.run(deliver())
+    assert (outcome.value, outcome.replayed) == ("receipt 17", True)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("new", "guards.charge.also_read: this is the store itself"),
+        ("odl", "guards.charge.also_read: there is no store 'odl': did you mean 'old'?"),
+        ("7", "guards.charge.also_read: text is wanted, not 7"),
+    ],
+)
+def test_a_store_of_before_that_is_none_is_refused(tmp_path: Path, named: str, says: str) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(MOVING.format(folder=tmp_path, also_read=named))
+
+    with pytest.raises(Unusable) as refused:
+        onefold.load(path)
+
+    assert f"onefold.yaml:5:24: {says}" in str(refused.value)

@@ -203,6 +203,24 @@ def test_two_names_of_one_url_are_one_store(tmp_path: Path, url: str) -> None:
     assert [one.code for one in findings(read(path, environment={}, to_run=False))] == ["OF008"]
 
 
+@pytest.mark.parametrize(
+    ("url", "codes"), [("postgresql://db/shop", ["OF008"]), ("${DATABASE_URL}", []), ("memory:", [])]
+)
+def test_guards_of_two_files_share_an_operation_where_it_is_certainly_one_store(
+    tmp_path: Path, url: str, codes: list[str]
+) -> None:
+    declared = []
+    for name in ("orders", "payments"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(f"stores: {{a: {{url: '{url}'}}}}\nguards: {{{name}: {{store: a, operation: charge}}}}\n")
+        declared.append(read(path, environment={}, to_run=False))
+
+    found = findings(*declared)
+
+    assert [(one.code, one.file) for one in found] == [(code, declared[1].file) for code in codes]
+    assert all(f"guards.orders too ({declared[0].file}:2:10)" in one.says for one in found)
+
+
 def test_a_guard_named_like_anothers_operation_shares_it(tmp_path: Path) -> None:
     (found,) = linted(tmp_path, "store: database", "store: database, operation: first")
 

@@ -41,7 +41,7 @@ def lint(
     if not files:
         raise Refusal("which file? Name it: onefold lint onefold.yaml", WRONG_USAGE)
     read_files, problems = _read(files)
-    found = [finding for configuration in read_files for finding in findings(configuration)]
+    found = findings(*read_files)
     _print(format, len(files), found, problems)
     for configuration in read_files:
         for variable in _hiding(configuration):

@@ -24,6 +24,8 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     store: DeclaredStore
+    # The store in which the records were before, while they move.
+    also_read: DeclaredStore | None = None
     # Without what the file names in Python: `probe` and `remember` have the names.
     policy: Policy
     mode: str = "claim"

@@ -138,6 +138,7 @@ POLICY: Final[dict[str, Meaning]] = {
 
 GUARD: Final[dict[str, Meaning]] = {
     "store": text,
+    "also_read": text,
     "operation": operation,
     "operations": operations,
     "scope": text,

@@ -137,11 +137,11 @@ class Reading:
     ) -> DeclaredGuard:
         self._wants(table, path, ("store",) if table else ())
         meant = self._meant(table, path, _fields.GUARD)
-        chosen = meant.pop("store", "")
-        if chosen and chosen not in stores:
-            near = _nearest(chosen, stores)
-            self._problem((*path, "store"), f"{_dotted((*path, 'store'))}there is no store {shown(chosen)}{near}")
-        store = stores.get(chosen) or DeclaredStore(name=chosen, url=None, kind="")
+        store = self._chosen("store", meant, path, stores)
+        also_read = self._chosen("also_read", meant, path, stores) if "also_read" in meant else None
+        if also_read is not None and also_read == store:
+            where = (*path, "also_read")
+            self._problem(where, f"{_dotted(where)}this is the store itself: name the one with the records of before")
         if "operation" in meant and "operations" in meant:
             self._problem((*path, "operation"), f"{_dotted(path)}operation and operations: one of them")
         named = meant.pop("operations", ()) or tuple(filter(None, [meant.pop("operation", None)]))
@@ -151,6 +151,7 @@ class Reading:
         return DeclaredGuard(
             name=name,
             store=store,
+            also_read=also_read,
             policy=policy,
             mode=mode,
             operations=named or (name,),
@@ -159,6 +160,16 @@ class Reading:
             remember=asked.get("remember", ()),
             **meant,
         )
+
+    def _chosen(
+        self, field: str, meant: dict[str, Any], path: Path, stores: Mapping[str, DeclaredStore]
+    ) -> DeclaredStore:
+        """The store that this field names."""
+        chosen = meant.pop(field, "")
+        if chosen and chosen not in stores:
+            near = _nearest(chosen, stores)
+            self._problem((*path, field), f"{_dotted((*path, field))}there is no store {shown(chosen)}{near}")
+        return stores.get(chosen) or DeclaredStore(name=chosen, url=None, kind="")
 
     def _policy(self, asked: dict[str, Any], path: Path) -> tuple[str, Policy, str | None]:
         """The mode, the policy as far as it can be made without importing anything, and the name of the probe."""

@@ -38,6 +38,7 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A guard: where its records are, its policy, and where its duplicates come from."""
 
     store: Annotated[str, about("Which of the stores keeps its records")]
+    also_read: Annotated[str | UnsetType, about("Which of them has the records of before, while they move")] = UNSET
     operation: Annotated[str | UnsetType, about("The one operation that it is for")] = UNSET
     operations: Annotated[list[str] | UnsetType, about("The operations that it is for")] = UNSET
     scope: Annotated[str | UnsetType, about("Whose keys they are, where all belong to one tenant")] = UNSET

@@ -6,7 +6,7 @@ A store is opened on first use, once for all guards that share it, and closed wi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from importlib import import_module
 from typing import Any, Generic, Self, TypeVar
@@ -16,7 +16,7 @@ from onefold.codecs import Codec
 from onefold.events import Listener
 from onefold.queues import keys
 from onefold.retention._as_declared import AsyncGuardAsDeclared, GuardAsDeclared
-from onefold.retention._declared import Configuration, DeclaredGuard
+from onefold.retention._declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.retention._tree import Unusable, place, unusable
 from onefold.retention._words import did_you_mean
 
@@ -86,20 +86,25 @@ class Loaded(Generic[G]):
         return known[name]
 
     def _made(self, declared: DeclaredGuard) -> G:
-        owner = self._owner_of(declared)
-        policy = _policy(declared, self)
-        made = self._kind(lambda: owner.store, policy=policy, scope=declared.scope, **self._options)
+        made = self._kind(
+            self._lent(declared.store),
+            also_read=None if declared.also_read is None else self._lent(declared.also_read),
+            policy=_policy(declared, self),
+            scope=declared.scope,
+            **self._options,
+        )
         made.declared = declared
         made.place = place(self.configuration.file, self.configuration.mark("guards", declared.name))
         return made  # type: ignore[no-any-return]
 
-    def _owner_of(self, declared: DeclaredGuard) -> G:
+    def _lent(self, store: DeclaredStore) -> Callable[[], Any]:
+        """The store, from the guard that owns it; opened on first use."""
         with self._making:
-            store = declared.store
             if store.name not in self._owners:
                 # A text of our own kind hides its value; the drivers want it plain.
                 self._owners[store.name] = self._owner(str(store.url))
-            return self._owners[store.name]
+            owner = self._owners[store.name]
+        return lambda: owner.store
 
     def _all(self) -> list[G]:
         """For closing, backwards: those that own a store come first. From now on none is made."""

@@ -5,7 +5,7 @@ Codes are stable: one that is gone is not used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from onefold.retention import _rules
@@ -43,17 +43,21 @@ class Rule(NamedTuple):
     judge: Callable[[DeclaredGuard], Iterator[Said]] | None = None
 
 
-def findings(configuration: Configuration) -> list[Finding]:
-    """Everything that breaks a rule, in the order of the file."""
-    found = [
-        _placed(configuration, guard, rule.code, one)
-        for guard in configuration.guards.values()
-        for rule in RULES
-        if rule.judge is not None
-        for one in rule.judge(guard)
-    ]
-    found += [_placed(configuration, guard, "OF008", one) for guard, one in _shared_operations(configuration)]
-    return sorted(found, key=lambda one: (one.mark.line, one.mark.column or 0, one.code))
+def findings(*configurations: Configuration) -> list[Finding]:
+    """Everything that breaks a rule, file by file and in the order of each."""
+    shared = list(_shared_operations(configurations))
+    found: list[Finding] = []
+    for configuration in configurations:
+        here = [
+            _placed(configuration, guard, rule.code, one)
+            for guard in configuration.guards.values()
+            for rule in RULES
+            if rule.judge is not None
+            for one in rule.judge(guard)
+        ]
+        here += [_placed(where, guard, "OF008", one) for where, guard, one in shared if where is configuration]
+        found += sorted(here, key=lambda one: (one.mark.line, one.mark.column or 0, one.code))
+    return found
 
 
 def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found: Said) -> Finding:
@@ -61,29 +65,39 @@ def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found
     return Finding(code, configuration.file, mark, guard.name, found.says, found.fix)
 
 
-def _shared_operations(configuration: Configuration) -> Iterator[tuple[DeclaredGuard, Said]]:
-    """Two guards that would write the same records: an operation of one name, in one store and scope."""
-    first: dict[tuple[str, str | None, str], DeclaredGuard] = {}
-    for guard in configuration.guards.values():
-        for operation in guard.operations:
-            other = first.setdefault((_identity(configuration, guard.store), guard.scope, operation), guard)
-            if other is guard:
-                continue
-            line = configuration.mark("guards", other.name).line
-            yield (
-                guard,
-                Said(
-                    "operations" if len(guard.operations) > 1 else "operation",
-                    f"the operation {operation!r} is that of guards.{other.name} too (line {line}), in the same store: "
-                    "of two consumers of one message the second is told that it is done, and never runs",
-                    "Give each guard an operation of its own",
-                ),
-            )
+def _shared_operations(configurations: Sequence[Configuration]) -> Iterator[tuple[Configuration, DeclaredGuard, Said]]:
+    """Guards that would write the same records: an operation of one name, in one store and scope."""
+    first: dict[tuple[str, str | None, str], tuple[Configuration, DeclaredGuard]] = {}
+    for configuration in configurations:
+        for guard in configuration.guards.values():
+            for operation in guard.operations:
+                records = (_identity(configuration, guard.store), guard.scope, operation)
+                where, other = first.setdefault(records, (configuration, guard))
+                if other is guard:
+                    continue
+                mark = where.mark("guards", other.name)
+                line = f"line {mark.line}" if where is configuration else place(where.file, mark)
+                yield (
+                    configuration,
+                    guard,
+                    Said(
+                        "operations" if len(guard.operations) > 1 else "operation",
+                        f"the operation {operation!r} is that of guards.{other.name} too ({line}), in the same store: "
+                        "of two consumers of one message the second is told that it is done, and never runs",
+                        "Give each guard an operation of its own",
+                    ),
+                )
 
 
 def _identity(configuration: Configuration, store: DeclaredStore) -> str:
-    """Two entries with the same URL are one store, whatever its variables hold; in memory each is one of its own."""
-    return store.name if store.kind == "memory" else store.url or configuration.written_url(store.name)
+    """Entries with the same URL are one store, whatever its variables hold; in memory each is one of its own.
+
+    A variable in another file may hold something else where that one is used.
+    """
+    if store.kind == "memory":
+        return f"{configuration.file} {store.name}"
+    written = configuration.written_url(store.name)
+    return f"{configuration.file} {store.url or written}" if "$" in written else store.url or written
 
 
 RULES: Final = (
