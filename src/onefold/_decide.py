@@ -236,6 +236,18 @@ def new_entry(asked: Asked, policy: Policy, token: bytes) -> Entry:
     )
 
 
+def done_at_once(asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The same inside a transaction, which makes it true or takes it back: nobody ever sees it running."""
+    return Entry(
+        address=asked.address,
+        token=token,
+        state=State.DONE,
+        lease=0.0,
+        stay=policy.keep,
+        fingerprint=asked.fingerprint,
+    )
+
+
 def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
     """The record that a claim writes to carry out the decision."""
     new = new_entry(asked, policy, token)

@@ -105,7 +105,7 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
 def insert(work: Work, ours: dict[bytes, Outcome[Any]] | None = None) -> Flow[Entry | Outcome[Any]]:
     """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions."""
     asked, policy, token = work.asked, work.policy, work.mint()
-    entry, replacing = _done_at_once(_decide.entry(Then.RUN, None, asked, policy, token), work), None
+    entry, replacing = _decide.done_at_once(asked, policy, token), None
     for _ in range(ROUNDS_MAX):
         found: Record | Gone | None = yield Claiming(entry, replacing)
         if found is None:

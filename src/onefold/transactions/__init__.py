@@ -7,8 +7,10 @@ found by the module of the connection's class, and imported on use. How a store 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 from onefold.errors import UsageError
 
@@ -44,14 +46,26 @@ class Column(NamedTuple):
     scope: str | None = None
 
 
+# The `join` of the driver to which a class of connections belongs: to look for it takes a tenth of a joined delivery.
+_joins: Final[WeakKeyDictionary[type, Callable[..., Any]]] = WeakKeyDictionary()
+
+
 def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
     """The store that works inside the transaction of this connection."""
-    for kind in type(connection).__mro__:
-        driver = DRIVERS.get(kind.__module__.partition(".")[0])
+    kind = type(connection)
+    join_it = _joins.get(kind)
+    if join_it is None:
+        join_it = _joins[kind] = _join_of(kind)
+    return join_it(connection, None if record is None else checked(record), awaited=awaited)
+
+
+def _join_of(kind: type) -> Callable[..., Any]:
+    for parent in kind.__mro__:
+        driver = DRIVERS.get(parent.__module__.partition(".")[0])
         if driver is not None:
-            return import_module(driver).join(connection, None if record is None else checked(record), awaited=awaited)
+            return cast("Callable[..., Any]", import_module(driver).join)
     raise UsageError(
-        f"within({type(connection).__qualname__}): no driver is known for it. Known are: {', '.join(KNOWN)}. "
+        f"within({kind.__qualname__}): no driver is known for it. Known are: {', '.join(KNOWN)}. "
         "Pass the connection or session on which your own statements run"
     )
 
