@@ -24,7 +24,9 @@ FLOWS = {
     "_flow_seen",
     "_flow_steps",
 }
-FRONT = RULES | FLOWS | {"keys", "stores", "heartbeat", "current", "_calls", "_front", "guard", "guard_async"}
+FRONT = (
+    RULES | FLOWS | {"keys", "stores", "heartbeat", "current", "_calls", "_toolbox", "_front", "guard", "guard_async"}
+)
 
 # What a room may import of ours. A room that is not listed may import the public names only.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -43,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heartbeat": {"_model", "errors", "events", "stores"},
     "current": RULES | FLOWS | {"keys", "heartbeat"},
     "_calls": {"keys", "_checks", "errors"},
+    "_toolbox": {"_steps", "codecs", "current", "events", "heartbeat"},
     "_front": FRONT - {"guard", "guard_async"},
     "transactions": FRONT | {"transactions"},
     "guard": FRONT | {"transactions"},

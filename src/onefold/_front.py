@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from onefold import keys
 from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, name_of, returns_of
@@ -15,10 +15,11 @@ from onefold._flow_joined import join, transact
 from onefold._flow_moving import looking_back, looking_back_first, looking_back_joined
 from onefold._flow_seen import look
 from onefold._model import Address, Asked, Fresh, Outcome, Policy
-from onefold._steps import Flow, Running
+from onefold._steps import Flow
+from onefold._toolbox import Opened, Place, Toolbox
 from onefold._work import Work
 from onefold.codecs import Codec, MsgspecCodec
-from onefold.current import Current, enter, is_inside, leave
+from onefold.current import is_inside
 from onefold.errors import InsideItself, ResultNotKept, UsageError
 from onefold.events import Listener, Teller
 from onefold.heartbeat import AsyncHeartbeat, Heartbeat
@@ -38,78 +39,13 @@ _PAYLOAD: Final = keys.recipe("payload")
 mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
 
 
-class Toolbox:
-    """A store that is open, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
-
-    def __init__(
-        self,
-        store: Any,
-        front: Front,
-        conduct: Callable[..., Any],
-        *,
-        heartbeat: Heartbeat | AsyncHeartbeat | None = None,
-        home: object = None,
-        transaction: Any = None,
-    ) -> None:
-        self.store = store
-        # None inside a transaction: there is no claim to keep alive.
-        self.heartbeat = heartbeat
-        self.codec = front._codec
-        self.tell = front._tell
-        self.home = store if home is None else home
-        self.transaction = transaction
-        self._conduct = conduct
-
-    @property
-    def tx(self) -> Any:
-        # Asked each time: a transaction that is tried again may be on another connection.
-        return None if self.transaction is None else self.transaction.tx
-
-    def conduct(self, flow: Flow[Any]) -> Any:
-        return self._conduct(flow, self)
-
-    def enter(self, running: Running) -> Current | None:
-        entry = running.entry
-        if entry is None:
-            return None
-        # Only a claim has a beat: none in a transaction, in seen mode, and where the store is down.
-        return enter(entry, self, None if self.heartbeat is None else self.heartbeat.find(entry.token))
-
-    leave = staticmethod(leave)
-
-    def close(self) -> None:
-        """Stop the heartbeat; the store is its owner's to close."""
-        if self.heartbeat is not None:
-            self.heartbeat.close()
-
-
-class Opened(NamedTuple):
-    """What a guard has opened, and whether it is the guard's to close."""
-
-    tools: Toolbox
-    ours: bool
-    # The store that is read as well, if there is one.
-    old: Any = None
-    old_is_ours: bool = False
-
-    def to_close(self) -> list[Any]:
-        """What was opened here and not brought."""
-        return [store for store, ours in ((self.tools.store, self.ours), (self.old, self.old_is_ours)) if ours]
-
-
-class Place(NamedTuple):
-    """Where a guard keeps its records: what it was given, what it has opened of it, and whether it is closed."""
-
-    source: Any
-    also_read: Any = None
-    opened: Opened | None = None
-    closed: bool = False
-
-
 class Front:
     """Options, checks and the making of a delivery. `Guard` and `AsyncGuard` add their colour."""
 
     _awaited = False
+    # Of its colour: the driver of flows, and the heartbeat.
+    _conduct: Callable[..., Any]
+    _heartbeat: type[Heartbeat | AsyncHeartbeat]
 
     def __init__(
         self,
@@ -179,7 +115,18 @@ class Front:
         return flow if self._also_read is None else looking_back_joined(flow, self._open().old, self.store)
 
     def _toolbox(self, store: Any) -> Toolbox:
-        raise NotImplementedError
+        """For deliveries that claim."""
+        heartbeat = self._heartbeat(lambda: store, self._tell)
+        return Toolbox(store, self._codec, self._tell, self._conduct, heartbeat=heartbeat)
+
+    def _tools_on(self, joined: Any, connection: Any) -> Toolbox:
+        """For deliveries inside a transaction of the caller's: no claim is to be kept alive there."""
+        return Toolbox(joined, self._codec, self._tell, self._conduct, home=connection)
+
+    def _inside(self, transaction: Any) -> Toolbox:
+        """For deliveries inside a transaction of our own."""
+        home = self._tools().home
+        return Toolbox(transaction, self._codec, self._tell, self._conduct, home=home, transaction=transaction)
 
     def _check_column(self, record: object) -> None:
         if record is not None and self._also_read is not None:

@@ -12,7 +12,7 @@ from onefold._flow_batch import deliver_all
 from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, Toolbox, sorted_by, unwrap
+from onefold._front import BATCH_MAX, Front, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive
 from onefold._work import Work
@@ -61,6 +61,9 @@ class Guard(Front):
     fork-safe. What the caller brought is not closed. `also_read` is the store in which the records were before: what it
     knows counts, and comes over when it is asked for.
     """
+
+    _conduct = staticmethod(drive)
+    _heartbeat = Heartbeat
 
     def __init__(
         self,
@@ -165,9 +168,6 @@ class Guard(Front):
         with self._joinable().transaction() as transaction:
             yield transaction, self._transact
 
-    def _inside(self, transaction: Any) -> Toolbox:
-        return Toolbox(transaction, self, drive, home=self._tools().home, transaction=transaction)
-
     def within(self, connection: Any, *, record: Column | None = None) -> Within:
         """Deliver inside a transaction that you own: the record is written on your connection, and commits with it.
 
@@ -271,9 +271,6 @@ class Guard(Front):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _toolbox(self, store: Any) -> Toolbox:
-        return Toolbox(store, self, drive, heartbeat=Heartbeat(lambda: store, self._tell))
-
 
 class Within:
     """A guard inside a transaction that the caller owns. Made by `guard.within`."""
@@ -306,7 +303,7 @@ class Within:
         guard._check_outside(asked, self._connection)
         work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
         joined = join_connection(self._connection, self._record, awaited=False)
-        tools = Toolbox(joined, guard, drive, home=self._connection)
+        tools = guard._tools_on(joined, self._connection)
         return drive(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
 
     def fresh(
@@ -329,7 +326,7 @@ class Within:
             messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
         )
         joined = join_connection(self._connection, None, awaited=False)
-        tools = Toolbox(joined, guard, drive, home=self._connection)
+        tools = guard._tools_on(joined, self._connection)
         verdicts: list[bool | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
             flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))

@@ -12,7 +12,7 @@ from onefold._flow_batch import deliver_all
 from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, Toolbox, sorted_by, unwrap
+from onefold._front import BATCH_MAX, Front, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive_async
 from onefold._work import Work
@@ -60,6 +60,8 @@ class AsyncGuard(Front):
     """`Guard`, awaited: the same names, the same rules. One guard may be used from several event loops in turn."""
 
     _awaited = True
+    _conduct = staticmethod(drive_async)
+    _heartbeat = AsyncHeartbeat
 
     def __init__(
         self,
@@ -156,9 +158,6 @@ class AsyncGuard(Front):
         async with self._joinable().transaction() as transaction:
             yield transaction, self._transact
 
-    def _inside(self, transaction: Any) -> Toolbox:
-        return Toolbox(transaction, self, drive_async, home=self._tools().home, transaction=transaction)
-
     def within(self, connection: Any, *, record: Column | None = None) -> AsyncWithin:
         """Deliver inside a transaction that you own. See `Guard.within`."""
         self._check_column(record)
@@ -248,9 +247,6 @@ class AsyncGuard(Front):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _toolbox(self, store: Any) -> Toolbox:
-        return Toolbox(store, self, drive_async, heartbeat=AsyncHeartbeat(lambda: store, self._tell))
-
 
 class AsyncWithin:
     """An async guard inside a transaction that the caller owns. Made by `guard.within`."""
@@ -279,7 +275,7 @@ class AsyncWithin:
         guard._check_outside(asked, self._connection)
         work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
         joined = join_connection(self._connection, self._record, awaited=True)
-        tools = Toolbox(joined, guard, drive_async, home=self._connection)
+        tools = guard._tools_on(joined, self._connection)
         return await drive_async(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
 
     async def fresh(
@@ -298,7 +294,7 @@ class AsyncWithin:
             messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
         )
         joined = join_connection(self._connection, None, awaited=True)
-        tools = Toolbox(joined, guard, drive_async, home=self._connection)
+        tools = guard._tools_on(joined, self._connection)
         verdicts: list[bool | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
             flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
