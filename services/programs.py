@@ -71,7 +71,7 @@ def install() -> None:
     """Debian's packages, once a process; no server of the system's own is started by it."""
     if not can_install():
         raise Missing("only root on Debian or Ubuntu can install the packages; see compose.yaml for Docker")
-    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with _nothing_starts():
         for step in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES.values()]):
