@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.processes import STOP_SECONDS_MAX, Daemon, ServerFailed, birth
+from services.processes import START_SECONDS_MAX, Daemon, ServerFailed, birth
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -95,6 +95,6 @@ class Home:
             daemon.end()
         if self._watchdog is not None:
             self._tell("done")
-            self._watchdog.communicate(timeout=STOP_SECONDS_MAX)
+            self._watchdog.communicate(timeout=START_SECONDS_MAX)
             self._watchdog = None
         shutil.rmtree(self.folder, ignore_errors=True)

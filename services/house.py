@@ -30,7 +30,11 @@ KINDS = {
     "redis": Kind(redis.start_redis, "ONEFOLD_REDIS_URL", lambda home: redis.start_redis(home, durable=True)),
     "valkey": Kind(redis.start_valkey, "ONEFOLD_VALKEY_URL", lambda home: redis.start_valkey(home, durable=True)),
     "redis-pair": Kind(redis.start_pair, "ONEFOLD_REDIS_PAIR_URL", lambda home: redis.start_pair(home, durable=True)),
-    "redis-sentinel": Kind(redis.start_sentinel, "ONEFOLD_REDIS_SENTINEL_URL"),
+    "redis-sentinel": Kind(
+        redis.start_sentinel,
+        "ONEFOLD_REDIS_SENTINEL_URL",
+        lambda home: redis.start_sentinel(home, down_after=redis.HASTY_MILLISECONDS),
+    ),
     "redis-cluster": Kind(redis_cluster.start_redis_cluster, "ONEFOLD_REDIS_CLUSTER_URL"),
     "valkey-cluster": Kind(redis_cluster.start_valkey_cluster, "ONEFOLD_VALKEY_CLUSTER_URL"),
     "dynamodb": Kind(dynamodb.start_dynamodb, "ONEFOLD_DYNAMODB_URL"),

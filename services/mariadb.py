@@ -31,28 +31,31 @@ SETTINGS = (
 def start_mariadb(home: Home) -> Server:
     server = program("mariadbd")
     folder, port, password = home.room("mariadb"), free_port(), secrets.token_hex(8)
-    data, first = folder / "data", folder / "first.sql"
+    data, scratch, first = folder / "data", folder / "scratch", folder / "first.sql"
     data.mkdir()
+    scratch.mkdir()
     # It is read at every start, so that each line may come again.
     first.write_text(
         f"CREATE OR REPLACE USER '{USER}'@'%' IDENTIFIED BY '{password}';\n"
         f"GRANT ALL ON *.* TO '{USER}'@'%' WITH GRANT OPTION;\n"
         f"ALTER USER 'root'@'localhost' IDENTIFIED BY '{password}';\n"
     )
-    for path in (folder, data, first):
+    for path in (folder, data, scratch, first):
         give_to_nobody(path)
     run_once(
         [
             *(program("mariadb-install-db"), "--no-defaults", f"--datadir={data}"),
-            *("--auth-root-authentication-method=normal", "--skip-test-db"),
+            *(f"--tmpdir={scratch}", "--auth-root-authentication-method=normal", "--skip-test-db"),
         ],
         folder,
         unprivileged=True,
     )
     url = f"mysql://{USER}:{password}@{HOST}:{port}/mysql"
+    # A server that starts removes what others have in its folder for temporary tables, usually /tmp.
+    folders = (f"--datadir={data}", f"--tmpdir={scratch}", f"--init-file={first}")
     daemon = Daemon(
         "mariadb",
-        [server, "--no-defaults", f"--datadir={data}", f"--init-file={first}", f"--port={port}", *SETTINGS],
+        [server, "--no-defaults", *folders, f"--port={port}", *SETTINGS],
         folder,
         answers=lambda: bool(version(url)),
         unprivileged=True,
@@ -71,9 +74,10 @@ def connected(url: str) -> Any:
         port=parts.port or 3306,
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
-        connect_timeout=5,
+        # On a machine that is busy, or paused for a while.
+        connect_timeout=30,
         autocommit=True,
-        init_command="SET lock_wait_timeout = 10",
+        init_command="SET lock_wait_timeout = 60",
     )
 
 

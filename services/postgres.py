@@ -21,6 +21,9 @@ from services.servers import Server
 
 USER = "onefold"
 
+# On a machine that is busy, or paused for a while.
+CONNECT_SECONDS_MAX = 30
+
 # Small, for many of them run side by side; durable, for the tests kill them.
 SETTINGS = {
     "listen_addresses": HOST,
@@ -90,7 +93,7 @@ def _binaries() -> Path:
 def version(url: str) -> str:
     import psycopg
 
-    with psycopg.connect(url, connect_timeout=5) as connection:
+    with psycopg.connect(url, connect_timeout=CONNECT_SECONDS_MAX) as connection:
         return str(connection.info.parameter_status("server_version"))
 
 
@@ -98,25 +101,24 @@ def connected(url: str) -> Any:
     """A connection for the tests' own housekeeping."""
     import psycopg
 
-    return psycopg.connect(url, autocommit=True, connect_timeout=5)
+    return psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_SECONDS_MAX)
 
 
-# The wait of pg_terminate_backend itself looks only every 100 ms.
+# The wait of pg_terminate_backend itself looks only every 100 ms. Somebody may be at the door still: told once more.
 EMPTY = """
-SET lock_timeout = '10s';
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
- WHERE datname = current_database() AND pid <> pg_backend_pid();
+SET lock_timeout = '60s';
 DO $$
-DECLARE found text;
+DECLARE named text; ends timestamptz = clock_timestamp() + interval '60 s';
 BEGIN
-  FOR tries IN 1..2000 LOOP
+  LOOP
     PERFORM pg_stat_clear_snapshot();
-    EXIT WHEN NOT EXISTS (
-      SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid());
+    PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+      WHERE datname = current_database() AND pid <> pg_backend_pid();
+    EXIT WHEN NOT FOUND OR clock_timestamp() > ends;
     PERFORM pg_sleep(0.002);
   END LOOP;
-  FOR found IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema' LOOP
-    EXECUTE format('DROP SCHEMA %I CASCADE', found);
+  FOR named IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema' LOOP
+    EXECUTE format('DROP SCHEMA %I CASCADE', named);
   END LOOP;
   EXECUTE format('ALTER DATABASE %I RESET ALL', current_database());
 END $$;
@@ -140,6 +142,8 @@ class Database:
             connection.execute(EMPTY)
 
     def drop(self) -> None:
+        # FORCE waits for the others no longer than five seconds.
+        self.empty()
         with connected(self._server_url) as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {self.name} WITH (FORCE)")
 

@@ -34,9 +34,11 @@ READ_BYTES = 1 << 20
 
 # A client that sends a batch piece by piece may get its first reply before its last piece is out. While trips are
 # counted, a reply waits until the client has been silent for this long, far longer than it takes to go on sending.
-QUIET_SECONDS = 0.05
+QUIET_SECONDS = 0.1
+# So often it is looked at meanwhile: a machine that stands still for a second is not a client that is silent.
+QUIET_LOOKS = 20
 
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 120.0
 # How often who waits looks whether its connection is to end.
 LOOK_SECONDS = 0.05
 
@@ -273,7 +275,7 @@ class _Connection:
         return True
 
     def _from_server(self, server: socket.socket) -> bool:
-        if self._asked and self._proxy.counted and select.select([self._client], [], [], QUIET_SECONDS)[0]:
+        if self._asked and self._proxy.counted and not _silent(self._client):
             return True
         reply = server.recv(READ_BYTES)
         if not reply:
@@ -309,12 +311,17 @@ class _Connection:
 def _rest(server: socket.socket) -> bytes:
     """What else it has to say, until it is silent."""
     said = b""
-    while select.select([server], [], [], QUIET_SECONDS)[0]:
+    while not _silent(server):
         more = server.recv(READ_BYTES)
         if not more:
             break
         said += more
     return said
+
+
+def _silent(end: socket.socket) -> bool:
+    """Whether nothing comes from there for a while."""
+    return not any(select.select([end], [], [], QUIET_SECONDS / QUIET_LOOKS)[0] for _ in range(QUIET_LOOKS))
 
 
 def _reset(end: socket.socket) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def _environment(folder: Path) -> dict[str, str]:
         # Erlang takes the place of the script, so that signals reach it.
         "RABBITMQ_ALLOW_INPUT": "1",
     }
+
+
+def is_on_disk(server: Server, queue: str) -> bool:
+    """Whether a queue outlives a kill by now: while Mnesia moves its log into its tables, it may be in neither file."""
+    (broker,) = server.victims
+    for path in (broker.folder / "data").glob("*/*"):
+        # They come and go meanwhile.
+        with suppress(OSError):
+            if path.is_file() and queue.encode() in path.read_bytes():
+                return True
+    return False
 
 
 def _listens(port: int) -> bool:

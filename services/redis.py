@@ -27,6 +27,13 @@ ABRUPT = signal.SIGKILL
 
 SENTINELS = 3
 SENTINEL_NAME = "mymaster"
+# After so long without an answer a primary is replaced. The tests that share one want no other because of a busy
+# machine; the tests that kill one do not want to wait for it.
+PATIENT_MILLISECONDS = 60_000
+HASTY_MILLISECONDS = 2_000
+
+# Of the tests' own clients: far more than any answer takes.
+SOCKET_SECONDS = 60
 
 
 def redis_program() -> str:
@@ -77,7 +84,7 @@ def client(port: int) -> Any:
     """A client for the tests' own housekeeping."""
     import redis
 
-    return redis.Redis(host=HOST, port=port, socket_timeout=5, socket_connect_timeout=5, decode_responses=True)
+    return redis.Redis(host=HOST, port=port, socket_timeout=SOCKET_SECONDS, decode_responses=True)
 
 
 def answers(port: int) -> bool:
@@ -132,7 +139,7 @@ def named_client(url: str) -> Any:
 
     parts = urlsplit(url)
     scheme = "rediss" if parts.scheme.startswith(("rediss", "valkeys")) else "redis"
-    return redis.Redis.from_url(parts._replace(scheme=scheme).geturl(), socket_timeout=10)
+    return redis.Redis.from_url(parts._replace(scheme=scheme).geturl(), socket_timeout=SOCKET_SECONDS)
 
 
 @dataclass
@@ -176,7 +183,7 @@ def attached(port: int) -> bool:
         return bool(asked.info("replication").get("master_link_status") == "up")
 
 
-def start_sentinel(home: Home) -> Server:
+def start_sentinel(home: Home, *, down_after: int = PATIENT_MILLISECONDS) -> Server:
     """A pair under three Sentinels, of which two must agree. The faults hit the first primary."""
     pair, sentinels = start_pair(home), []
     for _ in range(SENTINELS):
@@ -184,7 +191,7 @@ def start_sentinel(home: Home) -> Server:
         (folder / "sentinel.conf").write_text(
             f"bind {HOST}\nport {port}\nsentinel announce-ip {HOST}\n"
             f"sentinel monitor {SENTINEL_NAME} {HOST} {pair.port} 2\n"
-            f"sentinel down-after-milliseconds {SENTINEL_NAME} 1000\n"
+            f"sentinel down-after-milliseconds {SENTINEL_NAME} {down_after}\n"
             f"sentinel failover-timeout {SENTINEL_NAME} 5000\n"
         )
         command = [redis_program(), "sentinel.conf", "--sentinel"]
