@@ -301,15 +301,18 @@ class AsyncHeartbeat:
 
 def _thread_for(heartbeat: Heartbeat, wake: threading.Condition) -> threading.Thread:
     """A thread that lives as long as the heartbeat, and does not keep it alive: a guard may be dropped unclosed."""
+    gone = weakref.finalize(heartbeat, _notify, wake)
+    gone.atexit = False
     thread = threading.Thread(
-        target=_beat_until_gone, args=(weakref.ref(heartbeat), wake), name="onefold-heartbeat", daemon=True
+        target=_beat_until_gone, args=(weakref.ref(heartbeat), wake, gone), name="onefold-heartbeat", daemon=True
     )
-    weakref.finalize(heartbeat, _notify, wake).atexit = False
     thread.start()
     return thread
 
 
-def _beat_until_gone(find: weakref.ref[Heartbeat], wake: threading.Condition) -> None:
+def _beat_until_gone(
+    find: weakref.ref[Heartbeat], wake: threading.Condition, gone: weakref.finalize[Any, Heartbeat]
+) -> None:
     while True:
         with wake:
             heartbeat = find()
@@ -318,7 +321,9 @@ def _beat_until_gone(find: weakref.ref[Heartbeat], wake: threading.Condition) ->
             pause = heartbeat.pause()
             if pause > 0:
                 del heartbeat
-                wake.wait(None if math.isinf(pause) else pause)
+                # Ours may have been the last reference: then it was told while nobody waited.
+                if gone.alive:
+                    wake.wait(None if math.isinf(pause) else pause)
                 continue
         heartbeat.beat_and_plan()
         del heartbeat
