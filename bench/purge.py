@@ -43,7 +43,7 @@ AT_MOST: Final = 2.0
 WARM_UP_SECONDS: Final = 2.0
 
 # How long a worker that was told to stop may take; it is in the middle of a delivery.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 120.0
 
 # What two operations have written in a day, the day before yesterday: one keeps its records for a day, and all of them
 # are past their stay; the other, in turn with it, keeps them for a month. Keys are random, as most are.

@@ -61,9 +61,13 @@ def wsgi_service(environ: Any, start_response: Any) -> Iterable[bytes]:
 asgi_app: Any = asgi.IdempotencyMiddleware(asgi_service, guard=AsyncGuard(STORE), scope=single_tenant)
 wsgi_app: Any = wsgi.IdempotencyMiddleware(wsgi_service, guard=Guard(STORE), scope=single_tenant)
 
+# Neither closes a kept connection under the next request, however long this machine takes to send it.
+UVICORN: Final = ("uvicorn", "--host=127.0.0.1", "--port={port}", "--timeout-keep-alive=600", "--log-level=warning")
+GUNICORN: Final = ("gunicorn", "--bind=127.0.0.1:{port}", "--threads=4", "--keep-alive=600", "--log-level=warning")
+
 SERVERS: Final = {
-    "asgi": ("uvicorn", "--host=127.0.0.1", "--port={port}", "--log-level=warning", "bench.soak_http:asgi_app"),
-    "wsgi": ("gunicorn", "--bind=127.0.0.1:{port}", "--threads=4", "--log-level=warning", "bench.soak_http:wsgi_app"),
+    "asgi": (*UVICORN, "bench.soak_http:asgi_app"),
+    "wsgi": (*GUNICORN, "--timeout=300", "bench.soak_http:wsgi_app"),
 }
 
 

@@ -32,7 +32,9 @@ from onefold import Guard
 from onefold.queues.keys import header
 from onefold.queues.pika import Delivery, guarded, send
 from services.house import House
+from services.processes import wait_until
 from services.programs import Missing, in_ci
+from services.rabbitmq import is_on_disk
 from services.servers import Server
 
 WORKERS: Final = 4
@@ -111,6 +113,7 @@ def soak(broker: Server, desk: Desk, size: Size, seed: int) -> list[str]:
         sender.start()
         for share in size.kills:
             reach(desk, share * size.messages, errors, size)
+            wait_until(lambda: is_on_disk(broker, DEAD), "RabbitMQ does not write its queues down")
             print(f"  RabbitMQ is killed after {len(effects(desk)):,} messages", flush=True)
             broker.kill()
             broker.restart()
@@ -130,15 +133,28 @@ def send_all(url: str, messages: Sequence[Message], chance: random.Random) -> No
     late = []
     for message in messages:
         body = json.dumps(message._asdict()).encode()
-        send(channel, QUEUE, body, key=message.id)
+        send_surely(channel, body, message.id)
         if chance.randrange(TWICE) == 0:
             if chance.random() < 0.5:
-                send(channel, QUEUE, body, key=message.id)
+                send_surely(channel, body, message.id)
             else:
                 late.append((body, message.id))
     for body, key in late:
-        send(channel, QUEUE, body, key=key)
+        send_surely(channel, body, key)
     channel().connection.close()
+
+
+def send_surely(channel: Reconnecting, body: bytes, key: str) -> None:
+    """A sender tries for half a minute; a broker on a slow machine may take longer to come back."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        try:
+            send(channel, QUEUE, body, key=key)
+        except AMQPError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 class Reconnecting:
@@ -185,13 +201,36 @@ def work(desk: Desk, stop: Event) -> None:
             with suppress(AMQPError), pika.BlockingConnection(pika.URLParameters(desk.broker)) as connection:
                 channel = connection.channel()
                 channel.basic_qos(prefetch_count=PREFETCH)
-                channel.basic_consume(QUEUE, callback if desk.is_guarded else unguarded(desk))
-                while not stop.is_set():
+                in_hand = InHand(channel, callback if desk.is_guarded else unguarded(desk))
+                channel.basic_consume(QUEUE, in_hand)
+                # What it has not begun would go back to the queue, and nobody would be there to take it.
+                while not stop.is_set() or in_hand.tags:
                     connection.process_data_events(0.1)
                 channel.stop_consuming()
                 callback.drain(connection)
                 return
             time.sleep(RECONNECT_SECONDS)
+
+
+class InHand:
+    """The messages of a channel that this worker has not settled."""
+
+    def __init__(self, channel: BlockingChannel, consume: Callable[..., None]) -> None:
+        self.tags: set[int] = set()
+        self._consume = consume
+        for name in ("basic_ack", "basic_nack", "basic_reject"):
+            setattr(channel, name, self._noted(getattr(channel, name)))
+
+    def __call__(self, channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
+        self.tags.add(method.delivery_tag)
+        self._consume(channel, method, properties, body)
+
+    def _noted(self, settle: Callable[..., None]) -> Callable[..., None]:
+        def noted(tag: int, **options: Any) -> None:
+            settle(tag, **options)
+            self.tags.discard(tag)
+
+        return noted
 
 
 def unguarded(desk: Desk) -> Callable[..., None]:

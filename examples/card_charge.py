@@ -18,10 +18,10 @@ from typing import Final
 from onefold import Guard, Policy, current
 
 # Long leases are for long handlers; a short one keeps this example short. A duplicate waits until it is over.
-POLICY: Final = Policy(keep="forever", lease="0.2s", wait="10s", after_crash="rerun")
+POLICY: Final = Policy(keep="forever", lease="2s", wait="30s", after_crash="rerun")
 
 # Far longer than a process needs to start; it bounds the wait for one that does not.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 60.0
 
 
 class Provider:

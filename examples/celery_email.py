@@ -21,7 +21,7 @@ from onefold import Guard, current
 from onefold.queues.celery import guarded
 
 # Far longer than a worker needs to start; it bounds the wait for it.
-PATIENCE: Final = 40.0
+PATIENCE: Final = 90.0
 
 OUTBOX: Final = Path("outbox.log")
 
@@ -30,6 +30,9 @@ app.conf.broker_transport_options = {
     "data_folder_in": "queue",
     "data_folder_out": "queue",
     "control_folder": "control",
+    # Where a message goes once it was read; else it is the folder for temporary files of this machine.
+    "store_processed": True,
+    "processed_folder": "processed",
     "polling_interval": 0.05,
 }
 guard = Guard("sqlite:///onefold.db")
@@ -76,7 +79,7 @@ if __name__ == "__main__" and "worker" in sys.argv:
 elif __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         os.chdir(temporary)
-        for folder in ("queue", "control", "results"):
+        for folder in ("queue", "control", "processed", "results"):
             Path(folder).mkdir()
         main()
         guard.close()

@@ -28,7 +28,7 @@ PUBLISHED: Final = 4
 WORKERS: Final = 2
 
 # Longer than a process needs to start and to empty the queue; it bounds the wait for it.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 90.0
 
 
 class CardGateway:

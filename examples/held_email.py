@@ -17,10 +17,10 @@ from typing import Final
 from onefold import Guard, InProgress, OnHold, Policy, done, rerun
 
 # Long leases are for long handlers; a short one keeps this example short.
-POLICY: Final = Policy(keep="forever", lease="0.2s", after_crash="hold")
+POLICY: Final = Policy(keep="forever", lease="2s", after_crash="hold")
 
 # Far longer than a lease, or than a process needs to start; it bounds the wait for them.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 60.0
 
 
 class MailServer:

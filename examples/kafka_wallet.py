@@ -28,7 +28,7 @@ MESSAGES: Final = 100
 POISON: Final = "not a number"
 
 # Far more than a few hundred messages need.
-SECONDS_MAX: Final = 40.0
+SECONDS_MAX: Final = 120.0
 
 
 def credit(messages: list[Message], *, tx: sa.Connection) -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     logging.getLogger("onefold").addHandler(logging.NullHandler())
     # The mock lives as long as the producer that made it.
     mock = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 3})
-    place = URL or ",".join(f"{one.host}:{one.port}" for one in mock.list_topics(timeout=10).brokers.values())
+    place = URL or ",".join(f"{one.host}:{one.port}" for one in mock.list_topics(timeout=60).brokers.values())
     settings = {"bootstrap.servers": place, "log_level": 3}
     topic = f"wallet-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory() as folder:

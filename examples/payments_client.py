@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,7 @@ import httpx
 from onefold.http.client import Retries, Sent, Transport, intent
 
 # Far more than a process needs to start; it bounds the wait for one that does not.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 60.0
 
 
 class Doomed(httpx.HTTPTransport):
@@ -40,7 +39,7 @@ class Doomed(httpx.HTTPTransport):
 def pay(url: str, order: str, folder: Path, *, doomed: bool = False) -> None:
     """What a sender does with an order: one intent, which ends when the answer is on paper."""
     transport = Transport(Doomed() if doomed else None, retries=Retries(attempts=5, pause=0.05))
-    with httpx.Client(transport=transport, base_url=url, headers={"X-Api-Key": "shop"}) as client:
+    with httpx.Client(transport=transport, base_url=url, headers={"X-Api-Key": "shop"}, timeout=PATIENCE) as client:
         # The server keeps keys for a week: that is its published policy.
         with intent(order, store=f"sqlite:///{folder}/intents.db", server_keeps="7d"):
             answer = client.post("/payments", json={"account": "asha", "amount": 4200})
@@ -70,7 +69,7 @@ def main(folder: Path) -> None:
 
 
 def balance(url: str) -> int:
-    return int(httpx.get(f"{url}/wallets/asha").json()["balance"])
+    return int(httpx.get(f"{url}/wallets/asha", timeout=PATIENCE).json()["balance"])
 
 
 def process(url: str, order: str, folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -80,30 +79,19 @@ def process(url: str, order: str, folder: Path, *options: str) -> subprocess.Pop
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The service on a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """The service on a free port of this machine. Requests wait in the listening socket until it has started."""
     command = ["-m", "uvicorn", "--factory", "payments_api:create_app", "--app-dir", str(Path(__file__).parent)]
-    server = subprocess.Popen(
-        [sys.executable, *command, "--port", str(port), "--log-level", "error"],
-        env={**os.environ, "PAYMENTS_DB": str(folder / "payments.db")},
-    )
-    try:
-        wait_until_it_listens(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
-
-
-def wait_until_it_listens(port: int) -> None:
-    ends = time.monotonic() + PATIENCE
-    while time.monotonic() < ends:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"nothing listens on port {port}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = subprocess.Popen(
+            [sys.executable, *command, "--fd", str(listener.fileno()), "--log-level", "error"],
+            env={**os.environ, "PAYMENTS_DB": str(folder / "payments.db")},
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.terminate()
+            server.wait(PATIENCE)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from onefold.queues.pika import Delivery, guarded, send
 URL: Final = os.environ.get("ONEFOLD_RABBITMQ_URL", "amqp://guest:guest@localhost:5672/%2F")
 
 # Far more than seven messages need.
-SECONDS_MAX: Final = 30.0
+SECONDS_MAX: Final = 120.0
 
 metadata = sa.MetaData()
 wallet = sa.Table(

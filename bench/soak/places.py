@@ -33,6 +33,9 @@ STORES: Final[dict[str, tuple[Mode, ...]]] = {
 
 CONNECT_SECONDS_MAX: Final = 30
 
+# A server that is there has to answer, however long its disk takes. One that is killed refuses at once.
+PATIENCE: Final = "120s"
+
 
 class Room(NamedTuple):
     """An empty place for one run: the store's URL, and the effects that can share a transaction with it."""
@@ -74,7 +77,8 @@ class File:
 
     def room(self, folder: Path) -> Room:
         path = folder / "records.db"
-        return Room(f"sqlite:///{quote(str(path))}?sync={self._sync}", Ledger(partial(sqlite_connection, path)))
+        url = f"sqlite:///{quote(str(path))}?sync={self._sync}&busy_timeout={PATIENCE}"
+        return Room(url, Ledger(partial(sqlite_connection, path)))
 
     def kill(self) -> None:
         raise AssertionError("a file has no server")
@@ -114,13 +118,15 @@ def _postgres_room(server: Server) -> Room:
     import psycopg
 
     url = postgres.Database(server).url
-    return Room(url, Ledger(partial(psycopg.connect, url, connect_timeout=CONNECT_SECONDS_MAX), "%s"))
+    patient = f"{url}?connect_timeout={PATIENCE.removesuffix('s')}&pool_timeout={PATIENCE}"
+    return Room(patient, Ledger(partial(psycopg.connect, url, connect_timeout=CONNECT_SECONDS_MAX), "%s"))
 
 
 def _mariadb_room(server: Server) -> Room:
     database = mariadb.Database(server)
     database.empty()
-    return Room(database.url, Ledger(partial(_mariadb_connection, database.url), "%s"))
+    url = f"{database.url}?connect_timeout={PATIENCE}&read_timeout={PATIENCE}&pool_timeout={PATIENCE}"
+    return Room(url, Ledger(partial(_mariadb_connection, database.url), "%s"))
 
 
 def _mariadb_connection(url: str) -> Any:
@@ -141,7 +147,7 @@ def _mariadb_connection(url: str) -> Any:
 
 def _redis_room(server: Server) -> Room:
     redis.empty(server)
-    return Room(server.url)
+    return Room(f"{server.url}?socket_timeout={PATIENCE}&socket_connect_timeout={PATIENCE}")
 
 
 ROOMS: Final[dict[str, Callable[[Server], Room]]] = {

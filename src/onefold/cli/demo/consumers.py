@@ -77,9 +77,9 @@ def claiming(wallet: Wallet, desk: Desk) -> Handler:
 
 
 def policy(url: str) -> Policy:
-    """A short lease, because somebody is watching; a duplicate waits until it is over."""
+    """A short lease, because somebody is watching; longer than a disk is slow. A duplicate waits until it is over."""
     from onefold import Policy
 
     # DynamoDB's clock ticks in seconds, and its leases are no shorter than ten.
     slow = url.lower().startswith("dynamodb:")
-    return Policy(lease="10s" if slow else "1s", wait="30s" if slow else "10s", keep="1h")
+    return Policy(lease="10s" if slow else "2s", wait="30s", keep="1h")
