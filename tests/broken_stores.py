@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from onefold.stores.base import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Query, Record, State
 from onefold.stores.memory import MemoryStore, Row
+from support import PATIENCE
 
 Answer = Record | Gone | None
 
@@ -659,7 +660,9 @@ class NeverForgets(MemoryStore):
 class PurgesWhatIsNeeded(MemoryStore):
     def purge(self, limit: int) -> int:
         removed = super().purge(limit)
-        self._rows.clear()
+        # As it is locked, another purge does not see its rows change while it goes through them.
+        with self._mutex:
+            self._rows.clear()
         return removed
 
 
@@ -710,7 +713,7 @@ class LooksAndThenWrites(MemoryStore):
             scratch._rows = self._rows.copy()
         answer = scratch.claim(entry, replacing=replacing)
         if threading.current_thread() is not threading.main_thread():
-            self._all_have_looked.wait(10)
+            self._all_have_looked.wait(PATIENCE)
         if answer is None:
             self._rows[entry.address] = scratch._rows[entry.address]
         return answer

@@ -23,10 +23,10 @@ from processes import Notes
 from support import PATIENCE
 
 # Long enough for a renewal on a busy machine, short enough to wait for its end.
-LEASE = 1.5
+LEASE = 2.0
 
-# How long Redis keeps the message of a dead worker from the others; longer than any delay of the tests.
-VISIBILITY = 3
+# How long Redis keeps the message of a dead worker from the others: longer than any test takes. See `give_back`.
+VISIBILITY = 3_600
 
 
 class Setting(NamedTuple):
@@ -137,14 +137,23 @@ def that_return(shop: Shop) -> None:
 
 
 def that_wait(shop: Shop) -> None:
-    @shop.task(bind=True, wait=0.2, max_retries=0)
-    def slow(self: Any, gate: str) -> int:
-        shop.ran("slow", gate, self.request.retries)
-        end = time.monotonic() + PATIENCE
+    def wait_for(gate: str) -> int:
+        end = time.monotonic() + 3 * PATIENCE
         while not (shop.folder / gate).exists():
             assert time.monotonic() < end, "nobody opened the gate"
             time.sleep(0.01)
         return 7
+
+    # Its lease does not end while anybody looks.
+    @shop.task(bind=True, wait=0.2, max_retries=0, policy=shop.guard.policy.but(lease="1h"))
+    def slow(self: Any, gate: str) -> int:
+        shop.ran("slow", gate, self.request.retries)
+        return wait_for(gate)
+
+    @shop.task(wait=0.2)
+    def lasting(gate: str) -> int:
+        shop.ran("lasting", gate)
+        return wait_for(gate)
 
     @shop.task(shop.fragile, bind=True, max_retries=0)
     def fragile(self: Any, name: str) -> str:

@@ -7,21 +7,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
+from redis import Redis
 
 from celery_tasks import Setting, made
 from processes import Notes
 from services.home import Home
 from services.processes import Daemon
+from support import PATIENCE
 
 ROOT = Path(__file__).parent
 
-# Far more than a worker needs to start, or a task to end.
-PATIENCE = 30.0
+# Where kombu notes since when each message is in a worker's hands.
+UNACKED = "unacked_index"
 
 
 class Place:
@@ -50,6 +52,13 @@ class Place:
     def kill(self) -> None:
         """SIGKILL to the worker and all of its children."""
         self._worker.kill()
+
+    def give_back(self) -> None:
+        """After a kill: the time is over for which Redis keeps a message from others. RabbitMQ does it by itself."""
+        if self.setting.broker.startswith("redis"):
+            with closing(Redis.from_url(self.setting.broker)) as redis:
+                taken: Any = redis.zrange(UNACKED, 0, -1)
+                redis.zadd(UNACKED, dict.fromkeys(taken, 1.0))
 
     def start(self) -> None:
         """Once more, after a kill."""

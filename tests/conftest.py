@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import math
+import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,12 +22,42 @@ from wallet import connected, create
 pytest_plugins = ["services.fixtures"]
 
 
+# The servers of the tests are on this machine: no proxy of the environment is asked for them.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_purge_by_chance() -> Iterator[None]:
     """After which delivery a store purges a little is chance: whoever counts statements would fail now and then."""
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(_trickle, "chance", lambda: _trickle.ONE_IN)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_round_trip_is_slow() -> Iterator[None]:
+    """On a busy machine every store is: whoever wants all checks of the doctor green would fail now and then."""
+    with pytest.MonkeyPatch.context() as patching:
+        # The package's own `examine` is the function.
+        patching.setattr(importlib.import_module("onefold.health.examine"), "ROUND_TRIP_SLOW", math.inf)
+        yield
+
+
+@pytest.fixture
+def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A lease that no pause of the machine outlasts; its beats come ten times a second all the same."""
+    monkeypatch.setattr("onefold.heartbeat.BEATS_PER_LEASE", 36_000)
+    return 3_600.0
+
+
+@pytest.fixture
+def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`stall(31)`: the workers have stood still for so many seconds, by their own clock and at once."""
+    stood = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stood), sleep=time.sleep)
+    for reads_it in ("onefold.heartbeat.time", "onefold._steps.time"):
+        monkeypatch.setattr(reads_it, clock)
+    return stood.append
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate, parsedate_to_datetime
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from onefold._model import Address, Claim, Ending, Entry, State
-from onefold.stores._dynamodb_clock import DateClock, count_seconds
+from onefold.stores._dynamodb_clock import DateClock
 from onefold.stores.dynamodb import DynamoDBStore
 
 DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
@@ -68,7 +69,8 @@ def plain_client(url: str, *, attempts: int = 3) -> Iterator[Any]:
     from botocore.config import Config
     from botocore.session import Session
 
-    config = Config(retries={"mode": "standard", "total_max_attempts": attempts}, read_timeout=5, connect_timeout=5)
+    # Patient: what is sent again because a busy machine takes its time would be counted.
+    config = Config(retries={"mode": "standard", "total_max_attempts": attempts}, read_timeout=60, connect_timeout=60)
     place: Any = place_of(url)
     client = Session().create_client("dynamodb", config=config, **place)
     yield client
@@ -112,17 +114,21 @@ class Body:
 
 
 class Line:
-    """The line of a client, on which the `Date` of replies can be changed, or (None) taken away."""
+    """The line of a client, on which the `Date` of replies can be changed, or (None) taken away.
+
+    With `stopped`, every reply is of that moment.
+    """
 
     def __init__(self, client: Any) -> None:
         session = client._endpoint.http_session
         self._send = session.send
         self.skew: float | None = 0.0
+        self.stopped: float | None = None
         session.send = self.send
 
     def send(self, request: Any) -> Any:
         response = self._send(request)
-        moment = parsedate_to_datetime(response.headers["date"]).timestamp()
+        moment = self.stopped or parsedate_to_datetime(response.headers["date"]).timestamp()
         del response.headers["date"]
         if self.skew is not None:
             response.headers["date"] = formatdate(moment + self.skew, usegmt=True)
@@ -130,10 +136,14 @@ class Line:
 
 
 class Time:
-    """A server's time that a test can move: by the `Date` of its replies, and by the counter of those who hear them."""
+    """A server's time that a test can move: by the `Date` of its replies, and by the counter of those who hear them.
+
+    By itself it stands still, so that it does not matter how long the test takes.
+    """
 
     def __init__(self, client: Any) -> None:
         self._line = Line(client)
+        self._line.stopped = self._began = time.time()
         self._passed = 0.0
         self._frozen: dict[int, float] = {}
 
@@ -147,8 +157,8 @@ class Time:
         self._frozen[id(store)] = self._ticks(store)
 
     def _ticks(self, store: DynamoDBStore) -> float:
-        return self._frozen.get(id(store), count_seconds() + self._passed)
+        return self._frozen.get(id(store), self._passed)
 
     def passes(self, seconds: float) -> None:
         self._passed += seconds
-        self._line.skew = self._passed
+        self._line.stopped = self._began + self._passed

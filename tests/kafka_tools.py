@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
@@ -20,10 +20,15 @@ from onefold import AsyncGuard, Guard, Policy
 from onefold.queues import aiokafka as of_aiokafka
 from onefold.queues import confluent_kafka as of_confluent
 from onefold.queues.keys import header
+from support import PATIENCE
 
-# Far more than any test needs; it bounds how long a broken one hangs.
-PATIENCE = 30.0
 POLL = 0.05
+
+# A broker that does not hear of a consumer for so long gives its partitions away, and the consumer counts its attempts
+# anew: not in a test that is about something else. An aiokafka consumer is silent between two steps.
+SESSION_MS = 45_000
+# Where a test waits for that, or for a rebalance: the mock gives the others nearly as long to join again.
+SHORT_SESSION_MS = 3_000
 
 # A client that outlives its server by a moment has nothing to say.
 QUIET = {"log_level": 2}
@@ -33,7 +38,7 @@ CONFIG = {
     "auto.offset.reset": "earliest",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    "session.timeout.ms": 3000,
+    "session.timeout.ms": SESSION_MS,
     "heartbeat.interval.ms": 100,
     # A partition that goes back is read again when the broker has answered the last question.
     "fetch.wait.max.ms": 20,
@@ -41,7 +46,7 @@ CONFIG = {
 ASYNC_CONFIG: dict[str, Any] = {
     "auto_offset_reset": "earliest",
     "enable_auto_commit": False,
-    "session_timeout_ms": 3000,
+    "session_timeout_ms": SESSION_MS,
     "heartbeat_interval_ms": 100,
     "fetch_max_wait_ms": 20,
 }
@@ -256,8 +261,9 @@ def value_of(message: Any) -> bytes:
 
 
 def produce(url: str, topic: str, *messages: tuple[Any, bytes], partition: int = 0, **config: Any) -> None:
-    """Each message as its key, or None, and its value; they are there when this returns."""
-    producer = Producer({"bootstrap.servers": url, **QUIET, **config})
+    """Each message as its key, or None, and its value; they are there when this returns, and are read in one poll."""
+    # One batch, which `flush` sends: the mock answers a fetch with one, and a poll does not wait for the next.
+    producer = Producer({"bootstrap.servers": url, "linger.ms": int(1000 * PATIENCE), **QUIET, **config})
     reports: list[Any] = []
     for key, value in messages:
         headers = [] if key is None else [("idempotency-key", key)]
@@ -280,17 +286,23 @@ def letters_in(url: str, topic: str, count: int) -> list[Message]:
     """So many messages of a topic, from the beginning, and proof that there are no more."""
     with reader(url, "letters") as consumer:
         partitions = consumer.list_topics(topic, timeout=PATIENCE).topics[topic].partitions
-        ends = {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), PATIENCE)[1] for number in partitions
-        }
-        assert sum(ends.values()) == count
+        deadline = time.monotonic() + PATIENCE
+        while (held := _held(consumer, topic, partitions)) < count:
+            assert time.monotonic() < deadline, f"{held} messages, and there should be {count}"
+            time.sleep(POLL)
+        assert held == count
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
         found: list[Message] = []
-        deadline = time.monotonic() + PATIENCE
         while len(found) < count:
             assert time.monotonic() < deadline
             found += [message for message in consumer.consume(count, POLL) if message.error() is None]
     return found
+
+
+def _held(consumer: Consumer, topic: str, partitions: Iterable[int]) -> int:
+    """How many messages the broker has."""
+    places = [TopicPartition(topic, number) for number in partitions]
+    return sum(consumer.get_watermark_offsets(place, PATIENCE)[1] for place in places)
 
 
 def headers_of(message: Message) -> dict[str, Any]:

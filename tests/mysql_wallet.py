@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar, NamedTuple
@@ -24,6 +25,7 @@ import pymysql.cursors
 
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
 from onefold.stores._sql import TABLE
+from support import PATIENCE
 
 SCHEMA = (
     "CREATE TABLE wallet (account VARCHAR(50) PRIMARY KEY, balance INTEGER NOT NULL, CHECK (balance >= 0))",
@@ -107,6 +109,16 @@ class Ledger:
     @property
     def now(self) -> tuple[int, list[str]]:
         return self.balance, self.records
+
+
+def waiting_for_rows(ledger: Ledger, count: int) -> None:
+    """Until so many transactions wait for a row."""
+    ends = time.monotonic() + PATIENCE
+    asked = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    while ledger.rows(asked)[0][0] < count:
+        assert time.monotonic() < ends, "nobody waits"
+        # The server gives whoever asks within a tenth of a second what it gave before.
+        time.sleep(0.15)
 
 
 @contextmanager

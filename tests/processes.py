@@ -15,7 +15,7 @@ from onefold import Guard, OnefoldError
 from onefold._model import Claim, Close, Commit, Ending, Entry, Gone, Record
 from onefold.stores._sqlite_joined import SqliteTransaction
 from onefold.stores.sqlite import SqliteStore
-from support import PATIENCE
+from support import PATIENCE, eventually
 
 # Children are forked from a server that has no threads, and that has imported what takes long.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
@@ -83,6 +83,22 @@ def child(part: Callable[..., Any], *args: Any, stops: tuple[str, ...] = ()) -> 
         born.end()
 
 
+def exit_code(pid: int) -> int:
+    """How a child that was forked by hand has ended; one that hangs is killed."""
+    found: list[int] = []
+
+    def ended() -> bool:
+        over, status = os.waitpid(pid, os.WNOHANG)
+        found.append(status)
+        return over == pid
+
+    if not eventually(ended):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise AssertionError("the child did not come to an end")
+    return os.waitstatus_to_exitcode(found[-1])
+
+
 def _play(pipe: Connection, stops: tuple[str, ...], part: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         answer = part(Stage(pipe, *stops), *args)
@@ -95,7 +111,7 @@ class StoppingStore(SqliteStore):
     """A store in a file that brings its process on the stage before and after everything that ends up in the file."""
 
     def __init__(self, path: Path, stage: Stage) -> None:
-        super().__init__(path)
+        super().__init__(path, busy_timeout=PATIENCE)
         self._stage = stage
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
@@ -163,4 +179,5 @@ class Notes:
 
 def guard_on(path: Path, stage: Stage | None = None, **options: Any) -> Guard:
     """A guard on this file; with a stage, one that stops there."""
-    return Guard(SqliteStore(path) if stage is None else StoppingStore(path, stage), **options)
+    store = SqliteStore(path, busy_timeout=PATIENCE) if stage is None else StoppingStore(path, stage)
+    return Guard(store, **options)

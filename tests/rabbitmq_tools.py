@@ -18,12 +18,10 @@ from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
 from onefold.queues._rabbitmq import Delivery
 from onefold.queues.keys import header
+from support import PATIENCE
 
 Colour = Literal["pika", "aio-pika"]
 COLOURS: Final = ("pika", "aio-pika")
-
-# Far more than any test needs, also while a broker comes back; it bounds how long a broken one hangs.
-PATIENCE: Final = 30.0
 
 # A queue that nobody uses any more goes by itself: AMQP has no word for emptying a broker.
 EXPIRES: Final = {"x-expires": 600_000}
@@ -81,7 +79,11 @@ class Place:
 
 
 class Consumer:
-    """One that consumes in a thread until it is told to stop; it settles what it has begun before it goes."""
+    """One that consumes in a thread until it is told to stop; it settles what it has begun before it goes.
+
+    A queue that looks empty may have given its messages to a consumer that has not begun them, or to one that is dead:
+    wait for `acks`. Once a consumer has gone, what it did not acknowledge is in the queue again.
+    """
 
     def __init__(
         self,
@@ -100,6 +102,9 @@ class Consumer:
         self.prefetch = prefetch
         self.heartbeat = heartbeat
         self.errors: list[BaseException] = []
+        # How many messages it has acknowledged.
+        self.acks = 0
+        self._callback: onefold_pika.GuardedCallback | onefold_aio_pika.GuardedCallback | None = None
         self._loses_its_broker = loses_its_broker
         self._options: dict[str, Any] = {"key": header(), "dead_letter": place.dead, "policy": policy} | options
         self._stop = threading.Event()
@@ -114,10 +119,15 @@ class Consumer:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._stop.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(2 * PATIENCE)
         assert not self._thread.is_alive()
         if kind is None and self.errors and not self._loses_its_broker:
             raise self.errors[0]
+
+    @property
+    def is_leaving(self) -> bool:
+        """It takes no more messages, and waits for those that it has begun."""
+        return self._callback is not None and self._callback._draining
 
     def _caught(self, run: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -133,20 +143,28 @@ class Consumer:
                 self._consume(onefold_pika.guarded(guard, "charge", handler, **self._options))
             finally:
                 # As in a service, the guard outlives a connection.
-                self._stop.wait(PATIENCE)
+                self._stop.wait()
 
     def _consume(self, callback: onefold_pika.GuardedCallback) -> None:
+        self._callback = callback
         parameters = pika.URLParameters(self.place.url)
         parameters.heartbeat = self.heartbeat
         with pika.BlockingConnection(parameters) as connection:
             channel = connection.channel()
             channel.basic_qos(prefetch_count=self.prefetch)
+            ack = channel.basic_ack
+
+            def counted(*arguments: Any, **options: Any) -> None:
+                ack(*arguments, **options)
+                self.acks += 1
+
+            channel.basic_ack = counted  # type: ignore[method-assign]
             channel.basic_consume(self.place.queue, callback)
             self._ready.set()
             while not self._stop.is_set():
                 connection.process_data_events(0.02)
             channel.stop_consuming()
-            assert callback.drain(connection)
+            assert callback.drain(connection, within=PATIENCE)
 
     def _aio_pika(self, store: str, handler: Callable[..., Any]) -> None:
         asyncio.run(self._awaited(store, awaited(handler)))
@@ -154,15 +172,23 @@ class Consumer:
     async def _awaited(self, store: str, handler: Callable[..., Any]) -> None:
         connection = await aio_pika.connect(self.place.url, heartbeat=self.heartbeat)
         async with AsyncGuard(store) as guard, connection:
-            callback = onefold_aio_pika.guarded(guard, "charge", handler, **self._options)
+            callback = self._callback = onefold_aio_pika.guarded(guard, "charge", handler, **self._options)
             channel = await connection.channel()
             await channel.set_qos(self.prefetch)
+            below: Any = await channel.get_underlay_channel()
+            ack = below.basic_ack
+
+            async def counted(*arguments: Any, **options: Any) -> None:
+                await ack(*arguments, **options)
+                self.acks += 1
+
+            below.basic_ack = counted
             queue = await channel.get_queue(self.place.queue)
             tag = await queue.consume(callback)
             self._ready.set()
             await asyncio.to_thread(self._stop.wait)
             await queue.cancel(tag)
-            assert await callback.drain()
+            assert await callback.drain(within=PATIENCE)
 
 
 def awaited(handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ Work is written in sync words. An async desk runs it by `run_sync`, so that each
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
 from onefold.stores._sql import TABLE
 from onefold.stores.base import Record
+from support import eventually
 from wallet import never_opened
 
 T = TypeVar("T")
@@ -103,6 +105,24 @@ def pay(held: Held, key: str, tenant: str = "") -> str:
         {"key": key, "tenant": tenant},
     )
     return "paid"
+
+
+WAITING = {
+    "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND cardinality(pg_blocking_pids(pid)) > 0",
+    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+def somebody_waits(ledger: Ledger) -> None:
+    """Come back once a transaction waits for another."""
+
+    def waiting() -> bool:
+        # MariaDB gives whoever asks within a tenth of a second what it gave before.
+        time.sleep(0.15)
+        return bool(ledger.rows(WAITING[ledger.database])[0][0])
+
+    assert eventually(waiting), "nobody waits"
 
 
 class Desk:

@@ -18,7 +18,7 @@ from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 T = TypeVar("T")
 
 # Far more than any test needs; it bounds how long a broken one hangs.
-PATIENCE: Final = 10.0
+PATIENCE: Final = 60.0
 
 YEAR: Final = 365 * 86_400.0
 

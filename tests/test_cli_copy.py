@@ -19,8 +19,10 @@ from onefold import Guard, Record, State, StoreUnavailable
 from onefold.cli.app import app
 from onefold.stores.base import Gone, Query
 from onefold.stores.sqlite import SqliteStore
-from services.processes import free_port
-from test_cli_records import MAIN, PATIENCE, Shelf, on_a_terminal, refused
+from support import PATIENCE
+from test_cli_records import MAIN, Shelf, closed_port, on_a_terminal, refused
+
+__all__ = ["closed_port"]
 
 
 def onefold(*words: str) -> Result:
@@ -147,12 +149,12 @@ def test_copy_goes_to_a_database_by_whichever_driver_the_url_names(
     ],
 )
 def test_what_cannot_be_copied_is_one_line(
-    old: Shelf, tmp_path: Path, source: str, target: str, status: int, says: str
+    old: Shelf, tmp_path: Path, source: str, target: str, status: int, says: str, closed_port: int
 ) -> None:
     (tmp_path / "notes.txt").write_text("not a database " * 100)
-    port = free_port()
+    places = [place.format(tmp_path, port=closed_port) for place in (source, target)]
 
-    line = refused(onefold("copy", source.format(tmp_path, port=port), target.format(tmp_path, port=port)), status)
+    line = refused(onefold("copy", *places), status)
 
     assert says in line
     assert "geheim" not in line
@@ -305,9 +307,9 @@ def test_rows_that_cannot_be_used_end_with_one_and_a_line(shop: str, new: str) -
     ],
 )
 def test_what_cannot_be_imported_is_one_line(
-    shop: str, new: str, words: list[str], status: int, says: str, tmp_path: Path
+    shop: str, new: str, words: list[str], status: int, says: str, tmp_path: Path, closed_port: int
 ) -> None:
-    line = refused(onefold(*(word.format(shop=shop, new=new, port=free_port()) for word in words)), status)
+    line = refused(onefold(*(word.format(shop=shop, new=new, port=closed_port) for word in words)), status)
 
     assert says in line
     assert "geheim" not in line

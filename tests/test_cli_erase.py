@@ -17,10 +17,10 @@ from onefold import Guard, State
 from onefold.cli import erase as erasing
 from onefold.cli.app import app
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
-from services.processes import free_port
-from test_cli_records import MAIN, PATIENCE, Shelf, on_a_terminal, refused, shelf
+from support import PATIENCE
+from test_cli_records import MAIN, Shelf, closed_port, on_a_terminal, refused, shelf
 
-__all__ = ["shelf"]
+__all__ = ["closed_port", "shelf"]
 
 
 def scopes(store: Any) -> list[str]:
@@ -217,8 +217,10 @@ def test_erase_works_on_every_store(kind: str, request: pytest.FixtureRequest) -
         (["erase", "redis://me:geheim@127.0.0.1:{port}/0", "--scope", "x", "--yes"], 1, "it cannot be reached"),
     ],
 )
-def test_what_cannot_be_erased_is_one_line(words: list[str], status: int, says: str, tmp_path: Path) -> None:
-    asked = [word.format(tmp_path, port=free_port()) for word in words]
+def test_what_cannot_be_erased_is_one_line(
+    words: list[str], status: int, says: str, tmp_path: Path, closed_port: int
+) -> None:
+    asked = [word.format(tmp_path, port=closed_port) for word in words]
 
     line = refused(CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, asked), status)
 

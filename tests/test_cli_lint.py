@@ -16,14 +16,12 @@ from typer.testing import CliRunner, Result
 
 from onefold.cli.app import app
 from onefold.retention import RULES, schema
+from support import PATIENCE
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "retention"
 SEEDS, CORRECTED = str(EXAMPLES / "seeds.yaml"), str(EXAMPLES / "corrected.yaml")
 
 COMMAND = [sys.executable, "-c", "from onefold.cli import main; main()", "lint"]
-
-# Far more than the command takes; it bounds how long a broken one hangs.
-PATIENCE = 60.0
 
 
 def onefold(*words: str) -> Result:

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from onefold import Guard
 from onefold.cli.app import app
 from postgres_tools import through_asyncpg
 from services import postgres
-from services.processes import free_port
 from services.servers import Server
+from support import PATIENCE, eventually
+from test_cli_records import closed_port
 from test_purge_trickle import leave, rows
 
-# Far more than any test needs; it bounds how long a broken one hangs.
-PATIENCE = 30.0
+__all__ = ["closed_port"]
 
 
 def purge(*words: str, **environment: str) -> Result:
@@ -158,8 +157,8 @@ def test_every_store_of_a_file_is_purged(file: str, url: str) -> None:
     ]
 
 
-def test_one_store_of_a_file_that_cannot_be_reached_does_not_keep_the_others(file: str) -> None:
-    bad = f"postgresql://worker:geheim@127.0.0.1:{free_port()}/x"
+def test_one_store_of_a_file_that_cannot_be_reached_does_not_keep_the_others(file: str, closed_port: int) -> None:
+    bad = f"postgresql://worker:geheim@127.0.0.1:{closed_port}/x"
 
     said = purge(file, "--format", "json", DATABASE_URL=bad)
 
@@ -221,23 +220,16 @@ def onefold(*words: str) -> list[str]:
     return [sys.executable, "-c", "from onefold.cli import main; main()", *words]
 
 
-def started(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(onefold(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def eventually(holds: Any) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < ends, "it did not come about"
-        time.sleep(0.02)
+def started(*words: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    return subprocess.Popen(onefold(*words), stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_every_goes_on_until_a_signal_and_ends_with_a_summary(url: str, number: int) -> None:
     with started("purge", url, "--every", "100ms", "--format", "json") as process:
-        eventually(lambda: rows(url) == 1)
+        assert eventually(lambda: rows(url) == 1)
         leave(url, 4)
-        eventually(lambda: rows(url) == 1)
+        assert eventually(lambda: rows(url) == 1)
         process.send_signal(number)
         said, noted = process.communicate(timeout=PATIENCE)
 
@@ -247,37 +239,50 @@ def test_every_goes_on_until_a_signal_and_ends_with_a_summary(url: str, number: 
     assert "Traceback" not in noted
 
 
-def test_a_server_that_goes_away_is_purged_when_it_is_back(own_postgres: Server) -> None:
+def test_a_server_that_goes_away_is_purged_when_it_is_back(own_postgres: Server, tmp_path: Path) -> None:
     leave(own_postgres.url, 2)
-    with started("purge", own_postgres.url, "--every", "100ms") as process:
-        eventually(lambda: rows(own_postgres.url) == 0)
+    # Into a file: a pipe that nobody reads would be full of its complaints where the server is slow to come back.
+    noted = tmp_path / "noted"
+    with noted.open("w") as file, started("purge", own_postgres.url, "--every", "100ms", stderr=file) as process:
+        assert eventually(lambda: rows(own_postgres.url) == 0)
         own_postgres.kill()
-        assert process.stderr is not None
-        line = process.stderr.readline()
+        assert eventually(lambda: "It is tried again at the next pass" in noted.read_text())
         own_postgres.restart()
         leave(own_postgres.url, 3)
-        eventually(lambda: rows(own_postgres.url) == 0)
+        assert eventually(lambda: rows(own_postgres.url) == 0)
         process.send_signal(signal.SIGTERM)
-        _, noted = process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=PATIENCE)
 
-    assert "It is tried again at the next pass" in line
     assert process.returncode == 0
-    assert "5 removed" in noted
+    assert "5 removed" in noted.read_text()
+
+
+# Signals itself in the middle of the third batch.
+SIGNALLED = """
+import os
+from onefold.stores.sqlite import SqliteStore
+purge, asked = SqliteStore.purge, []
+def signalled(self, limit):
+    asked.append(limit)
+    if len(asked) == 3:
+        os.kill(os.getpid(), NUMBER)
+    return purge(self, limit)
+SqliteStore.purge = signalled
+"""
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_end_ends_it_with_its_batch(tmp_path: Path, number: int, status: int) -> None:
-    url = f"sqlite:///{tmp_path}/onefold.db?sync=normal"
-    leave(url, 2_000)
-    with started("purge", url, "--batch", "1", "--format", "json") as process:
-        eventually(lambda: rows(url) < 2_000)
-        process.send_signal(number)
-        said, noted = process.communicate(timeout=PATIENCE)
+def test_a_signal_before_the_end_ends_it_with_its_batch(url: str, number: int, status: int) -> None:
+    program = SIGNALLED.replace("NUMBER", str(int(number))) + "from onefold.cli import main; main()"
+    command = [sys.executable, "-c", program, "purge", url, "--batch", "1", "--format", "json"]
 
-    (store,) = json.loads(said)["stores"]
-    assert process.returncode == status
-    assert (store["removed"], store["finished"]) == (2_000 - rows(url), False)
-    assert "there may be more" in noted
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    (store,) = json.loads(ended.stdout)["stores"]
+    assert ended.returncode == status
+    assert (store["removed"], store["finished"]) == (3, False)
+    assert rows(url) == 5 + 1 - 3
+    assert "there may be more" in ended.stderr
 
 
 def test_on_a_terminal_there_is_a_bar(url: str) -> None:

@@ -14,6 +14,7 @@ import re
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -33,10 +34,7 @@ from onefold.stores import _open
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
 from onefold.stores.sqlite import SqliteStore
-from support import eventually
-
-# Far more than any test needs; it bounds how long a broken one hangs.
-PATIENCE = 20.0
+from support import PATIENCE, eventually
 
 HOLD = Policy(after_crash="hold")
 
@@ -104,6 +102,14 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     yield made
     made.guard.close()
     made.store.close()
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port where nobody listens, and that nobody else gets meanwhile."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield int(kept.getsockname()[1])
 
 
 @pytest.fixture
@@ -913,7 +919,9 @@ def _command(*words: str) -> list[str]:
 
 def _environment(shelf: Shelf) -> dict[str, str]:
     """With a buffer, as people have it: what is left in it at the end is what makes trouble."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    # Nor does it matter what whoever runs these tests wants of colours.
+    foreign = {"PYTHONUNBUFFERED", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
+    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
     return inherited | {"ONEFOLD_STORE": shelf.url}
 
 

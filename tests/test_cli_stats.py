@@ -24,11 +24,10 @@ from onefold.cli.stats import count
 from onefold.cli.top import look
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
-from services.processes import free_port
-from support import Clock
-from test_cli_records import MAIN, PATIENCE, Shelf, process, refused, scheme, shelf
+from support import PATIENCE, Clock
+from test_cli_records import MAIN, Shelf, closed_port, process, refused, scheme, shelf
 
-__all__ = ["scheme", "shelf"]
+__all__ = ["closed_port", "scheme", "shelf"]
 
 NEXT_TO_NOTHING = "10ms"
 
@@ -166,9 +165,9 @@ def test_stats_works_on_every_store(kind: str, request: pytest.FixtureRequest) -
     ],
 )
 def test_a_store_that_cannot_be_looked_at_is_one_line(
-    command: str, url: str, status: int, says: str, tmp_path: Path
+    command: str, url: str, status: int, says: str, tmp_path: Path, closed_port: int
 ) -> None:
-    place = url.format(tmp_path, port=free_port())
+    place = url.format(tmp_path, port=closed_port)
 
     line = refused(CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, [command, place]), status)
 
@@ -195,13 +194,14 @@ def test_what_cannot_be_used_is_wrong_usage(words: list[str], says: str) -> None
 
 def running(store: Any, key: str, **fields: Any) -> Claim:
     address = Address(fields.pop("scope", ""), fields.pop("operation", "charge"), key)
-    claim = Claim(address, os.urandom(16), lease=fields.pop("lease", 60.0), stay=900.0)
+    claim = Claim(address, os.urandom(16), lease=fields.pop("lease", 600.0), stay=900.0)
     assert store.claim(Entry(address=address, token=claim.token, lease=claim.lease, stay=900.0, **fields)) is None
     return claim
 
 
 def test_top_says_what_runs_and_what_is_on_hold(shelf: Shelf) -> None:
-    running(shelf.store, "a", lease=200.0, age=10.0), running(shelf.store, "b", lease=400.0, age=400.0)
+    # A minute short of the next word, so that a slow command says the same.
+    running(shelf.store, "a", lease=239.0, age=10.0), running(shelf.store, "b", lease=400.0, age=361.0)
     running(shelf.store, "c", lease=0.0)
     shelf.hold("d"), shelf.hold("e", operation="mail"), shelf.put("f")
 

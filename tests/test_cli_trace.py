@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from onefold.cli.app import app
 from onefold.trace import report, shelf
 from onefold.trace.lines import Line
+from support import PATIENCE
 
 NOON = 1_794_744_000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -242,7 +243,7 @@ def test_ctrl_c_ends_it_cleanly_and_leaves_nothing_behind(here: Path) -> None:
         child.stdin.write(f"{CLEAN[0]}\n".encode() * 50_000)
         child.stdin.flush()
         child.send_signal(signal.SIGINT)
-        said, complaint = child.communicate(timeout=60)
+        said, complaint = child.communicate(timeout=PATIENCE)
 
     assert child.returncode == 130
     assert said == b""

@@ -39,7 +39,6 @@ from support import PATIENCE, Clock, Elsewhere, Handler, Heard, ProxyStore, die_
 
 SECRET = "sk_live_4242"
 
-SHORT = Policy(lease=0.3)
 HOLD = Policy(after_crash="hold")
 SKIP = Policy(after_crash="skip")
 PROBE = Policy(after_crash=lambda _current: done("receipt"))
@@ -51,8 +50,8 @@ UNGUARDED = Policy(store_down="run")
 class Stage:
     """A store moved by hand, and everything that was told or raised on it."""
 
-    def __init__(self) -> None:
-        self.clock, self.heard = Clock(), Heard()
+    def __init__(self, stall: Callable[[float], None]) -> None:
+        self.clock, self.heard, self.stall = Clock(), Heard(), stall
         self.memory = MemoryStore(clock=self.clock)
         self.proxy = ProxyStore(self.memory)
         self.errors: list[BaseException] = []
@@ -95,6 +94,8 @@ def zombie(stage: Stage) -> Callable[[], None]:
 def unanswered(stage: Stage) -> Callable[[], str]:
     def handler() -> str:
         stage.proxy.die()
+        # Finishing is tried again as long as the lease lasts.
+        stage.proxy.before["finish"] = lambda: stage.stall(31)
         return "paid"
 
     return handler
@@ -149,7 +150,7 @@ STORIES: dict[str, tuple[Callable[[Stage], Any], list[str]]] = {
     "the store is down": (lambda stage: stage.down().run(), ["store_failed", "refused"]),
     "the store is down, run": (lambda stage: stage.down().run(policy=UNGUARDED), ["store_failed", "unprotected"]),
     "the store fails at the end": (
-        lambda stage: stage.run(unanswered(stage), SHORT),
+        lambda stage: stage.run(unanswered(stage)),
         ["started", "store_failed", "not_remembered"],
     ),
     "it is resolved": (
@@ -164,9 +165,9 @@ STORIES: dict[str, tuple[Callable[[Stage], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_events_tell_the_story(story: str) -> None:
+def test_events_tell_the_story(story: str, stall: Callable[[float], None]) -> None:
     play, kinds = STORIES[story]
-    stage = Stage()
+    stage = Stage(stall)
 
     play(stage)
 
@@ -183,8 +184,10 @@ def test_every_kind_of_event_belongs_to_a_story() -> None:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_a_key_never_shows_in_an_error_a_log_or_an_events_detail(story: str, caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage()
+def test_a_key_never_shows_in_an_error_a_log_or_an_events_detail(
+    story: str, caplog: pytest.LogCaptureFixture, stall: Callable[[float], None]
+) -> None:
+    stage = Stage(stall)
     unsubscribe = subscribe(Handler(error=RuntimeError("a listener that fails")))
     try:
         STORIES[story][0](stage)
@@ -295,10 +298,10 @@ def test_an_error_is_carried_to_another_process_with_all_it_knows(carry: Any, er
     assert (arrived.operation, arrived.key, arrived.scope) == ("charge", "pay_1", "acme")
 
 
-def test_every_error_that_a_delivery_can_end_in_is_carried_as_it_was_raised() -> None:
+def test_every_error_that_a_delivery_can_end_in_is_carried_as_it_was_raised(stall: Callable[[float], None]) -> None:
     raised: list[BaseException] = []
     for play, _ in STORIES.values():
-        stage = Stage()
+        stage = Stage(stall)
         play(stage)
         raised += stage.errors
 

@@ -111,10 +111,12 @@ def test_two_functions_on_one_store_in_sixteen_threads_run_each_key_exactly_once
     assert len(store) == 2 * keys
 
 
-at_module_level = AsyncGuard("memory:", policy=Policy(lease=0.3))
+at_module_level = AsyncGuard("memory:")
 
 
-def test_an_async_guard_at_module_level_serves_one_event_loop_after_the_other() -> None:
+def test_an_async_guard_at_module_level_serves_one_event_loop_after_the_other(long_lease: float) -> None:
+    lasting = Policy(lease=long_lease)
+
     async def story(key: str) -> tuple[Outcome[bool], Outcome[bool]]:
         async def until_a_beat() -> bool:
             first = await at_module_level.read("charge", key)
@@ -123,8 +125,8 @@ def test_an_async_guard_at_module_level_serves_one_event_loop_after_the_other() 
                 await asyncio.sleep(0.005)
             return current().lost
 
-        own = await at_module_level.run("charge", key, until_a_beat)
-        return own, await at_module_level.run("charge", "first", until_a_beat)
+        own = await at_module_level.run("charge", key, until_a_beat, policy=lasting)
+        return own, await at_module_level.run("charge", "first", until_a_beat, policy=lasting)
 
     first, second = in_time(story("first")), in_time(story("second"))
 

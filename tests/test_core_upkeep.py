@@ -24,10 +24,12 @@ from onefold import (
     done,
     not_done,
 )
+from onefold.events import Teller
+from onefold.heartbeat import Heartbeat
 from onefold.keys import address
 from onefold.stores.base import Claim, Entry
 from onefold.stores.memory import MemoryStore
-from support import BatchingProxyStore, Clock, Died, ProxyStore
+from support import PATIENCE, BatchingProxyStore, Clock, Died, ProxyStore
 
 
 def heartbeats() -> set[threading.Thread]:
@@ -42,7 +44,32 @@ def test_the_thread_of_a_guard_that_was_dropped_without_a_close_ends() -> None:
 
     del guard
     gc.collect()
-    thread.join(timeout=30)
+    thread.join(PATIENCE)
+
+    assert not thread.is_alive()
+
+
+def test_the_thread_ends_too_where_it_was_the_last_to_know_of_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = Heartbeat(lambda: None, Teller())
+    ours, pause = id(heartbeat), Heartbeat.pause
+    looked, dropped = threading.Event(), threading.Event()
+
+    def slowly(self: Heartbeat) -> float:
+        if id(self) != ours:
+            return pause(self)
+        looked.set()
+        dropped.wait(PATIENCE)
+        return math.inf
+
+    monkeypatch.setattr(Heartbeat, "pause", slowly)
+    before = heartbeats()
+    heartbeat.watch([Claim(address("charge", "pay_1"), b"token", lease=3_600.0)], time.monotonic())
+    (thread,) = heartbeats() - before
+    assert looked.wait(PATIENCE)
+
+    del heartbeat
+    dropped.set()
+    thread.join(PATIENCE)
 
     assert not thread.is_alive()
 
@@ -113,6 +140,7 @@ def test_what_came_back_to_life_since_it_was_seen_is_not_forgotten() -> None:
 
         with pytest.raises(InProgress):
             guard.forget("charge", "pay_1")
+        store.down.clear()
 
     guard.run("charge", "pay_1", handler, policy=Policy(lease=30, keep=3600))
 

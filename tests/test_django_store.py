@@ -15,14 +15,14 @@ pytest.importorskip("django")
 from django.db import Error, connections, transaction
 
 from django_project import Counter, alias_of, configure, described, ledger_at, payments, project
-from onefold import AsyncGuard, Guard, Policy, RememberedFailure, StoreUnavailable, UsageError
+from onefold import AsyncGuard, Guard, Policy, RememberedFailure, StoreUnavailable, UsageError, heartbeat
 from onefold.stores import _mysql_through as mysql
 from onefold.stores._django_links import in_transaction
 from onefold.stores.django import DjangoStore
 from onefold.testing import StoreContract
 from services.proxy import Proxy
 from sqlalchemy_wallet import Ledger
-from support import Died, Handler
+from support import PATIENCE, Died, Handler, elsewhere
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -316,16 +316,12 @@ def test_a_claim_in_a_callers_block_is_seen_at_once_and_stays_when_the_block_rol
 
 
 def _in_another_thread(work: Callable[..., Any], at: Counter, *args: Any) -> Any:
-    answers: list[Any] = []
-
-    def answer() -> None:
-        answers.append(work(at, *args))
+    def answer() -> Any:
+        found = work(at, *args)
         connections[at.alias].close()
+        return found
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    thread.join(10)
-    return answers[0]
+    return elsewhere(answer)
 
 
 @contextmanager
@@ -365,8 +361,9 @@ def test_connections_beside_are_few_and_kept_where_django_keeps_its_own(ledger: 
         assert [link.connection.connection is not None for link in idle] == [age is None]
 
 
-def test_the_heartbeat_leaves_no_connection_open_in_its_thread(at: Counter) -> None:
-    at.guard = Guard(f"django://{at.alias}", policy=Policy(lease=1.0))
+def test_the_heartbeat_leaves_no_connection_open_in_its_thread(at: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten times a second, of a lease that does not run out on a busy machine.
+    monkeypatch.setattr(heartbeat, "BEATS_PER_LEASE", 300)
     beaten = threading.Event()
     extend_all, seen = at.guard.store.extend_all, []
 
@@ -377,7 +374,7 @@ def test_the_heartbeat_leaves_no_connection_open_in_its_thread(at: Counter) -> N
         return answers
 
     at.guard.store.extend_all = watched
-    at.guard.run("charge", "c1", lambda: beaten.wait(10))
+    at.guard.run("charge", "c1", lambda: beaten.wait(PATIENCE))
     at.guard.close()
 
     assert seen[0] == ([True], None)

@@ -16,8 +16,7 @@ from onefold._model import State
 from onefold.stores import _dynamodb_schema as schema
 from onefold.stores.base import Query
 from onefold.stores.dynamodb import DynamoDBStore, apply_schema, describe_schema, open_store
-
-PATIENCE = 60.0
+from support import PATIENCE
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ def test_time_to_live_that_cannot_be_turned_on_is_told(dynamodb_url: str, client
 def _race(start: Any, url: str, answers: Any) -> None:
     with closing(open_store(url)) as store:
         store._clients.get()
-        start.wait(PATIENCE)
+        start.wait(3 * PATIENCE)
         answers.put(store.claim(entry()) is None)
 
 
@@ -143,7 +142,7 @@ def test_of_many_processes_that_start_together_one_makes_the_table(dynamodb_url:
         process.start()
     try:
         for process in processes:
-            process.join(PATIENCE)
+            process.join(3 * PATIENCE)
             assert process.exitcode == 0, "a process failed"
         assert sorted(answers.get() for _ in processes) == [False, False, False, True]
     finally:

@@ -23,6 +23,7 @@ from onefold import (
     not_done,
     unknown,
 )
+from onefold.stores.base import Query
 from onefold.stores.memory import AsyncMemoryStore
 from support import (
     EVERYTHING,
@@ -36,7 +37,6 @@ from support import (
     ProxyStore,
     die_running,
     elsewhere,
-    eventually,
 )
 
 HOLD = Policy(after_crash="hold")
@@ -227,16 +227,17 @@ def test_a_batch_above_the_bound_is_taken_in_parts_that_share_nothing_but_the_st
     assert not consumer.batching or consumer.proxy.calls == {"claim_all": 2, "close_all": 2}
 
 
-def test_a_store_that_fails_at_the_end_of_a_batch_loses_no_value() -> None:
+def test_a_store_that_fails_at_the_end_of_a_batch_loses_no_value(stall: Callable[[float], None]) -> None:
     consumer = Consumer(awaited=False, batching=True)
-    short = Policy(lease=0.3)
 
     def handler(message: str) -> str:
         if message == "b":
             consumer.proxy.die()
+            # Finishing is tried again as long as the lease lasts.
+            consumer.proxy.before["finish"] = lambda: stall(31)
         return message
 
-    results = consumer.poll(["a", "b"], handler, short)
+    results = consumer.poll(["a", "b"], handler)
 
     assert [(result.value, result.remembered) for result in results] == [("a", False), ("b", False)]
 
@@ -306,33 +307,38 @@ def test_an_abandoned_message_under_a_probe_is_asked_for_and_its_neighbours_run(
     assert [result.replayed for result in results] == [True, False]
 
 
-def test_the_heartbeat_keeps_the_whole_batch_while_its_first_handler_runs() -> None:
+def test_the_heartbeat_keeps_the_whole_batch_while_its_first_handler_runs(long_lease: float) -> None:
     consumer = Consumer(awaited=False, batching=True)
 
     def handler(message: str) -> str:
         for _ in range(2 if message == "a" else 0):
-            consumer.clock.advance(0.25)
+            consumer.clock.advance(long_lease * 0.9)
             consumer.proxy.wait_for("extend_all", consumer.proxy.count("extend_all") + 2)
+        left = [record.lease_left for record in consumer.memory.browse(Query(state=State.RUNNING), 9)]
+        assert min(left) > 0
         return message
 
-    results = consumer.poll(["a", "b", "c"], handler, Policy(lease=0.3))
+    results = consumer.poll(["a", "b", "c"], handler, Policy(lease=long_lease))
 
     assert shown(results) == ["a", "b", "c"]
 
 
-def test_a_handler_whose_claim_ended_while_it_waited_for_its_turn_does_not_start() -> None:
+def test_a_handler_whose_claim_ended_while_it_waited_for_its_turn_does_not_start(
+    stall: Callable[[float], None],
+) -> None:
     consumer = Consumer(awaited=False, batching=True)
     consumer.proxy.down = {*EVERYTHING} - {"claim_all", "close_all", "finish"}
     started: list[str] = []
 
     def handler(message: str) -> str:
         started.append(message)
-        assert eventually(lambda: current().lost)
+        stall(31)
+        assert current().lost
         consumer.clock.advance(31)
         elsewhere(lambda: Guard(consumer.memory).run("charge", "b", lambda: "theirs"))
         return message
 
-    results = consumer.poll(["a", "b"], handler, Policy(lease=0.3))
+    results = consumer.poll(["a", "b"], handler)
 
     assert started == ["a"]
     assert shown(results) in (["a", InProgress], ["a", "theirs"])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from onefold import AsyncGuard, Guard, InsideItself, Outcome, Policy, current
+from onefold._model import Claim
 from onefold.stores.memory import MemoryStore
-from support import PATIENCE, Elsewhere, Handler, ProxyStore, in_own_context, in_time
+from support import PATIENCE, Elsewhere, Handler, ProxyStore, eventually, in_own_context, in_time
 
 # A duplicate that waited for itself would hang as long as this.
 PATIENT = Policy(wait=PATIENCE)
@@ -126,60 +130,85 @@ def test_many_threads_on_one_guard_run_each_key_once() -> None:
     assert values == [[str(key) for key in range(50)]] * 8
 
 
+class ForkedBetweenBeats(ProxyStore):
+    """Forks while no beat is under way: the child would inherit its locks, which nobody is left to open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._beating = threading.Lock()
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        with self._beating:
+            return super().extend(claim, notes)
+
+    def status_of_a_child(self, work: Callable[[], int]) -> int:
+        """What this work answers in a forked child, as its exit status."""
+        with self._beating:
+            child = os.fork()
+        if child == 0:  # pragma: no cover - another process
+            try:
+                os._exit(work())
+            finally:
+                os._exit(99)
+        ended: list[int] = []
+
+        def has_ended() -> bool:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            ended.extend([os.waitstatus_to_exitcode(status)] if pid else [])
+            return bool(pid)
+
+        if not eventually(has_ended):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError("the child does not end")
+        return ended[0]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="THIS SYSTEM HAS NO FORK: that a guard survives one is not proven")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_claims_and_a_heartbeat_of_its_own() -> None:
-    proxy = ProxyStore()
-    guard = Guard(proxy, policy=Policy(lease=0.3))
+def test_a_forked_child_has_claims_and_a_heartbeat_of_its_own(long_lease: float) -> None:
+    proxy = ForkedBetweenBeats()
+    guard = Guard(proxy, policy=Policy(lease=long_lease))
     guard.run("charge", "before the fork", lambda: proxy.wait_for("extend", 1))
 
-    child = os.fork()
-    if child == 0:  # pragma: no cover - another process
-        try:
-            guard.run("charge", "in the child", lambda: proxy.wait_for("extend", proxy.count("extend") + 2))
-            assert guard.run("charge", "before the fork", pytest.fail).replayed
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
+    def child() -> int:
+        guard.run("charge", "in the child", lambda: proxy.wait_for("extend", proxy.count("extend") + 2))
+        return 0 if guard.run("charge", "before the fork", pytest.fail).replayed else 1
 
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert proxy.status_of_a_child(child) == 0
     assert guard.read("charge", "in the child") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="THIS SYSTEM HAS NO FORK: that a guard survives one is not proven")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_does_not_keep_its_parents_claims_alive() -> None:
-    proxy = ProxyStore()
-    guard = Guard(proxy, policy=Policy(lease=0.3))
+def test_a_forked_child_does_not_keep_its_parents_claims_alive(long_lease: float) -> None:
+    proxy = ForkedBetweenBeats()
+    guard = Guard(proxy, policy=Policy(lease=long_lease))
 
-    def handler() -> int:
-        child = os.fork()
-        if child == 0:  # pragma: no cover - another process
-            proxy.extended.clear()
-            guard.run("charge", "in the child", lambda: proxy.wait_for("extend", proxy.count("extend") + 3))
-            os._exit(len(set(proxy.extended)))
-        _, status = os.waitpid(child, 0)
-        return os.waitstatus_to_exitcode(status)
+    def child() -> int:
+        proxy.extended.clear()
+        guard.run("charge", "in the child", lambda: proxy.wait_for("extend", proxy.count("extend") + 3))
+        return len(set(proxy.extended))
 
-    assert guard.run("charge", "in the parent", handler).value == 1
+    assert guard.run("charge", "in the parent", lambda: proxy.status_of_a_child(child)).value == 1
 
 
 GEVENT = """
 import gevent.monkey
 gevent.monkey.patch_all()
 import gevent
-from onefold import Guard, Policy, State, current
-guard, starts = Guard("memory:", policy=Policy(wait=10, lease=0.3)), []
+from onefold import Guard, Policy, State, current, heartbeat
+heartbeat.BEATS_PER_LEASE = 36_000  # ten beats a second, and a lease that no pause of the machine outlasts
+guard, starts = Guard("memory:", policy=Policy(wait=60, lease=3_600)), []
 def handler(key):
     mine, first = current(), guard.read("charge", key).revision
-    while guard.read("charge", key).revision < first + 4:  # longer than a lease: the heartbeat is a greenlet now
+    while guard.read("charge", key).revision < first + 4:  # the heartbeat is a greenlet now
         gevent.sleep(0.005)
     assert current() is mine and mine.key == str(key) and not mine.lost
     starts.append(key)
     return key
 jobs = [gevent.spawn(lambda key=n % 5: guard.run("charge", key, lambda: handler(key)).value) for n in range(20)]
-gevent.joinall(jobs, raise_error=True, timeout=10)
+gevent.joinall(jobs, raise_error=True, timeout=60)
 print(sorted(starts), [job.value for job in jobs] == [n % 5 for n in range(20)])
 """
 
@@ -187,6 +216,6 @@ print(sorted(starts), [job.value for job in jobs] == [n % 5 for n in range(20)])
 def test_under_gevent_each_greenlet_keeps_its_own_claim() -> None:
     command = [sys.executable, "-c", GEVENT]
 
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=2 * PATIENCE)
 
     assert (ran.stdout, ran.returncode) == ("[0, 1, 2, 3, 4] True\n", 0), ran.stderr

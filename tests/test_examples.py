@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 # Far more than an example takes; it bounds how long a broken one hangs.
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 # The examples that need a server, and the variable by which they are told of ours.
 SERVERS = {"rabbitmq_worker": ("ONEFOLD_RABBITMQ_URL", "rabbitmq_url")}

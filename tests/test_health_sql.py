@@ -22,6 +22,7 @@ from postgres_tools import rows, tables
 from services import postgres as postgres_server
 from services.house import House
 from services.servers import Server
+from support import eventually
 
 NOBODY = 65_534
 
@@ -178,6 +179,8 @@ def test_asynchronous_commits_are_red(postgres_url: str) -> None:
 
 def test_local_commits_beside_synchronous_standbys_are_yellow(own_postgres: Server) -> None:
     run(own_postgres.url, "ALTER SYSTEM SET synchronous_standby_names = 'other'", "SELECT pg_reload_conf()")
+    # It is told to read them again, and not waited for.
+    assert eventually(lambda: rows(own_postgres.url, "SHOW synchronous_standby_names") == [("other",)])
     url = set_for_session(own_postgres.url, synchronous_commit="local")
     use(url)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -173,5 +174,7 @@ class Slow(Foreign):
         return super().read(address)
 
 
-def test_a_slow_round_trip_is_yellow() -> None:
+def test_a_slow_round_trip_is_yellow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["onefold.health.examine"], "ROUND_TRIP_SLOW", ROUND_TRIP_SLOW)
+
     assert grades(examine(Slow()))["round trip"] is YELLOW

@@ -20,7 +20,7 @@ import pytest
 import requests
 import tenacity
 
-from http_service.process import serving
+from http_service.process import records_in, serving
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, OutcomeUnknown, StoreUnavailable, UsageError
 from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Sent, Transport, intent
@@ -33,7 +33,7 @@ from support import AsyncProxyStore, Clock, ProxyStore
 # As patient as the default, in less time.
 QUICK = Retries(pause=0.01, retry_after_max=0.01)
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def quick(retries: Retries = QUICK) -> Transport:
@@ -53,6 +53,8 @@ class Sync:
     """httpx, blocking."""
 
     errors: Any = httpx.TransportError
+    # Patient while it connects and sends, and then not.
+    impatient: Any = httpx.Timeout(PATIENCE, read=0.1)
 
     def __init__(self, retries: Retries = QUICK, **options: Any) -> None:
         self.retries = retries
@@ -104,6 +106,7 @@ class Requests(Sync):
     """requests."""
 
     errors = requests.RequestException
+    impatient = (PATIENCE, 0.1)
 
     def send(self, url: str, method: str = "POST", around: Any = None, **request: Any) -> Heard:
         if "content" in request:
@@ -195,7 +198,7 @@ def test_a_key_of_the_callers_own_is_kept(server: Scripted, client: Any) -> None
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_other_methods_are_passed_on_as_they_are(server: Scripted, method: str) -> None:
     server.script = [Say(500)]
-    with httpx.Client(transport=quick()) as client:
+    with httpx.Client(transport=quick(), timeout=PATIENCE) as client:
         answer = client.request(method, server.url)
     with requests.Session() as session:
         session.mount("http://", Adapter(retries=QUICK))
@@ -250,14 +253,19 @@ def test_a_timeout_is_a_lost_answer(server: Scripted, kind: Any) -> None:
     server.flows.clear()
 
     with pytest.raises(kind.errors):
-        kind(QUICK._replace(attempts=2), timeout=0.1).send(server.url, content=b"{}")
+        kind(QUICK._replace(attempts=2), timeout=kind.impatient).send(server.url, content=b"{}")
 
+    # Both were sent; when the server has read them is its own affair.
+    assert all(server.arrived.acquire(timeout=PATIENCE) for _ in range(2))
     assert len(server.got) == 2
     assert len(set(server.keys)) == 1
 
 
 def test_a_request_that_cannot_be_written_is_not_retried() -> None:
-    with httpx.Client(transport=quick()) as client, pytest.raises(httpx.UnsupportedProtocol) as raised:
+    with (
+        httpx.Client(transport=quick(), timeout=PATIENCE) as client,
+        pytest.raises(httpx.UnsupportedProtocol) as raised,
+    ):
         client.post("ftp://127.0.0.1/", content=b"{}")
 
     assert not hasattr(raised.value, "onefold")
@@ -267,7 +275,7 @@ def test_a_certificate_that_is_broken_stays_broken(server: Scripted) -> None:
     with requests.Session() as session:
         session.mount("https://", Adapter(retries=QUICK))
         with pytest.raises(requests.exceptions.SSLError) as raised:
-            session.post(server.url.replace("http:", "https:"), data=b"{}")
+            session.post(server.url.replace("http:", "https:"), data=b"{}", timeout=PATIENCE)
 
     error: Any = raised.value
     assert len(error.onefold.attempts) == 1
@@ -292,7 +300,10 @@ async def parts_of(*parts: bytes) -> Any:
 def test_a_stream_is_handed_out_live(server: Scripted) -> None:
     server.script = [Say(200, chunked=True, body=b"a stream")]
     transport = quick()
-    with httpx.Client(transport=transport) as client, client.stream("POST", server.url, content=b"{}") as answer:
+    with (
+        httpx.Client(transport=transport, timeout=PATIENCE) as client,
+        client.stream("POST", server.url, content=b"{}") as answer,
+    ):
         assert not answer.is_stream_consumed
         assert b"".join(answer.iter_raw()) == b"a stream"
     with requests.Session() as session:
@@ -342,8 +353,8 @@ def test_pauses_double_with_jitter_and_come_after_what_the_server_asks_for() -> 
         ("", 0, 0),
         ("soon", 0, 0),
         ("-3", 0, 0),
-        (lambda now: format_datetime(now + timedelta(seconds=100), usegmt=True), 90, 100),
-        (lambda now: format_datetime(now.replace(tzinfo=None) + timedelta(seconds=100)), 90, 100),
+        (lambda now: format_datetime(now + timedelta(seconds=3_600), usegmt=True), 3_000, 3_600),
+        (lambda now: format_datetime(now.replace(tzinfo=None) + timedelta(seconds=3_600)), 3_000, 3_600),
         (lambda now: format_datetime(now - timedelta(seconds=100), usegmt=True), 0, 0),
     ],
 )
@@ -453,7 +464,7 @@ def pay_and_fail(client: httpx.Client, url: str, kept: Guard) -> None:
 
 def test_an_intent_does_not_end_on_an_exception_though_the_answer_was_final(server: Scripted) -> None:
     kept = Guard("memory:")
-    with httpx.Client(transport=quick()) as client:
+    with httpx.Client(transport=quick(), timeout=PATIENCE) as client:
         with pytest.raises(RuntimeError, match="the disk is full"):
             pay_and_fail(client, server.url, kept)
         with intent("pay-order-42", store=kept) as again:
@@ -485,7 +496,7 @@ def test_another_request_under_the_same_intent_is_refused_and_nothing_is_sent(
 
 
 def test_an_intent_is_one_request(server: Scripted) -> None:
-    with httpx.Client(transport=quick()) as client, intent("pay-order-42", store="memory:"):
+    with httpx.Client(transport=quick(), timeout=PATIENCE) as client, intent("pay-order-42", store="memory:"):
         client.post(server.url, content=b"{}")
         client.post(server.url, content=b"{}")
         with pytest.raises(UsageError, match="another one was sent inside it"):
@@ -500,7 +511,10 @@ def test_a_redirect_inside_of_an_intent_keeps_the_key(server: Scripted) -> None:
     server.script = [Say(307, [("Location", "/v2")]), Say()]
     kept = Guard("memory:")
     transport = quick()
-    with httpx.Client(transport=transport, follow_redirects=True) as client, intent("pay-order-42", store=kept):
+    with (
+        httpx.Client(transport=transport, follow_redirects=True, timeout=PATIENCE) as client,
+        intent("pay-order-42", store=kept),
+    ):
         client.post(server.url, content=b"{}")
 
     assert [one.path for one in server.got] == ["/", "/v2"]
@@ -552,7 +566,7 @@ def test_the_colour_of_an_intent_is_the_colour_of_its_client(server: Scripted) -
         ) as client:
             with intent("pay-order-42", store="memory:"), pytest.raises(UsageError, match="async one"):
                 await client.post(server.url, content=b"{}")
-        with httpx.Client(transport=quick()) as blocking:
+        with httpx.Client(transport=quick(), timeout=PATIENCE) as blocking:
             async with intent("pay-order-42", store="memory:"):
                 with pytest.raises(UsageError, match="blocking one"):
                     blocking.post(server.url, content=b"{}")  # noqa: ASYNC212 - it is refused for that
@@ -579,7 +593,7 @@ import sys, httpx
 from onefold.http.client import Transport, Retries, intent
 
 url, store = sys.argv[1:]
-with httpx.Client(transport=Transport(retries=Retries(pause=0.01)), timeout=30.0) as client:
+with httpx.Client(transport=Transport(retries=Retries(pause=0.01)), timeout=120.0) as client:
     with intent("pay-order-42", store=store):
         answer = client.post(url, json={"amount": 5})
 print(answer.status_code, answer.extensions["onefold"].replayed)
@@ -612,7 +626,7 @@ def test_an_intent_survives_the_death_of_its_process(server: Scripted, tmp_path:
 
 def test_a_killed_sender_and_a_lost_answer_charge_once(tmp_path: Path) -> None:
     """End to end, with a service of ours: the answer is lost twice, the first sender dies, and one payment is made."""
-    with serving("asgi", f"sqlite:///{tmp_path}/records.db", tmp_path) as service, Proxy(service.url) as proxy:
+    with serving("asgi", records_in(tmp_path), tmp_path) as service, Proxy(service.url) as proxy:
         url = f"{proxy.url()}/below/pay?name=order"
         sends: dict[str, Any] = {"json": {"amount": 5}, "headers": {"X-Api-Key": "asha"}}
         store = f"sqlite:///{tmp_path}/intents.db"

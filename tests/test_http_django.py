@@ -9,13 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from http_service.process import Service, serving
+from http_service.process import Service, records_in, serving
+
+# Far more than an answer needs; it bounds how long a broken server hangs a test.
+PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module", params=["django views", "django views on asgi"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Service]]:
     folder = tmp_path_factory.mktemp("django")
-    with serving(request.param, f"sqlite:///{folder}/records.db", folder) as service:
+    with serving(request.param, records_in(folder), folder) as service:
         yield request.param, service
 
 
@@ -26,7 +29,7 @@ def service(place: tuple[str, Service]) -> Service:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, timeout=30.0) as client:
+    with httpx.Client(base_url=service.url, timeout=PATIENCE) as client:
         yield client
 
 
@@ -213,7 +216,7 @@ def test_a_body_that_was_read_before_its_view_is_a_bug_and_not_an_empty_body(sen
 @pytest.fixture(scope="module")
 def litestar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("litestar")
-    with serving("litestar", f"sqlite:///{folder}/records.db", folder) as service:
+    with serving("litestar", records_in(folder), folder) as service:
         yield service
 
 
@@ -222,7 +225,7 @@ def test_litestar_is_guarded_by_the_middleware(litestar: Service, name: str) -> 
         headers = {"X-Api-Key": "asha", "Idempotency-Key": f"{name}-{key}", "Connection": "close"}
         return [http.post(path, params={"name": name}, json={"amount": 5}, headers=headers) for _ in range(2)]
 
-    with httpx.Client(base_url=litestar.url, timeout=30.0) as http:
+    with httpx.Client(base_url=litestar.url, timeout=PATIENCE) as http:
         paid, missing, broken, streamed = (post(f"/{what}", what) for what in ("pay", "missing", "boom", "stream"))
 
     assert [(one.status_code, one.json()) for one in paid] == [(201, {"key": f"{name}-pay", "amount": 5})] * 2

@@ -482,7 +482,6 @@ def test_a_handler_that_has_lost_its_claim_is_told() -> None:
 def test_a_claim_that_is_lost_in_the_middle_of_a_stream_does_not_end_the_stream() -> None:
     async def story() -> None:
         store, goes_on = AsyncProxyStore(), asyncio.Event()
-        store.down.update({"extend", "extend_all"})
         guard = AsyncGuard(store, policy=Policy(lease=0.5, cancel_when_lost=True))
         router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
 
@@ -499,7 +498,8 @@ def test_a_claim_that_is_lost_in_the_middle_of_a_stream_does_not_end_the_stream(
         running = asyncio.ensure_future(visitor.visit())
         while visitor.body != b"one ":  # noqa: ASYNC110 - what is waited for knows nothing of us
             await asyncio.sleep(0.01)
-        # Longer than the lease, which nobody could renew.
+        # From here on nobody can renew the lease, and this is longer than it.
+        store.down.update({"extend", "extend_all"})
         await asyncio.sleep(0.7)
         goes_on.set()
         await running

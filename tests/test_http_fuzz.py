@@ -24,6 +24,9 @@ from onefold.http.asgi import single_tenant
 COUNT = 10_000
 SEED = 20_261_115
 
+# Far more than a request needs.
+PATIENCE = 120.0
+
 # What structured fields are made of, and what they are not.
 PIECES = [
     b'"', b"\\", b";", b",", b"=", b":", b"?1", b"@", b"%", b"(", b")", b"*", b" ", b"\t", b"\0", b"\x7f", b"\x80",
@@ -119,12 +122,14 @@ def test_schemathesis_finds_no_server_error_in_the_example(tmp_path: Path, seed:
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json"),
                 *("--checks", checks, "--max-examples", "30", "--seed", seed, "--header", "X-Api-Key: shop"),
                 *("--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--no-color"),
+                # How fast this machine is, and whether it rests for a while, is not what is tested.
+                *("--request-timeout", f"{PATIENCE:g}", "--suppress-health-check", "too_slow"),
             ],
             cwd=tmp_path,
             env={**os.environ, "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE * 5,
             check=False,
         )
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from http_service.process import SERVERS, Service, serving
+from http_service.process import SERVERS, Service, records_in, serving
 from http_service.wire import Raw, Wire, post_of
 from services.postgres import Database
 from services.servers import Server
@@ -33,7 +33,7 @@ PLACES = [
 # A view's answer is read to its end before it is sent.
 BUFFERED = {"django", "flask"}
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def framework_and_service(
 ) -> Iterator[tuple[str, Service]]:
     framework, store = request.param
     folder = tmp_path_factory.mktemp(f"{framework}-{store}")
-    url = f"sqlite:///{folder}/records.db" if store == "sqlite" else request.getfixturevalue(f"http_{store}_url")
+    url = records_in(folder) if store == "sqlite" else request.getfixturevalue(f"http_{store}_url")
     with serving(framework, url, folder) as service:
         yield framework, service
 

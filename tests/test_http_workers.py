@@ -15,15 +15,15 @@ import httpx
 import pytest
 
 from http_service import payments
-from http_service.process import Service
+from http_service.process import Service, records_in
 from http_service.process import serving as serving_framework
 from onefold.http.client import Retries, Transport
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 TWO_WORKERS = ("--workers", "2")
 
 # Patient enough for a lease, and for a worker that has to start again.
-RETRIES = Retries(attempts=60, pause=0.1, pause_max=0.2, retry_after_max=0.1)
+RETRIES = Retries(attempts=300, pause=0.1, pause_max=0.2, retry_after_max=0.1)
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -57,7 +57,7 @@ def test_a_worker_is_killed_during_a_charge_and_the_wallet_is_charged_once(tmp_p
         # Committed before the crash, or not: one charge in any case, and the client has its receipt.
         assert answer.status_code == 201, service.log()
         assert answer.json() == {"id": 1, "account": "asha", "amount": 4200, "balance": 5800}
-        assert answer.extensions["onefold"].attempts[0].error is not None
+        assert any(attempt.error for attempt in answer.extensions["onefold"].attempts)
         assert payments.payments(tmp_path) == (1, 5800)
 
 
@@ -88,7 +88,7 @@ DUPLICATES = 200
 
 @pytest.fixture(params=["asgi", "wsgi"])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
-    with serving_framework(request.param, f"sqlite:///{tmp_path}/records.db", tmp_path) as service:
+    with serving_framework(request.param, records_in(tmp_path), tmp_path) as service:
         yield service
 
 
@@ -100,7 +100,7 @@ def test_two_hundred_duplicates_of_one_slow_request_run_once_and_pin_nobody(
     gate = service.gate("slow")
     before = sockets(service)
 
-    async def story() -> tuple[httpx.Response, list[httpx.Response], httpx.Response, float]:
+    async def story() -> tuple[httpx.Response, list[httpx.Response], httpx.Response]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         transport = httpx.AsyncHTTPTransport(verify=False, limits=limits)
         async with httpx.AsyncClient(transport=transport, base_url=service.url, timeout=PATIENCE) as client:
@@ -113,21 +113,19 @@ def test_two_hundred_duplicates_of_one_slow_request_run_once_and_pin_nobody(
             while service.effects("slow") == 0:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.01)
             duplicates = await asyncio.gather(*(send(gate=str(gate)) for _ in range(DUPLICATES)))
-            # All have their answers, and the first one still runs: nobody else is kept by it.
-            began = time.monotonic()
             other = await send(key="other", name="other")
-            took = time.monotonic() - began
+            # All have their answers, and the first one still runs: nobody else is kept by it.
+            assert not first.done()
             while sockets(service) > before + 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             gate.touch()
-            return await first, duplicates, other, took
+            return await first, duplicates, other
 
-    first, duplicates, other, took = asyncio.run(asyncio.wait_for(story(), PATIENCE * 3))
+    first, duplicates, other = asyncio.run(asyncio.wait_for(story(), PATIENCE * 2))
 
     assert (first.status_code, other.status_code) == (200, 200)
     assert {one.status_code for one in duplicates} == {409}
     assert {one.json()["code"] for one in duplicates} == {"in_progress"}
-    assert took < PATIENCE / 3
     assert service.effects("slow") == 1
 
 
@@ -149,7 +147,7 @@ def test_two_hundred_that_wait_all_get_the_same_bytes_or_a_409(service: Service)
             gate.touch()
             return await asyncio.gather(*sent)
 
-    answers = asyncio.run(asyncio.wait_for(story(), PATIENCE * 3))
+    answers = asyncio.run(asyncio.wait_for(story(), PATIENCE * 2))
 
     assert {one.status_code for one in answers} <= {200, 409}
     assert len({one.content for one in answers if one.status_code == 200}) == 1

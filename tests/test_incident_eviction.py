@@ -19,16 +19,18 @@ from typer.testing import CliRunner
 
 from onefold import Guard, StoreUnavailable
 from onefold.cli.app import app
+from onefold.metrics import watched
 from onefold.metrics.prometheus import StoreCollector
 from services.fixtures import missing_told
 from services.programs import program
 from services.redis import named_client
 from services.servers import Server
+from support import PATIENCE
 
 ALERTS = Path(__file__).parent.parent / "ops" / "prometheus-alerts.yaml"
 
 PAYMENTS = 50
-MEMORY = "10mb"
+MEMORY, LESS_MEMORY = "10mb", "9mb"
 
 # Twice the memory, in portions: what nobody has asked for lately has to go.
 PORTIONS, PORTION, SIZE = 20, 1_000, 1_000
@@ -84,16 +86,20 @@ def scraped(url: str) -> float | None:
     return registry.get_sample_value("onefold_evicted_keys_total", {"store": "payouts"})
 
 
-def alert_is_silent(promtool: str, evicted: float | None, folder: Path) -> bool:
+def evicted(client: Any) -> int:
+    return int(client.info("stats")["evicted_keys"])
+
+
+def alert_is_silent(promtool: str, count: float | None, folder: Path) -> bool:
     """Whether Prometheus, with our rules, has nothing to say about this number of evicted keys."""
     case = {
         "interval": "1m",
-        "input_series": [{"series": 'onefold_evicted_keys_total{store="payouts"}', "values": f"{evicted}+0x10"}],
+        "input_series": [{"series": 'onefold_evicted_keys_total{store="payouts"}', "values": f"{count}+0x10"}],
         "alert_rule_test": [{"eval_time": "5m", "alertname": "OnefoldKeysEvicted", "exp_alerts": []}],
     }
     test = folder / "incident.yaml"
     test.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [case]}))
-    ended = subprocess.run([promtool, "test", "rules", test], check=False, timeout=60, capture_output=True, text=True)
+    ended = subprocess.run([promtool, "test", "rules", test], check=False, timeout=120, capture_output=True, text=True)
     # What it does when the alert fires is to say that this was not expected.
     assert ended.returncode == 0 or 'alertname="OnefoldKeysEvicted"' in ended.stdout + ended.stderr
     return ended.returncode == 0
@@ -106,6 +112,12 @@ def run_as(client: Any, policy: str) -> None:
     # The disk is not what this is about.
     client.config_set("appendfsync", "everysec")
     client.config_resetstat()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a store that answers may take longer than a scrape waits for it."""
+    monkeypatch.setattr(watched, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +148,10 @@ def test_a_server_that_evicts_pays_twice_and_the_doctor_was_red_before(
         assert all(payouts.deliver_all())
 
         assert payouts.paid_twice() != set(), "nothing was evicted: the incident did not happen"
-        assert scraped(own_redis.url) == client.info("stats")["evicted_keys"] > 0
+        # A full server goes on evicting, for whoever connects.
+        before, told, after = evicted(client), scraped(own_redis.url), evicted(client)
+        assert told is not None
+        assert 0 < before <= told <= after
     assert not alert_is_silent(promtool, scraped(own_redis.url), tmp_path)
     status, grades = doctor(own_redis.url)
     assert (status, grades["evicted keys"], grades["neighbours"]) == (1, "red", "yellow")
@@ -153,7 +168,9 @@ def test_a_server_that_does_not_evict_refuses_and_nothing_is_paid_twice(own_redi
         payouts.deliver_all()
 
         assert refused > 0, "the server is not full"
-        assert scraped(own_redis.url) == client.info("stats")["evicted_keys"] == 0
+        # And it stays so, though it gives the buffers of idle clients back after some seconds.
+        client.config_set("maxmemory", LESS_MEMORY)
+        assert scraped(own_redis.url) == evicted(client) == 0
         assert not payouts.deliver("payment-new"), "a new one has no place, and must not run"
         assert payouts.paid_twice() == set()
         assert len(payouts.paid) == PAYMENTS

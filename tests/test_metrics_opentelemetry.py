@@ -15,9 +15,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from onefold import Guard, OnHold, Policy
-from onefold.metrics import measured, opentelemetry
+from onefold.metrics import measured, opentelemetry, watched
 from onefold.metrics.table import BUCKETS, METRICS
+from support import PATIENCE
 from test_metrics_prometheus import Behind
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a store that answers may take longer than a scrape waits for it."""
+    monkeypatch.setattr(watched, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,8 @@ def moved(stage: Stage) -> Counter[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("story", ENDINGS)
-def test_every_delivery_is_counted_once_by_its_outcome(story: str) -> None:
-    stage = Stage()
+def test_every_delivery_is_counted_once_by_its_outcome(story: str, stall: Callable[[float], None]) -> None:
+    stage = Stage(stall)
 
     STORIES[story][0](stage)
 
@@ -72,8 +73,8 @@ def test_every_story_is_counted() -> None:
     assert set(ENDINGS) == set(STORIES)
 
 
-def test_a_key_that_is_used_again_is_a_conflict() -> None:
-    stage = Stage()
+def test_a_key_that_is_used_again_is_a_conflict(stall: Callable[[float], None]) -> None:
+    stage = Stage(stall)
 
     STORIES["the key is reused"][0](stage)
 
@@ -95,8 +96,8 @@ def test_a_key_that_is_used_again_is_a_conflict() -> None:
         ("it is bypassed", "onefold_bypasses_total"),
     ],
 )
-def test_what_an_operator_asks_for_has_a_counter(story: str, metric: str) -> None:
-    stage = Stage()
+def test_what_an_operator_asks_for_has_a_counter(story: str, metric: str, stall: Callable[[float], None]) -> None:
+    stage = Stage(stall)
 
     STORIES[story][0](stage)
 
@@ -109,7 +110,7 @@ def test_a_step_that_is_not_remembered_ends_no_delivery() -> None:
     assert [metric.name for metric, _ in counted(event, "pay")] == ["onefold_not_remembered_total"]
 
 
-def test_no_label_is_ever_a_key_a_scope_or_a_digest() -> None:
+def test_no_label_is_ever_a_key_a_scope_or_a_digest(stall: Callable[[float], None]) -> None:
     assert {label for metric in METRICS for label in metric.labels} == {
         "operation",
         "outcome",
@@ -118,7 +119,7 @@ def test_no_label_is_ever_a_key_a_scope_or_a_digest() -> None:
         "result",
     }
     for play, _ in STORIES.values():
-        stage = Stage()
+        stage = Stage(stall)
         play(stage)
         labels = {label for event in stage.heard.events for _, found in counted(event, "pay") for label in found}
         assert labels <= {"pay", "refused", *OUTCOMES.values(), *REFUSALS.values()}

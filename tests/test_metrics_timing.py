@@ -68,7 +68,7 @@ def test_each_call_is_timed_under_the_name_of_its_store(timings: list[Timing]) -
         ("money", "claim", False),
         ("money", "finish", False),
     ]
-    assert all(0 <= one.seconds < 10 for one in timings)
+    assert all(0 <= one.seconds < 60 for one in timings)
 
 
 def test_a_call_that_fails_is_timed_and_raises_what_it_raised(timings: list[Timing]) -> None:

@@ -350,7 +350,8 @@ def test_the_callers_session_does_not_matter(worker: Worker, connection: Any, le
     ]
     assert sorted(ledger.records) == sorted(keys)
     left = ledger.rows("SELECT MIN(expires) - UNIX_TIMESTAMP(), MAX(expires) - UNIX_TIMESTAMP() FROM onefold_records")
-    assert all(abs(one - 86_400) < 60 for one in left[0])
+    # Another time zone would be hours away.
+    assert all(abs(one - 86_400) < 1_800 for one in left[0])
 
 
 @pytest.mark.parametrize("form", ["dictionaries", "unbuffered", "bytes", "converters", "found rows"])

@@ -225,7 +225,7 @@ def test_transactions_that_change_the_same_rows_are_tried_again_until_each_has_i
 
     running = [Elsewhere(partial(deliver, worker)) for worker in workers]
     for thread in running:
-        thread.result(60.0)
+        thread.result()
     for worker in workers:
         worker.close()
 
@@ -250,7 +250,7 @@ def test_a_deadlock_of_two_handlers_is_tried_again_and_both_have_their_effect(dr
         Elsewhere(partial(one.transactional, "m1", partial(move, first="asha", second="riya"))),
         Elsewhere(partial(other.transactional, "m2", partial(move, first="riya", second="asha"))),
     ]
-    outcomes = [thread.result(60.0) for thread in running]
+    outcomes = [thread.result() for thread in running]
     one.close()
     other.close()
 
@@ -404,7 +404,7 @@ def test_claims_of_a_store_whose_server_is_strict_by_default_are_asked_again_unt
         return [stores[number].claim(entry(f"m{key}", token=os.urandom(16))) is None for key in range(20)]
 
     running = [Elsewhere(partial(claim, number)) for number in range(6)]
-    won = [thread.result(60.0) for thread in running]
+    won = [thread.result() for thread in running]
 
     assert [sum(one) for one in zip(*won, strict=True)] == [1] * 20
     assert rows(f"{url}?options={setting}", "SHOW transaction_isolation") == [(level,)]

@@ -32,7 +32,7 @@ from onefold.stores.postgres import (
 )
 from postgres_tools import DRIVERS, SCHEMA, Worker, add, another, balance, records, rows, tables, through_asyncpg
 from services.proxy import Proxy
-from support import Elsewhere, Handler
+from support import PATIENCE, Elsewhere, Handler, eventually
 
 DONE = Ending(state=State.DONE, stay=86_400.0)
 
@@ -98,12 +98,12 @@ def test_many_that_start_together_make_one_schema(url: str) -> None:
     start = threading.Barrier(8)
 
     def claim(store: PostgresStore) -> bool:
-        start.wait(30.0)
+        start.wait(PATIENCE)
         return store.claim(entry()) is None
 
     running = [Elsewhere(lambda store=store: claim(store)) for store in stores]  # type: ignore[misc]
 
-    assert sum(thread.result(30.0) for thread in running) == 1
+    assert sum(thread.result() for thread in running) == 1
     assert rows(url, "SELECT version, usable_from FROM onefold_schema") == [(2, 1)]
     for store in stores:
         store.close()
@@ -212,7 +212,7 @@ def test_a_person_can_read_the_records(store: PostgresStore, url: str) -> None:
 
     found = rows(
         url,
-        "SELECT scope, operation, key, state, now() - to_timestamp(changed) < '1 minute' "
+        "SELECT scope, operation, key, state, now() - to_timestamp(changed) < '10 minutes' "
         "FROM onefold_records ORDER BY key",
     )
 
@@ -256,7 +256,7 @@ def somebody_else(url: str, rights: str) -> Iterator[str]:
             yield parts._replace(netloc=f"{name}:s3cret@{parts.hostname}:{parts.port}").geturl()
         finally:
             connection.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = %s", (name,)
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", (name,)
             )
             connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
 
@@ -485,10 +485,12 @@ def test_a_single_connection_and_the_wrong_colour_are_refused(url: str) -> None:
 
 
 def test_a_pool_that_is_closed_or_used_up_is_one_clear_line(url: str) -> None:
-    pool = psycopg_pool.ConnectionPool(url, min_size=1, max_size=1, timeout=0.05, open=True)
+    pool = psycopg_pool.ConnectionPool(url, min_size=1, max_size=1, open=True)
     with Guard(pool) as guard:
         guard.run("charge", "before", Handler())
-        with pool.connection(), pytest.raises(StoreUnavailable, match="your pool gave no connection"):
+        # Short only now: a connection that is opened takes its time.
+        pool.timeout = 0.05
+        with pool.connection(PATIENCE), pytest.raises(StoreUnavailable, match="your pool gave no connection"):
             guard.run("charge", "key", Handler())
         pool.close()
         with pytest.raises(StoreUnavailable, match="your pool gave no connection"):
@@ -510,7 +512,7 @@ def test_transactions_work_behind_pgbouncer_by_default(driver: type[Worker], url
 
     running = [Elsewhere(lambda worker=worker: deliver(worker)) for worker in workers]  # type: ignore[misc]
     for thread in running:
-        thread.result(60.0)
+        thread.result()
     for worker in workers:
         worker.close()
 
@@ -620,23 +622,33 @@ def test_a_duplicate_writes_nothing_and_takes_no_lock(store: PostgresStore, url:
     before = rows(url, "SELECT key, xmin::text, xmax::text, ctid::text FROM onefold_records ORDER BY key")
 
     with another(url) as connection:
-        assigned = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
-        answers = [store.claim(entry()), *store.claim_all([entry("one"), entry("two")])]
-        assert connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone() == assigned
 
-    assert all(isinstance(answer, Record) for answer in answers)
+        def assigned() -> Any:
+            return connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+
+        def costs_no_number() -> bool:
+            before = assigned()
+            answers = [store.claim(entry()), *store.claim_all([entry("one"), entry("two")])]
+            assert all(isinstance(answer, Record) for answer in answers)
+            return bool(assigned() == before)
+
+        # The numbers of transactions are the whole server's: a vacuum may take one meanwhile, but not each time.
+        assert eventually(costs_no_number)
+
     assert rows(url, "SELECT key, xmin::text, xmax::text, ctid::text FROM onefold_records ORDER BY key") == before
 
 
 def test_heartbeats_and_finishes_touch_no_index(store: PostgresStore, url: str) -> None:
     """An update that changes no column with an index leaves nothing for a vacuum to clean up in indexes."""
-    entries = [entry(f"key-{number}") for number in range(20)]
+    entries = [entry(f"key-{number}", stay=DONE.stay) for number in range(20)]
     for one in entries:
         store.claim(one)
         store.extend(claim_of(one))
         store.finish(claim_of(one), DONE)
 
     store.close()
+    # A connection tells what it has done when it ends.
+    assert eventually(lambda: connected(url) == 0)
     ((updates, hot),) = rows(
         url, "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'onefold_records'"
     )
@@ -702,7 +714,8 @@ def test_a_finished_record_without_result_needs_no_more_than_its_budget(url: str
     """In the table and its indexes after a vacuum, with random keys of 36 characters, each claimed and finished."""
     with closing(open_store(f"{url}?options=-c%20synchronous_commit%3Doff")) as store:
         for _ in range(RECORDS):
-            one = entry(str(uuid.uuid4()))
+            # As it stays when it is done: in one twentieth of all time, 30 s more would be another ten minutes.
+            one = entry(str(uuid.uuid4()), stay=DONE.stay)
             assert store.claim(one) is None
             assert store.finish(claim_of(one), DONE)
 
@@ -717,8 +730,9 @@ def test_a_finished_record_without_result_needs_no_more_than_its_budget(url: str
 
 
 def connected(url: str) -> int:
-    """How many connections of ours the server has."""
-    return len(rows(url, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'onefold'"))
+    """How many connections of ours the server has; one that was closed is gone a moment later."""
+    statement = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'onefold' AND datname = current_database()"
+    return len(rows(url, statement))
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
@@ -732,7 +746,7 @@ def test_an_async_store_survives_new_event_loops_and_each_leaves_no_connection_b
     seen = [asyncio.run(deliver(str(number))) for number in range(4)]
 
     assert seen == [False] * 4
-    assert connected(url) == 0
+    assert eventually(lambda: connected(url) == 0)
 
 
 def test_a_store_that_nobody_closes_is_closed_with_the_last_who_knows_it(url: str) -> None:
@@ -743,13 +757,13 @@ def test_a_store_that_nobody_closes_is_closed_with_the_last_who_knows_it(url: st
     del store
     gc.collect()
 
-    assert connected(url) == 0
+    assert eventually(lambda: connected(url) == 0)
 
 
 def test_a_closed_store_may_be_used_again(store: PostgresStore, url: str) -> None:
     store.claim(entry())
     store.close()
-    assert connected(url) == 0
+    assert eventually(lambda: connected(url) == 0)
 
     assert isinstance(store.claim(entry()), Record)
 

@@ -394,6 +394,6 @@ def test_threads_that_deliver_the_same_messages_credit_each_of_them_once(url: st
     with Guard(f"{url}?pool_size=4") as guard:
         running = [Elsewhere(lambda: deliver(guard)) for _ in range(8)]
         for thread in running:
-            thread.result(60.0)
+            thread.result()
 
     assert (balance(url), set(records(url))) == (400, messages)

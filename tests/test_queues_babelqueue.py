@@ -14,6 +14,7 @@ from babelqueue import idempotency
 
 from onefold import AsyncGuard, Guard, InProgress, Policy, UsageError
 from onefold.queues.babelqueue import IdempotencyStore, wrap
+from support import PATIENCE, eventually
 
 CONFORMANCE = Path(os.environ.get("ONEFOLD_CONFORMANCE", Path(__file__).parents[2] / "shared" / "conformance"))
 SUITE = CONFORMANCE / "babelqueue" / "idempotency.json"
@@ -110,18 +111,17 @@ def test_of_eight_deliveries_at_once_one_runs_and_the_others_wait_for_it() -> No
 
     def handler(data: Any, meta: Any) -> None:
         runs.append(meta["id"])
-        gate.wait(30)
+        gate.wait(PATIENCE)
 
     with Guard("memory:") as guard:
         wrapped = wrap(guard, handler)
         threads = [threading.Thread(target=wrapped, args=({}, {"id": "id-A"})) for _ in range(8)]
         for thread in threads:
             thread.start()
-        while not runs:
-            pass
+        assert eventually(lambda: bool(runs))
         gate.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
 
     assert runs == ["id-A"]
 
@@ -149,7 +149,7 @@ def threading_run(call: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=caught)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE)
     if errors:
         raise errors[0]
 

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -47,9 +48,15 @@ def work(broker: str, queue: str, path: str, mode: str, way: str, messages: str 
         end(way)
 
     app = BabelQueue(broker, queue=queue, dead_letter=True, max_attempts=3)
-    app.register(URN, in_its_transaction if mode == "transactional" else wrap(guard, in_a_claim, wait=2))
-    print(app.consume(max_messages=int(messages), timeout=1.0))
+    app.register(URN, in_its_transaction if mode == "transactional" else wrap(guard, in_a_claim, wait=PATIENCE))
+    left, ends = int(messages), time.monotonic() + PATIENCE
+    # It gives up at once where a queue is empty; and a broker takes a moment to see that a worker is dead.
+    while left and time.monotonic() < ends:
+        left -= app.consume(max_messages=left, timeout=0.1)
+    # What it has published is taken, and what it has acknowledged is gone, once the connection has ended in order.
+    app.transport.close()
     guard.close()
+    sys.exit(left)
 
 
 def end(way: str) -> None:

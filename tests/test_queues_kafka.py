@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import SerializingProducer
 
-from kafka_tools import PATIENCE, QUIET, WORKERS, committed, headers_of, letters_in, produce, value_of
-from onefold import AsyncGuard, Guard, UsageError
+from kafka_tools import QUIET, SHORT_SESSION_MS, WORKERS, committed, headers_of, letters_in, produce, value_of
+from onefold import AsyncGuard, Guard, UsageError, _flow
 from onefold.queues import _kafka
 from onefold.queues.keys import field, header, position
-from support import Elsewhere, Heard
+from support import PATIENCE, Clock, Elsewhere, Heard
 
 
 @pytest.fixture(params=sorted(WORKERS))
@@ -77,7 +77,7 @@ def test_a_group_that_reads_everything_again_runs_nothing(
 def test_a_duplicate_of_a_running_message_waits_its_turn_and_is_replayed_in_the_end(
     worker: Any, kafka_url: str, kafka_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = f"sqlite:///{tmp_path / 'records.db'}"
+    store, clock = f"sqlite:///{tmp_path / 'records.db'}", Clock()
     started, end, effects, heard = threading.Event(), threading.Event(), Effects(), Heard()
     produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
     produce(kafka_url, kafka_topic, ("c", b"elsewhere"), partition=1)
@@ -94,6 +94,7 @@ def test_a_duplicate_of_a_running_message_waits_its_turn_and_is_replayed_in_the_
     assert started.wait(PATIENCE)
     with worker(kafka_url, kafka_topic, effects, store=store) as one:
         one.guard._tell._own = (heard,)
+        one.handle._ledger._clock = clock
         # The other partition goes on, and the one that waits is neither committed nor read in a hot loop.
         one.until(lambda: b"elsewhere" in effects.seen and "refused" in heard.kinds)
         with monkeypatch.context() as patch:
@@ -104,6 +105,7 @@ def test_a_duplicate_of_a_running_message_waits_its_turn_and_is_replayed_in_the_
         assert committed(kafka_url, kafka_topic, kafka_topic) == 0
         end.set()
         owner.result()
+        clock.advance(60)
         one.until(lambda: b"2" in effects.seen)
 
     assert effects.seen == [b"elsewhere", b"2"]
@@ -111,29 +113,30 @@ def test_a_duplicate_of_a_running_message_waits_its_turn_and_is_replayed_in_the_
 
 
 def test_a_running_duplicate_first_waits_in_place(
-    worker: Any, kafka_url: str, kafka_topic: str, tmp_path: Path
+    worker: Any, kafka_url: str, kafka_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = f"sqlite:///{tmp_path / 'records.db'}"
-    started, read, effects, heard = threading.Event(), threading.Event(), Effects(), Heard()
+    started, found, effects, heard = threading.Event(), threading.Event(), Effects(), Heard()
     produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
+    patience = _flow._patience
 
     def running() -> None:
         started.set()
-        # Once the duplicate was read, it needs a moment to find this one running.
-        assert read.wait(PATIENCE)
-        threading.Event().wait(0.3)
+        assert found.wait(PATIENCE)
 
-    def key(message: Any) -> object:
-        read.set()
-        return header()(message)
+    def waits(*given: float) -> float:
+        """The duplicate has found the other one running."""
+        found.set()
+        return patience(*given)
 
     def deliver() -> None:
         with Guard(store) as other:
             other.run("credit", "a", running)
 
+    monkeypatch.setattr(_flow, "_patience", waits)
     owner = Elsewhere(deliver)
     assert started.wait(PATIENCE)
-    with worker(kafka_url, kafka_topic, effects, store=store, key=key, wait=PATIENCE) as one:
+    with worker(kafka_url, kafka_topic, effects, store=store, wait=PATIENCE) as one:
         one.guard._tell._own = (heard,)
         one.until(lambda: b"2" in effects.seen)
     owner.result()
@@ -267,9 +270,10 @@ def test_a_serializing_producer_does_not_mistake_a_key_for_a_value(kafka_url: st
 
 
 def test_without_dead_letters_the_consumer_stops_rather_than_lose(
-    worker: Any, kafka_url: str, kafka_topic: str
+    worker: Any, kafka_url: str, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(kafka_url, kafka_topic, ("a", b"1"), (None, b"keyless"), ("b", b"2"))
+    monkeypatch.setattr(_kafka, "BURY_AGAIN", PATIENCE)
     effects = Effects()
 
     with worker(kafka_url, kafka_topic, effects, dead_letter="stop") as one:
@@ -411,12 +415,13 @@ def test_consumers_come_and_go_and_each_message_happens_once(
     store, effects = f"sqlite:///{tmp_path / 'records.db'}", Effects()
     for number in range(40):
         produce(kafka_url, kafka_topic, (f"k{number}", b"%d" % number), partition=number % 4)
-    first = worker(kafka_url, kafka_topic, effects, store=store)
+    config = {"session_timeout_ms" if worker.awaited else "session.timeout.ms": SHORT_SESSION_MS}
+    first = worker(kafka_url, kafka_topic, effects, store=store, consumer_config=config)
     first.until(lambda: len(effects.seen) >= 5)
     if worker.awaited:
         # On the mock an aiokafka consumer that joins others gets an error instead of its partitions.
         first.close()
-    second = worker(kafka_url, kafka_topic, effects, store=store)
+    second = worker(kafka_url, kafka_topic, effects, store=store, consumer_config=config)
 
     def both() -> bool:
         second.step()
@@ -440,6 +445,7 @@ def test_a_handler_that_outlasts_the_poll_interval_happens_once(
 ) -> None:
     store = f"sqlite:///{tmp_path / 'records.db'}"
     config = {"max.poll.interval.ms": 1000, "session.timeout.ms": 1000}
+    patient = {"session.timeout.ms": SHORT_SESSION_MS}
     produce(kafka_url, kafka_topic, ("a", b"1"))
     starts, heard, started, refused = Effects(), Heard(), threading.Event(), threading.Event()
 
@@ -454,7 +460,7 @@ def test_a_handler_that_outlasts_the_poll_interval_happens_once(
 
     owner = Elsewhere(first)
     assert started.wait(PATIENCE)
-    with WORKERS["confluent"](kafka_url, kafka_topic, starts, store=store, consumer_config=config) as second:
+    with WORKERS["confluent"](kafka_url, kafka_topic, starts, store=store, consumer_config=patient) as second:
         second.guard._tell._own = (heard,)
         # It gets the partition while the handler runs, and finds it running.
         second.until(lambda: "refused" in heard.kinds)

@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from kafka_tools import PATIENCE, WORKERS, awaited_transaction, committed, headers_of, letters_in, produce, value_of
+from kafka_tools import (
+    SHORT_SESSION_MS,
+    WORKERS,
+    awaited_transaction,
+    committed,
+    headers_of,
+    letters_in,
+    produce,
+    value_of,
+)
 from onefold import Guard, Policy, UsageError
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import body, header
-from support import Handler
+from support import PATIENCE, Handler
 
 
 @pytest.fixture(params=sorted(WORKERS))
@@ -152,14 +161,17 @@ class TestWholePolls:
         def handler(message: Any) -> None:
             seen.append(value_of(message))
 
-        with worker(kafka_url, kafka_topic, handler, poll=10, store=store) as one:
+        # The second one of a group waits for the session of the first, on the mock.
+        config = {"session_timeout_ms" if worker.awaited else "session.timeout.ms": SHORT_SESSION_MS}
+        made: dict[str, Any] = {"poll": 10, "store": store, "consumer_config": config}
+        with worker(kafka_url, kafka_topic, handler, **made) as one:
             one.until(lambda: len(seen) == 2)
             for _ in range(3):
                 one.step()
         assert seen == [b"1", b"2"]
         assert committed(kafka_url, kafka_topic, kafka_topic) == 1
 
-        with worker(kafka_url, kafka_topic, handler, poll=10, store=store, held_times=0) as one:
+        with worker(kafka_url, kafka_topic, handler, **made, held_times=0) as one:
             one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
         assert seen == [b"1", b"2"]
         (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)

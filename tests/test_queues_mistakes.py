@@ -17,7 +17,7 @@ from onefold.queues._polls import JoinedPolls, Polls
 from onefold.queues._verdict import ACK, Failed, Later, Never, Verdict
 from onefold.queues.babelqueue import wrap
 from onefold.queues.keys import Message
-from support import ProxyStore
+from support import PATIENCE, ProxyStore
 
 
 class OnItsWay(NamedTuple):
@@ -253,7 +253,7 @@ def test_a_consumer_that_is_itself_cancelled_stops() -> None:
         async with AsyncGuard("memory:") as guard:
             consuming = AsyncConsuming(guard, "charge", wait, key=keys.header())
             task = asyncio.create_task(consuming.deliver(SENT, ""))
-            await asyncio.wait_for(started.wait(), 10)
+            await asyncio.wait_for(started.wait(), PATIENCE)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -25,6 +25,7 @@ from onefold.stores.base import Query
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from redis_tools import COLOURS, DONE, claim_of, entry, opened
 from services.proxy import Proxy
+from support import PATIENCE, eventually
 
 SERVERS = ("redis", "valkey")
 CLUSTERS = ("redis_cluster", "valkey_cluster")
@@ -271,16 +272,16 @@ def test_a_record_of_a_later_form_is_told(store: Any, raw: Any) -> None:
 
 
 def test_the_server_expires_records_by_itself(store: Any, raw: Any) -> None:
-    one, two = entry("one", stay=90.0), entry("two", stay=math.inf)
+    one, two = entry("one", stay=900.0), entry("two", stay=math.inf)
     store.claim_all([one, two])
     (first, second) = (Keys("onefold:").of(each.address) for each in (one, two))
 
-    assert 80_000 < raw.pttl(first) <= 90_000
+    assert 800_000 < raw.pttl(first) <= 900_000
     assert raw.pttl(second) == -1
     store.finish(claim_of(one), Ending(state=State.DONE, stay=math.inf))
-    store.finish(claim_of(two), Ending(state=State.DONE, stay=5.0))
+    store.finish(claim_of(two), Ending(state=State.DONE, stay=500.0))
     assert raw.pttl(first) == -1
-    assert 0 < raw.pttl(second) <= 5_000
+    assert 0 < raw.pttl(second) <= 500_000
     assert store.purge(100) == 0
 
 
@@ -299,28 +300,26 @@ def test_a_stay_of_nothing_is_over_at_once(store: Any) -> None:
     one = entry(stay=0.0)
     assert store.claim(one) is None
 
-    deadline = time.monotonic() + 10
-    while store.read(one.address) is not None:
-        assert time.monotonic() < deadline
+    assert eventually(lambda: store.read(one.address) is None)
 
 
 def test_a_lease_is_told_to_the_millisecond_and_never_shorter(store: Any) -> None:
-    one = entry(lease=10.0004)
+    one = entry(lease=1_000.0004)
     store.claim(one)
 
-    assert 9.0 < store.read(one.address).lease_left <= 10.001
+    assert 900.0 < store.read(one.address).lease_left <= 1_000.001
 
 
 def test_a_late_heartbeat_leaves_the_stay_of_a_held_record_as_it_is(store: Any) -> None:
-    one = entry(stay=90.0)
+    one = entry(stay=9_000.0)
     store.claim(one)
-    store.finish(claim_of(one), Ending(state=State.HELD, stay=20.0))
+    store.finish(claim_of(one), Ending(state=State.HELD, stay=2_000.0))
 
     assert store.extend(claim_of(one), b"notes") is True
 
     found = store.read(one.address)
     assert (found.state, found.notes) == (State.HELD, b"notes")
-    assert 10.0 < found.stay_left <= 20.0
+    assert 1_000.0 < found.stay_left <= 2_000.0
 
 
 # Counts.
@@ -379,7 +378,7 @@ def _finish(store: RedisStore, count: int) -> None:
 def _settled_memory(client: Any) -> int:
     """What the server uses once it has moved its tables."""
     seen: list[int] = []
-    for _ in range(100):
+    for _ in range(600):
         seen.append(client.info("memory")["used_memory"])
         if len(seen) > 3 and max(seen[-3:]) - min(seen[-3:]) < 20_000:
             return min(seen[-3:])
@@ -456,7 +455,7 @@ def test_many_threads_share_a_store(redis_url: str, raw: Any) -> None:
     start = threading.Barrier(40)
 
     def work(number: int) -> bool:
-        start.wait(30)
+        start.wait(PATIENCE)
         mine = entry(f"key-{number}")
         return store.claim(mine) is None and store.finish(claim_of(mine), DONE)
 
@@ -464,7 +463,7 @@ def test_many_threads_share_a_store(redis_url: str, raw: Any) -> None:
         assert all(threads.map(work, range(40)))
     store.close()
 
-    assert _eventually(lambda: raw.info("clients")["connected_clients"] == 1)
+    assert eventually(lambda: raw.info("clients")["connected_clients"] == 1)
 
 
 def test_a_closed_store_may_be_used_again(store: Any) -> None:
@@ -481,22 +480,15 @@ def test_a_closed_store_may_be_used_again(store: Any) -> None:
 def test_a_closed_store_has_no_connections(redis_url: str, raw: Any) -> None:
     store = RedisStore(redis_url)
     store.claim(entry())
-    assert raw.info("clients")["connected_clients"] == 2
+    assert eventually(lambda: raw.info("clients")["connected_clients"] == 2)
 
     store.close()
 
-    assert _eventually(lambda: raw.info("clients")["connected_clients"] == 1)
+    assert eventually(lambda: raw.info("clients")["connected_clients"] == 1)
 
 
-def _eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
+# From Python 3.12 on, a thread that another test has left behind would be a warning here.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_uses_no_connection_of_its_parent(redis_url: str, raw: Any) -> None:
     store = RedisStore(redis_url)
     store.claim(entry("parent"))
@@ -511,11 +503,11 @@ def test_a_child_uses_no_connection_of_its_parent(redis_url: str, raw: Any) -> N
 
     child = context.Process(target=in_the_child)
     child.start()
-    assert here.poll(30)
+    assert here.poll(PATIENCE)
     answers, seen = here.recv()
     # While the child works, the parent's connection is the parent's.
     assert [store.claim(entry(f"parent-{number}")) for number in range(5)] == [None] * 5
-    child.join(30)
+    child.join(PATIENCE)
 
     assert answers == [None] * 5
     assert len(seen - mine) == 2
@@ -535,7 +527,7 @@ def test_an_async_store_survives_new_event_loops(redis_url: str, raw: Any) -> No
     gc.collect()
 
     # Each loop has closed its client as it ended.
-    assert _eventually(lambda: raw.info("clients")["connected_clients"] == 1)
+    assert eventually(lambda: raw.info("clients")["connected_clients"] == 1)
 
 
 def test_an_async_guard_survives_new_event_loops(url: str) -> None:
@@ -558,7 +550,7 @@ def test_two_loops_at_the_same_time_have_a_client_each(redis_url: str) -> None:
     start = threading.Barrier(2)
 
     async def work(name: str) -> list[Any]:
-        start.wait(30)
+        start.wait(PATIENCE)
         return [await store.claim(entry(f"{name}-{number}")) for number in range(50)]
 
     with ThreadPoolExecutor(2) as threads:
@@ -569,7 +561,8 @@ def test_two_loops_at_the_same_time_have_a_client_each(redis_url: str) -> None:
 
 def test_a_thousand_tasks_share_a_few_connections(url: str) -> None:
     async def work() -> list[Any]:
-        store = AsyncRedisStore(url)
+        # A slow machine takes long to begin a thousand tasks, and no connection is to be given up for it.
+        store = AsyncRedisStore(f"{url}?socket_timeout=60s&socket_connect_timeout=60s")
         answers = await asyncio.gather(*(store.claim(entry(f"key-{number}")) for number in range(1_000)))
         await store.aclose()
         return list(answers)
@@ -585,7 +578,7 @@ def test_a_cancelled_claim_leaves_no_reply_behind(redis_url: str) -> None:
             held = proxy.hold_reply(b"EVALSHA")
             mine = entry("second")
             task = asyncio.ensure_future(store.claim(mine))
-            await asyncio.get_running_loop().run_in_executor(None, held.reached.wait, 30)
+            await asyncio.get_running_loop().run_in_executor(None, held.reached.wait, PATIENCE)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -20,6 +20,7 @@ from onefold import TX, AsyncGuard, Event, Guard, Policy, UsageError, not_done
 from onefold.codecs import MsgspecCodec
 from onefold.queues.keys import Message
 from onefold.retention import Unusable
+from support import PATIENCE
 
 # Every field of a policy, with another value than the usual one.
 ALL_FIELDS = {
@@ -143,7 +144,7 @@ def test_many_threads_get_one_guard_and_one_store(file: Path) -> None:
     with onefold.load(file) as guards:
 
         def ask() -> None:
-            ready.wait(10)
+            ready.wait(PATIENCE)
             guard = guards["charge"]
             found.append((id(guard), id(guard.store)))
 
@@ -151,7 +152,7 @@ def test_many_threads_get_one_guard_and_one_store(file: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(PATIENCE)
 
         assert len(found) == 8
         assert len(set(found)) == 1

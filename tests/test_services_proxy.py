@@ -164,12 +164,14 @@ class TestCounting:
     def test_a_first_reply_waits_for_what_the_client_still_sends(
         self, valkey_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("services.proxy.QUIET_SECONDS", 1.0)
+        # Longer than a machine may stand still, until the client has sent all.
+        monkeypatch.setattr("services.proxy.QUIET_SECONDS", 20.0)
         address = ("127.0.0.1", valkey_proxy.port)
         with socket.create_connection(address, PATIENCE) as client, valkey_proxy.counting() as count:
             client.sendall(b"PING\r\n")
             answered, _, _ = select.select([client], [], [], 0.1)
             client.sendall(b"PING\r\n")
+            monkeypatch.setattr("services.proxy.QUIET_SECONDS", 0.1)
             with client.makefile("rb") as replies:
                 assert [replies.readline(), replies.readline()] == [b"+PONG\r\n"] * 2
 

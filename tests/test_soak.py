@@ -24,7 +24,7 @@ from services.programs import Missing, in_ci
 PROJECT = Path(__file__).parent.parent
 
 # Far more than it takes; it bounds how long a broken one hangs.
-PATIENCE = 120.0
+PATIENCE = 900.0
 
 # The soak on a Redis that keeps nothing on disk.
 FORGETFUL = """
@@ -41,7 +41,9 @@ def soak(
 ) -> subprocess.CompletedProcess[str]:
     # A kill takes nothing back from the operating system: only a power cut could tell the two kinds of sync apart.
     command = [sys.executable, *program, "--short", "--sync", "normal", "--directory", str(place), *options]
-    ran = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    # A table of its full width, and without colours.
+    plain = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {"COLUMNS": "200"}
+    ran = subprocess.run(command, cwd=PROJECT, env=plain, check=False, capture_output=True, text=True, timeout=PATIENCE)
     if "skipped: " in ran.stdout and not in_ci():
         pytest.skip(ran.stdout.splitlines()[-1])
     return ran

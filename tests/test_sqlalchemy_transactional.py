@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from onefold import Policy, RememberedFailure, StoreUnavailable, UsageError
 from onefold.stores import _mysql_through as mysql
-from sqlalchemy_wallet import TILLS, AnyTill, Ledger, Till, add, ledger_of, statements, till
-from support import Died, Handler
+from sqlalchemy_wallet import TILLS, AnyTill, Ledger, Till, add, ledger_of, somebody_waits, statements, till
+from support import PATIENCE, Died, Elsewhere, Handler
 
 
 @pytest.fixture(params=TILLS, ids=" ".join)
@@ -235,30 +235,22 @@ def test_of_two_deliveries_at_once_one_runs_and_the_other_replays(
     at = till(ledger, *way[1:], isolation_level=isolation)
     at.transactional("earlier", Handler(None))
     inside, go_on = threading.Event(), threading.Event()
-    outcomes: list[Any] = []
 
     def slow(tx: Any) -> str:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         add(tx)
         return "first"
 
-    def deliver(work: Callable[[Any], Any]) -> None:
-        outcomes.append(at.transactional("m1", work))
-
-    threads = [threading.Thread(target=deliver, args=(work,)) for work in (slow, lambda _: "second")]
-    threads[0].start()
-    assert inside.wait(10)
-    threads[1].start()
-    threads[1].join(0.2)
-    waited = threads[1].is_alive()
+    first = Elsewhere(lambda: at.transactional("m1", slow))
+    assert inside.wait(PATIENCE)
+    second = Elsewhere(lambda: at.transactional("m1", lambda _: "second"))
+    somebody_waits(ledger)
     go_on.set()
-    for thread in threads:
-        thread.join(10)
+    outcomes = [first.result(), second.result()]
     at.close()
 
-    assert waited
-    assert sorted((one.value, one.replayed) for one in outcomes) == [("first", False), ("first", True)]
+    assert [(one.value, one.replayed) for one in outcomes] == [("first", False), ("first", True)]
     assert ledger.balance == 10
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import exc, text
 
-from onefold import InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
-from sqlalchemy_wallet import ALL, AnyDesk, Ledger, add, desk, ledger_of, statements
-from support import Died, Handler
+from onefold import InsideItself, KeyReused, NotInTransaction, Outcome, Policy, StoreUnavailable, UsageError
+from sqlalchemy_wallet import ALL, AnyDesk, Ledger, add, desk, ledger_of, somebody_waits, statements
+from support import Died, Elsewhere, Handler
 
 
 @pytest.fixture(params=ALL, ids=" ".join)
@@ -361,22 +360,19 @@ def test_a_duplicate_in_another_transaction_waits_and_replays_or_runs(
     on.within("earlier", nothing)
     on.commit()
     other = desk(ledger, *way[1:], isolation_level="READ COMMITTED")
-    outcomes: list[Any] = []
 
-    def deliver() -> None:
-        outcomes.append(other.within("m1", partial(added, "second")))
+    def deliver() -> Outcome[Any]:
+        outcome = other.within("m1", partial(added, "second"))
         other.commit()
+        return outcome
 
     on.within("m1", partial(added, "first"))
-    waiting = threading.Thread(target=deliver)
-    waiting.start()
-    waiting.join(0.2)
-    waited = waiting.is_alive()
+    waiting = Elsewhere(deliver)
+    somebody_waits(ledger)
     getattr(on, ending)()
-    waiting.join(10)
+    outcome = waiting.result()
     other.close()
 
-    assert waited
     expected = ("first", True) if ending == "commit" else ("second", False)
-    assert [(one.value, one.replayed) for one in outcomes] == [expected]
+    assert (outcome.value, outcome.replayed) == expected
     assert ledger.balance == 10

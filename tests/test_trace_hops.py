@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,8 +110,11 @@ def test_what_is_no_key_is_refused(log: Log) -> None:
     assert log == []
 
 
-def test_what_hops_write_can_be_traced(tmp_path: Path) -> None:
+def test_what_hops_write_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hops.jsonl"
+    # The order of hops is that of their times: no two of these are equal, and none goes back.
+    ticks = itertools.count(time.time(), 0.001)
+    monkeypatch.setattr("onefold.trace.hops.time", SimpleNamespace(time=lambda: next(ticks)))
     with path.open("w") as file:
         app, gateway, worker = (
             Hop(name, write=lambda line: file.write(f"{line}\n")) for name in ("app", "gate", "work")

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "hops.jsonl").open("w", encoding="ascii") as log:
         log.writelines(lines())
     command = [sys.executable, "-c", MEASURED, "trace", "hops.jsonl", "--format", "json", "--svg", "leaks.svg"]
-    ended = subprocess.run(command, cwd=folder, check=False, timeout=300, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=folder, check=False, timeout=900, capture_output=True, text=True)
     assert ended.returncode == 1, ended.stderr
     (folder / "report.json").write_text(ended.stdout)
     (folder / "said.txt").write_text(ended.stderr)

@@ -217,12 +217,13 @@ def test_threads_that_deliver_the_same_messages_credit_each_of_them_once(
     with Guard(url) as guard:
         running = [Elsewhere(partial(credit, guard, path, messages_of(thread))) for thread in range(THREADS)]
         for thread in running:
-            thread.result(60.0)
+            thread.result(2 * PATIENCE)
 
     assert (balance(path), set(records(path))) == (10 * len(MESSAGES), MESSAGES)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @COLOURS
 def test_a_forked_child_goes_on_with_the_guard_of_its_parent_also_when_that_has_closed_it(
     colour: type[Worker], url: str, path: Path

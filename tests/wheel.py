@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,10 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+
+# Neither what others release today nor a slow network decides whether our wheel works.
+CONSTRAINED = ("--constraint", str(ROOT / "constraints.txt"))
+PATIENT = {"PIP_RETRIES": "10", "PIP_DEFAULT_TIMEOUT": "60"}
 
 CORE = """
 import importlib.resources
@@ -33,7 +38,7 @@ def main() -> None:
         venv.create(home / "env", with_pip=True)
         python = str(home / "env" / "bin" / "python")
 
-        run(python, "-m", "pip", "install", "--quiet", str(wheel))
+        run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, str(wheel))
         run(python, "-c", CORE)
         installed = output(python, "-m", "pip", "list", "--format", "freeze").split()
         names = {line.partition("==")[0] for line in installed} - {"pip", "setuptools"}
@@ -42,7 +47,7 @@ def main() -> None:
         assert "onefold[cli]" in bare.stderr, bare
         assert "Traceback" not in bare.stderr, bare
 
-        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[all]", "pytest")
+        run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, f"{wheel}[all]", "pytest")
         assert "onefold" in output(str(home / "env/bin/onefold"), "--version")
         test = home / "test_it.py"
         test.write_text("def test_it(onefold_guard):\n    assert onefold_guard.run('a', 'k', lambda: 1).value == 1\n")
@@ -51,7 +56,7 @@ def main() -> None:
 
 
 def run(*command: str, cwd: Path | None = None) -> None:
-    subprocess.run(command, check=True, cwd=cwd)
+    subprocess.run(command, check=True, cwd=cwd, env={**os.environ, **PATIENT})
 
 
 def output(*command: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from http_service.process import Service, started
+from http_service.process import KEEPS_SECONDS, PATIENCE, Service, started
 from onefold import AsyncGuard, Policy, current
 from onefold.http.asgi import IdempotencyMiddleware, by_header
 
@@ -34,8 +35,17 @@ def serving(
         "PAYMENTS_POLICY": policy,
     }
     command = [sys.executable, "-m", "uvicorn", "--factory", f"http_service.payments:{app}", *options]
+    # A worker that is slow to start, or that waits for its processor, is not taken for one that hangs.
+    patient = [f"--timeout-keep-alive={KEEPS_SECONDS}", f"--timeout-worker-healthcheck={PATIENCE:.0f}"]
     (folder / "effects").touch()
-    with started(command, lambda port: ["--host", "127.0.0.1", "--port", str(port)], folder, environment) as service:
+    with started(
+        command,
+        lambda port: ["--host", "127.0.0.1", "--port", str(port), *patient],
+        folder,
+        environment,
+        # Who waits so patiently for a worker does not hear that it is to end.
+        ends_by=signal.SIGKILL,
+    ) as service:
         yield service
 
 

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Final
 
 # Far more than a server needs to start; it bounds how long a broken one hangs.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 120.0
+
+# Longer than any client keeps a connection: no server closes one under the next request.
+KEEPS_SECONDS: Final = 600
 
 TESTS: Final = Path(__file__).parent.parent
 
@@ -49,7 +52,8 @@ class Service:
         return sum(line.split(" ")[1] == name for line in self.lines())
 
     def lines(self) -> list[str]:
-        return (self.folder / "effects").read_text(encoding="utf-8").splitlines()
+        """Those that are written to their end."""
+        return (self.folder / "effects").read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
 
     def gate(self, name: str) -> Path:
         """A handler that names it waits until it is there."""
@@ -57,6 +61,11 @@ class Service:
 
     def log(self) -> str:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+
+def records_in(folder: Path) -> str:
+    """A store in this folder. A disk that is slow for some seconds is no error here."""
+    return f"sqlite:///{folder}/records.db?busy_timeout={PATIENCE:g}s"
 
 
 @contextlib.contextmanager
@@ -72,9 +81,16 @@ def serving(framework: str, store: str, folder: Path) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def started(
-    program: list[str], options: Callable[[int], list[str]], folder: Path, environment: dict[str, str]
+    program: list[str],
+    options: Callable[[int], list[str]],
+    folder: Path,
+    environment: dict[str, str],
+    ends_by: signal.Signals = signal.SIGTERM,
 ) -> Iterator[Service]:
     """A server on a free port: it listens when the block begins, and is gone when it ends."""
+    # Here, because a server imports this file too, and has no need of it.
+    from services.processes import free_port
+
     port = free_port()
     paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / "log").open("wb") as log:
@@ -90,7 +106,7 @@ def started(
         yield Service(f"http://127.0.0.1:{port}", folder, process)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, ends_by)
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -100,20 +116,13 @@ def started(
 
 def command(framework: str, port: int) -> list[str]:
     server, app = {**SERVERS, **OTHERS}[framework]
-    # As many threads as the largest race has requests. A connection that the tests keep is not closed under their
-    # next request: each server waits longer than the client does.
+    # As many threads as the largest race has requests.
     options = {
-        "uvicorn": ["--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive=60"],
-        "waitress": [f"--listen=127.0.0.1:{port}", "--threads=16", "--channel-timeout=60"],
-        "gunicorn": [f"--bind=127.0.0.1:{port}", "--threads=16", "--keep-alive=60"],
+        "uvicorn": ["--host", "127.0.0.1", "--port", str(port), f"--timeout-keep-alive={KEEPS_SECONDS}"],
+        "waitress": [f"--listen=127.0.0.1:{port}", "--threads=16", f"--channel-timeout={KEEPS_SECONDS}"],
+        "gunicorn": [f"--bind=127.0.0.1:{port}", "--threads=16", f"--keep-alive={KEEPS_SECONDS}", "--timeout=300"],
     }
     return [server, *options[server], app]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-PATIENCE = 30.0
+# Far more than a client needs; it bounds how long a broken one hangs.
+PATIENCE = 120.0
 
 
 class Got(NamedTuple):

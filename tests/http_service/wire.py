@@ -8,7 +8,7 @@ from typing import IO, Final, NamedTuple, Self
 from urllib.parse import urlencode, urlsplit
 
 # Far more than an answer needs; it bounds how long a broken server hangs a test.
-PATIENCE: Final = 30.0
+PATIENCE: Final = 120.0
 
 
 class Raw(NamedTuple):

@@ -32,7 +32,7 @@ from onefold.testing.promises.races import ProcessRaces, Races
 T = TypeVar("T")
 
 # Far more than a race needs; it bounds how long a store that hangs can hang the test.
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Promises(

@@ -11,7 +11,7 @@ from onefold import AsyncGuard, Guard
 from onefold.stores.base import Entry, Record
 
 # Far more than a process needs to start; it bounds how long a broken one hangs.
-PATIENCE: Final = 60.0
+PATIENCE: Final = 120.0
 
 # What to claim, and what it shall replace.
 Pair = tuple[Entry, Record | None]
