@@ -83,6 +83,14 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "a limit without a rerun": (lambda: Policy(after_crash="hold", rerun_within="1h"), "rerun_within="),
     "a crash in seen mode": (lambda: Policy(mode="seen", after_crash="hold"), "leave after_crash= out"),
     "a policy of another kind": (lambda: decorate(policy={"keep": 1}), "policy=dict has to be a Policy"),
+    "a policy of another kind, run by hand": (
+        lambda: Guard("memory:").run("charge", 1, pay_nothing, policy={"keep": 1}),  # type: ignore[arg-type]
+        "policy=dict has to be a Policy",
+    ),
+    "a scope that names an argument": (
+        lambda: decorate(scope="trace"),
+        r"scope='trace' is one scope for all calls, and not the argument of pay\(\).* Pass a function",
+    ),
     "no operation": (lambda: Guard("memory:").run(" ", 1, pay_nothing), "operation=' ' has to be a name"),
     "an operation too long": (
         lambda: Guard("memory:").run("x" * (OPERATION_MAX + 1), 1, pay_nothing),

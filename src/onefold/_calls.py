@@ -194,6 +194,17 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         raise UsageError(f"{name}() is not async, and {guard} awaits its handlers: use a Guard, or write async def")
 
 
+def check_scope_is_no_argument(function: Callable[..., Any], scope: str) -> None:
+    """Refuse what looks like `key=`, which names an argument: all tenants would share one scope of that name."""
+    import inspect
+
+    if scope in inspect.signature(function).parameters:
+        raise UsageError(
+            f"scope={scope!r} is one scope for all calls, and not the argument of {name_of(function)}() of that name: "
+            f"then all would share their keys. Pass a function of the arguments, that gives {scope}"
+        )
+
+
 class Method:
     """A decorated method: bound to its object together with its other ways to be called."""
 

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from onefold import keys
-from onefold._calls import Call, FingerprintOf, KeyOf, ScopeOf, check_function, name_of, returns_of
+from onefold._calls import (
+    Call,
+    FingerprintOf,
+    KeyOf,
+    ScopeOf,
+    check_function,
+    check_scope_is_no_argument,
+    name_of,
+    returns_of,
+)
 from onefold._flow import deliver
 from onefold._flow_joined import join, transact
 from onefold._flow_moving import looking_back, looking_back_first, looking_back_joined
@@ -159,7 +168,11 @@ class Front:
         returns: Any,
         policy: Policy | None,
     ) -> Work:
-        return Work(asked, policy or self.policy, call, returns, self._codec, self._tell, mint)
+        return Work(asked, self._chosen(policy), call, returns, self._codec, self._tell, mint)
+
+    def _chosen(self, policy: Policy | None) -> Policy:
+        """The policy that is passed replaces the guard's."""
+        return self.policy if policy is None else _checked_policy(policy)
 
     def _check_outside(self, asked: Asked, home: object = None) -> None:
         if is_inside(asked.address, self._tools().home if home is None else home):
@@ -167,7 +180,7 @@ class Front:
 
     def _joined_policy(self, policy: Policy | None) -> Policy:
         """The policy inside a transaction of the caller's, whose rollback would take a remembered failure back."""
-        found = policy or self.policy
+        found = self._chosen(policy)
         if found.remember:
             raise UsageError(
                 "within() cannot remember a failure: the rollback takes it back. Use transactional(), or pass "
@@ -266,6 +279,8 @@ class Front:
         if policy is not None:
             # Whoever resolves a record by hand names its operation, and means that operation's own policy.
             self._policies[operation] = _checked_policy(policy)
+        if isinstance(scope, str):
+            check_scope_is_no_argument(function, scope)
         if scope is None:
             scope = self._scope if not callable(self._scope) else lambda *_args, **_kwargs: self._scoped(None)
         call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
@@ -285,7 +300,7 @@ class Front:
         """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""
         if returns is Any:
             returns = returns_of(function)
-        if returns is not self._storable and (policy or self.policy).keep_result:
+        if returns is not self._storable and self._chosen(policy).keep_result:
             self._check_returns(function, returns)
         return returns
 
