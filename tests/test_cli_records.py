@@ -696,6 +696,16 @@ def test_a_worker_that_died_can_be_resolved_before_it_is_marked(shelf: Shelf) ->
     assert shelf.found(address).state is State.DONE
 
 
+def test_what_was_resolved_by_hand_can_be_corrected(shelf: Shelf) -> None:
+    address = shelf.hold("pay_1")
+
+    assert shelf.run("resolve", "pay_1", "--done", "--value", "{}", "--reason", "seen", "--yes").exit_code == 0
+    assert shelf.run("resolve", "pay_1", "--done", "--value", '"r-1"', "--reason", "a typo", "--yes").exit_code == 0
+
+    assert shelf.guard.run("charge", "pay_1", pytest.fail).value == "r-1"
+    assert shelf.found(address).remark.endswith(": a typo")
+
+
 def test_resolve_takes_the_digest(shelf: Shelf) -> None:
     address, other = shelf.hold("pay_1"), shelf.hold("pay_1", operation="mail")
 

@@ -26,6 +26,7 @@ from onefold import (
     current,
     done,
     failed,
+    not_done,
     rerun,
 )
 from onefold.keys import address
@@ -142,6 +143,54 @@ def test_only_what_is_in_doubt_can_be_resolved(store: MemoryStore) -> None:
         guard.resolve("charge", "pay_1", rerun(), **WHO)
     with pytest.raises(InProgress):
         guard.resolve("charge", "running", rerun(), **WHO)
+
+
+@pytest.mark.parametrize("first", [done("recipt"), failed(ValueError("refused")), rerun()])
+@pytest.mark.parametrize("second", [done("receipt"), failed(KeyError("gone")), rerun()])
+def test_what_was_resolved_by_hand_can_be_corrected_by_hand(store: MemoryStore, first: Any, second: Any) -> None:
+    guard = put_on_hold(store)
+
+    guard.resolve("charge", "pay_1", first, **WHO)
+    before = guard.resolve("charge", "pay_1", second, by="bob", reason="a typo")
+
+    name = type(second).__name__.lower()
+    assert before.remark == f"resolved as {type(first).__name__.lower()} by ada: asked the bank"
+    assert record(store).remark == f"resolved as {name} by bob: a typo"
+    expected = {"done": State.DONE, "failed": State.FAILED, "rerun": State.OPEN}
+    assert record(store).state is expected[name]
+
+
+def test_what_ran_after_a_resolution_is_not_corrected(store: MemoryStore) -> None:
+    guard = put_on_hold(store)
+    guard.resolve("charge", "pay_1", rerun(), **WHO)
+    charge(guard)
+
+    with pytest.raises(UsageError, match="it is done, not held"):
+        guard.resolve("charge", "pay_1", rerun(), **WHO)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("done", "a str"),
+        (done, "done without parentheses"),
+        (rerun, "rerun without parentheses"),
+        (None, "a NoneType"),
+        (True, "a bool"),
+        (not_done(), "a NotDone"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_resolution_is_refused_and_changes_nothing(store: MemoryStore, wrong: Any, named: str) -> None:
+    guard = put_on_hold(store)
+    before = record(store)
+
+    with pytest.raises(
+        UsageError, match=rf"done\(value\), failed\(error\) or rerun\(\), not {named}\. Nothing was changed"
+    ):
+        guard.resolve("charge", "pay_1", wrong, **WHO)
+
+    assert record(store) == before
 
 
 def test_an_async_guard_resolves_and_forgets_too() -> None:

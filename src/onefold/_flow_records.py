@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onefold import _decide
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX
-from onefold._model import Claim, Done, Ending, Entry, Failed, Record, Resolution, State
+from onefold._model import RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
 from onefold._steps import Claiming, Flow, Reading, Releasing
 from onefold._work import Work, done, failed, plain, refused
 from onefold.errors import InProgress, UsageError
@@ -14,8 +14,12 @@ from onefold.events import Kind
 def resolve(work: Work, resolution: Resolution, *, by: str, reason: str) -> Flow[Record]:
     """Settle a record whose outcome is unknown; the answer is the record that was replaced.
 
-    It gets a new token: from now on its late owner is refused.
+    It gets a new token: from now on its late owner is refused. What was settled by hand before can be corrected.
     """
+    if not isinstance(resolution, (Done, Failed, Rerun)):
+        raise UsageError(
+            f"resolve() takes done(value), failed(error) or rerun(), not {_shown(resolution)}. Nothing was changed"
+        )
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(work.asked.address)
         entry = _resolved(work, _unsettled(work, found), resolution, by, reason)
@@ -35,11 +39,18 @@ def _unsettled(work: Work, found: Record | None) -> Record:
         )
     if found.state is State.RUNNING and found.lease_left > 0:
         raise refused(work, InProgress.about(address, retry_after=found.lease_left))
-    if found.state not in (State.HELD, State.RUNNING):
+    if found.state not in (State.HELD, State.RUNNING) and not found.was_resolved:
         raise UsageError(
             f"{address.operation} [key {address.digest}]: it is {found.state}, not held: there is nothing to resolve"
         )
     return found
+
+
+def _shown(resolution: object) -> str:
+    """What was passed instead, without showing a value that may be anybody's."""
+    if isinstance(resolution, type):
+        return f"{resolution.__name__.lower()} without parentheses"
+    return f"a {type(resolution).__name__}"
 
 
 def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason: str) -> Entry:
@@ -62,7 +73,7 @@ def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason
         bypasses=found.bypasses,
         fingerprint=found.fingerprint,
         notes=found.notes if ending is None else None,
-        remark=plain(f"resolved as {type(resolution).__name__.lower()} by {by}: {reason}"),
+        remark=plain(f"{RESOLVED}{type(resolution).__name__.lower()} by {by}: {reason}"),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
 

@@ -111,6 +111,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     remark: str = ""
 
 
+# How the remark of a record begins that was resolved by hand.
+RESOLVED: Final = "resolved as "
+
+
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a store remembers of one address, as it was at the moment of reading."""
 
@@ -135,6 +139,11 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     omitted: bool = False
     # For people: why it is held, who resolved it, why there is no result.
     remark: str = ""
+
+    @property
+    def was_resolved(self) -> bool:
+        """Whether what it says was said by hand, and can be corrected by hand."""
+        return self.remark.startswith(RESOLVED)
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):

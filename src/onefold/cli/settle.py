@@ -65,7 +65,8 @@ def resolve(
 
     Takes exactly one of --done, --failed and --rerun, and a --reason.
 
-    A record whose worker died, and that no delivery has marked as held since, is settled in the same way.
+    A record whose worker died, and that no delivery has marked as held since, is settled in the same way. What was
+    settled by hand can be corrected in the same way, too.
     """
     resolution = _resolution(
         is_done=is_done, value=value, is_failed=is_failed, error=error, is_rerun=is_rerun, reason=reason
@@ -182,7 +183,7 @@ def _check_not_running(record: Record) -> None:
 
 def _check_unsettled(record: Record) -> None:
     _check_not_running(record)
-    if record.state is not State.HELD and not is_abandoned(record):
+    if record.state is not State.HELD and not is_abandoned(record) and not record.was_resolved:
         raise Refusal(f"{name(record)} is {record.state.value}, not held: there is nothing to resolve")
 
 
