@@ -17,7 +17,7 @@ import msgspec
 import pydantic
 import pytest
 
-from onefold import AsyncGuard, Guard, ResultNotKept, ResultUnreadable, State
+from onefold import AsyncGuard, Guard, Policy, ResultNotKept, ResultUnreadable, State, events
 from onefold.codecs import MsgspecCodec
 from support import Handler, Heard
 
@@ -231,6 +231,25 @@ def test_a_value_that_turns_out_unstorable_ends_done_without_a_result(value: Any
     with pytest.raises(ResultNotKept, match="It did not run again"):
         charge(1)
     assert heard.kinds[:3] == ["started", "omitted", "finished"]
+
+
+def test_a_result_that_is_not_kept_is_logged_once_an_operation_without_its_value(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_warned", set())
+    guard = Guard("memory:")
+
+    for key in ("pay_1", "pay_2"):
+        guard.run("charge", key, lambda: MONEY)
+    guard.run("charge", "pay_3", lambda: MONEY, policy=Policy(keep_result=False))
+    guard.run("large", "pay_1", lambda: "secret" * 100, policy=Policy(result_bytes_max=10))
+    guard.run("quiet", "pay_1", lambda: MONEY, policy=Policy(keep_result=False))
+
+    logged = [one.getMessage() for one in caplog.records if one.name == "onefold"]
+    assert [words.partition(" [key ")[0] for words in logged] == ["charge", "large"]
+    assert "a Money was not kept" in logged[0]
+    assert "pass returns=" in logged[0]
+    assert not any(hidden in "".join(logged) for hidden in ("1.10", "secret", "pay_"))
 
 
 def test_a_codec_of_the_users_own_that_fails_does_not_lose_the_effect() -> None:

@@ -17,6 +17,12 @@ DONE: Final = State.DONE
 REPLAYED: Final = Kind.REPLAYED
 
 
+NOT_KEPT: Final = (
+    "Annotate what the handler returns (or pass returns=), raise result_bytes_max, or say keep_result=False. "
+    "`onefold show` tells why"
+)
+
+
 class Work(msgspec.Struct, frozen=True):
     """All that a flow has to know of one delivery."""
 
@@ -58,18 +64,26 @@ def done(work: Work, value: Any, attempt: int) -> Ending:
 
 def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | None]:
     """The bytes to store, and why there are none where a result is left out."""
-    why = "keep_result=False"
-    if work.policy.keep_result:
-        try:
-            stored = work.codec.encode(value, work.returns)
-        except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
-            why = plain(str(error))
-        else:
-            if len(stored) <= work.policy.result_bytes_max:
-                return stored, None
-            why = f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
-    work.tell(Kind.OMITTED, work.asked.address, attempt, why)
+    address = work.asked.address
+    if not work.policy.keep_result:
+        why = "keep_result=False"
+    else:
+        stored, why = _stored(work, value)
+        if stored is not None:
+            return stored, None
+        work.tell.warn(address, f"a {type(value).__name__} was not kept, and its duplicates get no result. {NOT_KEPT}")
+    work.tell(Kind.OMITTED, address, attempt, why)
     return None, why
+
+
+def _stored(work: Work, value: Any) -> tuple[bytes | None, str]:
+    try:
+        stored = work.codec.encode(value, work.returns)
+    except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
+        return None, plain(str(error))
+    if len(stored) <= work.policy.result_bytes_max:
+        return stored, ""
+    return None, f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
 
 
 def plain(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -77,6 +78,11 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return unsubscribe
 
 
+# Operations are few; a name that is made anew for each delivery must not fill the memory, nor the log.
+WARNED_MAX: Final = 1_000
+_warned: set[str] = set()
+
+
 class Teller:
     """Tells one guard's listeners and those of the process. Costs next to nothing while nobody listens."""
 
@@ -94,6 +100,15 @@ class Teller:
                 listener(event)
             except Exception as error:  # noqa: BLE001 - a listener must not turn an effect that happened into a failure
                 _log_failure(event, error)
+
+    def warn(self, address: Address, words: str) -> None:
+        """For whoever wrote the handler, once an operation: what will surprise a duplicate."""
+        if address.operation in _warned or len(_warned) == WARNED_MAX:
+            return
+        _warned.add(address.operation)
+        import logging
+
+        logging.getLogger("onefold").warning("%s [key %s]: %s", address.operation, address.digest, words)
 
 
 def _log_failure(event: Event, error: Exception) -> None:
