@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onefold
 from onefold import errors
@@ -71,9 +73,49 @@ def names() -> str:
     return "\n".join(["| name | what it is |", "| --- | --- |", *rows])
 
 
+CALLS = {
+    "Guard": (onefold.Guard, ["Guard"]),
+    "guard": (
+        onefold.Guard,
+        ["idempotent", "transactional", "run", "run_batch", "within", "read", "resolve", "forget", "close"],
+    ),
+    "guard.within(connection)": (type(onefold.Guard("memory:").within(None)), ["run", "fresh"]),
+    "current()": (
+        onefold.Current,
+        ["operation", "key", "scope", "attempt", "token", "lost", "key_for", "step"],
+    ),
+}
+
+
+def calls() -> str:
+    """The front door, with its arguments and all that its docstrings say."""
+    parts = []
+    for of, (kind, members) in CALLS.items():
+        for name in members:
+            value = kind if name == of else inspect.getattr_static(kind, name)
+            shown = name if name == of else f"{of}.{name}"
+            about = (inspect.getdoc(value) or f"The {name} of this delivery.").replace("\n\n", "\n").replace("\n", " ")
+            parts.append(f"**`{shown}{'' if isinstance(value, property) else _arguments(value)}`**\n\n{about}")
+    return "\n\n".join(parts)
+
+
+def _arguments(value: Callable[..., Any]) -> str:
+    """Names and defaults; the types are in the source, for editors."""
+    words, named = [], False
+    for one in inspect.signature(value).parameters.values():
+        if one.name == "self":
+            continue
+        if one.kind is one.KEYWORD_ONLY and not named:
+            words.append("*")
+            named = True
+        default = "Any" if one.default is Any else repr(one.default)
+        words.append(one.name if one.default is one.empty else f"{one.name}={default}")
+    return f"({', '.join(words)})"
+
+
 PARTS = {
     "concepts.md": {"diagram": diagram, "found": found, "after": after},
-    "reference.md": {"names": names},
+    "reference.md": {"names": names, "calls": calls},
     "guarantees.md": {"statements": statements, "meanings": meanings},
 }
 

@@ -56,7 +56,7 @@ class OnefoldError(Exception):
 
 
 class UsageError(OnefoldError, ValueError):
-    """The code that calls Onefold is wrong; nothing has run."""
+    """The code that calls Onefold is wrong. Nothing has run, unless the message says so."""
 
 
 class MissingKey(OnefoldError, ValueError):

@@ -90,8 +90,10 @@ class Guard(Front):
         """Decorate a function: claim its key, run it, remember what it returned.
 
         `key` is an argument's name, several names, or a function of the arguments. The fingerprint is made of all other
-        arguments, of those that `fingerprint` names, or (None) of nothing. The decorated function raises `KeyReused`,
-        `InProgress`, `OnHold`, `ClaimLost`, `ResultNotKept`, `StoreUnavailable`, `MissingKey`, and its own errors.
+        arguments, of those that `fingerprint` names, or (None) of nothing. `scope` is one text for all calls, or a
+        function of the arguments. `returns` is the type of the result, where no annotation says it. The function raises
+        `KeyReused`, `InProgress`, `OnHold`, `ClaimLost`, `ResultNotKept`, `StoreUnavailable`, `MissingKey`, and its own
+        errors.
         """
 
         def decorate(function: Callable[P, R]) -> Guarded[P, R]:
@@ -190,8 +192,8 @@ class Guard(Front):
     ) -> Outcome[R]:
         """Run `call` once for this key; a duplicate gets the stored result.
 
-        `fingerprint` is the payload itself: the same key with another one is refused. `bypass=True` runs it although
-        it is finished.
+        `fingerprint` is the payload itself: the same key with another one is refused. Without it nothing is compared.
+        `bypass=True` runs it although it is finished.
         """
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         tools = self._tools()
@@ -247,7 +249,8 @@ class Guard(Front):
     ) -> Record:
         """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. Who and why is written into the record.
 
-        Its late owner, if there is one, is refused from now on. The answer is the record as it was before.
+        Its late owner, if there is one, is refused from now on. What was resolved by hand can be resolved once more, to
+        correct it. The answer is the record as it was before.
         """
         work = self._by_hand(operation, key, scope, returns)
         return drive(self._looking(resolve(work, resolution, by=by, reason=reason)), self._tools())
