@@ -32,7 +32,7 @@ from onefold import (
     unknown,
 )
 from onefold.errors import MEANINGS
-from onefold.events import Kind
+from onefold.events import Kind, tell
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
 from support import PATIENCE, Clock, Elsewhere, Handler, Heard, ProxyStore, die_running, elsewhere
@@ -180,7 +180,21 @@ def test_events_tell_the_story(story: str, stall: Callable[[float], None]) -> No
 
 
 def test_every_kind_of_event_belongs_to_a_story() -> None:
-    assert {kind for _, kinds in STORIES.values() for kind in kinds} == {kind.value for kind in Kind}
+    told = {kind for _, kinds in STORIES.values() for kind in kinds}
+    assert told == {kind.value for kind in Kind} - {"buried"}
+
+
+def test_what_becomes_of_a_message_outside_of_its_guard_is_told_to_the_listeners_of_the_process() -> None:
+    heard: list[Event] = []
+    unsubscribe = subscribe(heard.append)
+
+    tell(Kind.BURIED, address("charge", SECRET), detail="it failed 5 times")
+    unsubscribe()
+    tell(Kind.BURIED, address("charge", SECRET))
+
+    assert [(event.kind, event.operation, event.detail) for event in heard] == [
+        ("buried", "charge", "it failed 5 times")
+    ]
 
 
 @pytest.mark.parametrize("story", STORIES)

@@ -274,6 +274,36 @@ def test_a_message_not_started_when_the_process_died_is_not_unknown(consumer: Co
     assert [result.attempt for result in results[1:]] == [1, 1]
 
 
+def test_a_message_that_kills_its_worker_does_not_take_its_neighbours_along(
+    consumer: Consumer, stall: Callable[[float], None]
+) -> None:
+    polled = ["before", "kills", "after"]
+    ran: list[str] = []
+
+    def handler(message: str) -> str:
+        ran.append(message)
+        if message == "kills":
+            consumer.proxy.die()
+            stall(31)
+            raise Died
+        return message
+
+    for _ in range(Policy().attempts_max):
+        with pytest.raises(Died):
+            consumer.poll(polled, handler)
+        consumer.proxy.down.clear()
+        consumer.clock.advance(31)
+    results = consumer.poll(polled, handler)
+
+    assert shown(results) == ["before", OnHold, "after"]
+    # Once when it was not recorded, because the worker died before the end of the batch, and once more.
+    assert (ran.count("before"), ran.count("kills"), ran.count("after")) == (
+        2 if consumer.batching else 1,
+        Policy().attempts_max,
+        1,
+    )
+
+
 def test_a_start_inside_a_batch_is_counted_as_an_attempt(consumer: Consumer) -> None:
     policy = Policy(after_crash=lambda _current: not_done())
 

@@ -100,8 +100,10 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
             continue
         over = yield from _alone(part)
         interrupt = interrupt or _interrupt(over.error)
+        suspect = False
         if _has_won(over):
             entry, then = over.value
+            suspect = entry.attempt > 1
             if interrupt is None:
                 part.flow, interrupt = yield from _run(part.work, entry, then)
             else:
@@ -112,8 +114,10 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
         else:
             part.flow = _ended(over)
         part.at = None
-        # What a batch shares is the last round trip; a probe that has to be asked before it is asked now.
-        at = yield from _alone(part, until=Closing if batching else Over)
+        # What a batch shares is the last round trip; a probe that has to be asked before it is asked now. What a crash
+        # has left behind is recorded alone and at once: the message that kills its worker must not take its neighbours
+        # along again and again.
+        at = yield from _alone(part, until=Closing if batching and not suspect else Over)
         interrupt = interrupt or (_interrupt(at.error) if isinstance(at, Over) else None)
     return interrupt
 

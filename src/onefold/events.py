@@ -38,6 +38,8 @@ class Kind(enum.StrEnum):
     STORE_FAILED = "store_failed"
     RESOLVED = "resolved"
     FORGOTTEN = "forgotten"
+    # Told by the adapters of queues: the message went to the dead letters, or was given up in its broker's way.
+    BURIED = "buried"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +111,14 @@ class Teller:
         import logging
 
         logging.getLogger("onefold").warning("%s [key %s]: %s", address.operation, address.digest, words)
+
+
+_to_all: Final = Teller()
+
+
+def tell(kind: Kind, address: Address, *, detail: str = "") -> None:
+    """For adapters: tell the listeners of the process what became of a message outside of its guard."""
+    _to_all(kind, address, detail=detail)
 
 
 def _log_failure(event: Event, error: Exception) -> None:
