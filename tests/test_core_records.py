@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -158,6 +159,17 @@ def test_what_was_resolved_by_hand_can_be_corrected_by_hand(store: MemoryStore, 
     assert record(store).remark == f"resolved as {name} by bob: a typo"
     expected = {"done": State.DONE, "failed": State.FAILED, "rerun": State.OPEN}
     assert record(store).state is expected[name]
+
+
+def test_a_value_that_a_person_gives_is_of_its_own_type_unless_told(store: MemoryStore) -> None:
+    guard = put_on_hold(store)
+    paid = Decimal("4.20")
+
+    with pytest.raises(UsageError, match=r"done\(object\) cannot be stored: .*Pass returns="):
+        guard.resolve("charge", "pay_1", done(object()), **WHO)
+    guard.resolve("charge", "pay_1", done(paid), **WHO)
+
+    assert charge(guard, pytest.fail, returns=Decimal).value == paid
 
 
 def test_what_ran_after_a_resolution_is_not_corrected(store: MemoryStore) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onefold import _decide
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX
 from onefold._model import RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
 from onefold._steps import Claiming, Flow, Reading, Releasing
-from onefold._work import Work, done, failed, plain, refused
+from onefold._work import Work, as_stored, done, failed, plain, refused
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
 
@@ -56,11 +58,7 @@ def _shown(resolution: object) -> str:
 def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason: str) -> Entry:
     ending: Ending | None = None
     if isinstance(resolution, Done):
-        ending = done(work, resolution.value, found.attempt)
-        if ending.omitted and work.policy.keep_result:
-            raise UsageError(
-                f"done({type(resolution.value).__name__}) cannot be stored: {ending.remark}. Pass returns="
-            )
+        ending = _done(work, resolution.value, found.attempt)
     elif isinstance(resolution, Failed):
         ending = failed(work, resolution.error)
     entry = Entry(
@@ -76,6 +74,18 @@ def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason
         remark=plain(f"{RESOLVED}{type(resolution).__name__.lower()} by {by}: {reason}"),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
+
+
+def _done(work: Work, value: Any, attempt: int) -> Ending:
+    """What a person says that it returned. Without a type it is of its own."""
+    if value is None or not work.policy.keep_result:
+        return done(work, value, attempt)
+    result, why = as_stored(work, value, work.returns)
+    if result is None and work.returns is Any:
+        result, why = as_stored(work, value, type(value))
+    if result is None:
+        raise UsageError(f"done({type(value).__name__}) cannot be stored: {why}. Pass returns=")
+    return Ending(state=State.DONE, stay=work.policy.keep, result=result)
 
 
 def forget(work: Work) -> Flow[bool]:

@@ -68,7 +68,7 @@ def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | No
     if not work.policy.keep_result:
         why = "keep_result=False"
     else:
-        stored, why = _stored(work, value)
+        stored, why = as_stored(work, value, work.returns)
         if stored is not None:
             return stored, None
         work.tell.warn(address, f"a {type(value).__name__} was not kept, and its duplicates get no result. {NOT_KEPT}")
@@ -76,9 +76,10 @@ def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | No
     return None, why
 
 
-def _stored(work: Work, value: Any) -> tuple[bytes | None, str]:
+def as_stored(work: Work, value: Any, returns: Any) -> tuple[bytes | None, str]:
+    """The bytes of a value of this type; or none, and why."""
     try:
-        stored = work.codec.encode(value, work.returns)
+        stored = work.codec.encode(value, returns)
     except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
         return None, plain(str(error))
     if len(stored) <= work.policy.result_bytes_max:
@@ -118,9 +119,11 @@ def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception 
     return error
 
 
-def failed(work: Work, error: Exception) -> Ending:
-    facts: dict[str, Any] = {"type": _full_name(type(error)), "message": str(error)}
-    if _can_be_rebuilt(error):
+def failed(work: Work, error: Exception | str) -> Ending:
+    # What a person says is no exception, and has no type.
+    named = "" if isinstance(error, str) else _full_name(type(error))
+    facts: dict[str, Any] = {"type": named, "message": str(error)}
+    if isinstance(error, Exception) and _can_be_rebuilt(error):
         facts["args"] = list(error.args)
     for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
         try:
