@@ -540,7 +540,8 @@ def test_a_heartbeat_keeps_the_claim_of_a_handler_that_outlives_its_lease() -> N
     ("resolution", "status", "body"),
     [
         (done(Answer(202, [(b"x-by", b"hand")], b"it happened")), 202, b"it happened"),
-        (done(), 409, b"result_not_kept"),
+        (done(), 200, b"null"),
+        (done({"id": 17}), 200, b'{"id":17}'),
         (failed(ValueError("it did not")), 500, b"failed"),
         (rerun(), 201, b"run 2"),
     ],
@@ -556,7 +557,8 @@ def test_a_held_request_that_somebody_resolves(resolution: Any, status: int, bod
         assert (held.status, json.loads(held.body)["code"]) == (409, "on_hold")
         app.steps.clear()
 
-        await guard.resolve("http", "key", resolution, by="asha", reason="asked the bank", returns=Answer)
+        returns = Answer if isinstance(getattr(resolution, "value", None), Answer) else Any
+        await guard.resolve("http", "key", resolution, by="asha", reason="asked the bank", returns=returns)
         answer = await Visitor(middleware).visit()
 
         assert (answer.status, body in answer.body) == (status, True)
@@ -576,6 +578,46 @@ def test_a_probe_answers_in_the_place_of_a_handler_that_broke() -> None:
 
         assert (first.status, first.body) == (200, b"the bank says yes")
         assert (again.is_replay, again.body, app.runs) == (True, b"the bank says yes", 1)
+
+    in_time(story())
+
+
+def test_a_probe_that_knows_it_is_done_and_no_more_is_believed_the_first_time_too() -> None:
+    async def ask(_current: Any) -> Any:
+        return done()
+
+    async def story() -> None:
+        middleware = guarded(App(middle=boom), guard=AsyncGuard("memory:", policy=Policy(after_crash=ask)))
+        answers = [await Visitor(middleware).visit() for _ in range(2)]
+
+        assert [(one.status, one.body) for one in answers] == [(200, b"null")] * 2
+
+    in_time(story())
+
+
+# Redirects.
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(after_crash="hold")], ids=["rerun", "hold"])
+def test_a_request_that_is_sent_on_to_another_path_keeps_its_key(policy: Policy) -> None:
+    paid = []
+
+    async def pay(_request: Request) -> Response:
+        paid.append("paid")
+        return JSONResponse(len(paid))
+
+    # As FastAPI does: a path with a slash too many is sent on.
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(guarded(app, guard=AsyncGuard("memory:", policy=policy)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", follow_redirects=True) as client:
+            answers = [await client.post("/pay/", headers={"Idempotency-Key": "key"}) for _ in range(2)]
+
+        assert [one.status_code for one in answers[0].history] == [307]
+        assert [(one.status_code, one.json()) for one in answers] == [(200, 1), (200, 1)]
+        assert [one.headers.get("idempotent-replayed") for one in answers] == [None, "true"]
+        assert paid == ["paid"]
 
     in_time(story())
 

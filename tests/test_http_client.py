@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import gzip
 import json
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -19,6 +22,7 @@ import httpx
 import pytest
 import requests
 import tenacity
+from msgspec.structs import replace
 
 from http_service.process import records_in, serving
 from http_service.scripted import CUT, Say, Scripted, scripted
@@ -223,7 +227,7 @@ def test_an_answer_that_cannot_get_better_is_handed_out_at_once(server: Scripted
 def test_after_the_last_attempt_the_answer_is_handed_out_as_it_is(server: Scripted, kind: Any) -> None:
     server.script = [Say(503, [("Retry-After", "1")], b"later")]
 
-    heard = kind(QUICK._replace(attempts=3)).send(server.url, content=b"{}")
+    heard = kind(replace(QUICK, attempts=3)).send(server.url, content=b"{}")
 
     assert (heard.status, heard.body, len(server.got)) == (503, b"later", 3)
     assert heard.sent.attempts == [Attempt(status=503)] * 3
@@ -233,7 +237,7 @@ def test_after_the_last_attempt_the_error_is_raised_and_tells_what_happened(serv
     server.script = [CUT]
 
     with pytest.raises(kind.errors) as raised:
-        kind(QUICK._replace(attempts=3)).send(server.url, content=b"{}")
+        kind(replace(QUICK, attempts=3)).send(server.url, content=b"{}")
 
     error: Any = raised.value
     assert len(set(server.keys)) == 1
@@ -244,7 +248,7 @@ def test_after_the_last_attempt_the_error_is_raised_and_tells_what_happened(serv
 
 def test_a_server_that_is_not_there_is_asked_again(kind: Any) -> None:
     with pytest.raises(kind.errors) as raised:
-        kind(QUICK._replace(attempts=2)).send("http://127.0.0.1:1/", content=b"{}")
+        kind(replace(QUICK, attempts=2)).send("http://127.0.0.1:1/", content=b"{}")
 
     assert len(raised.value.onefold.attempts) == 2
 
@@ -253,7 +257,7 @@ def test_a_timeout_is_a_lost_answer(server: Scripted, kind: Any) -> None:
     server.flows.clear()
 
     with pytest.raises(kind.errors):
-        kind(QUICK._replace(attempts=2), timeout=kind.impatient).send(server.url, content=b"{}")
+        kind(replace(QUICK, attempts=2), timeout=kind.impatient).send(server.url, content=b"{}")
 
     # Both were sent; when the server has read them is its own affair.
     assert all(server.arrived.acquire(timeout=PATIENCE) for _ in range(2))
@@ -419,6 +423,8 @@ REPLAYED = ("Idempotent-Replayed", "true")
         (Say(200), True),
         (Say(204), True),
         (Say(302), True),
+        (Say(307), False),
+        (Say(308), False),
         (Say(400), True),
         (Say(402), True),
         (Say(404), True),
@@ -532,7 +538,7 @@ def test_an_intent_that_the_server_has_forgotten_is_not_sent_any_more(
     before = len(server.got)
 
     clock.advance(2)
-    with pytest.raises(OutcomeUnknown, match="Nothing was sent"):
+    with pytest.raises(OutcomeUnknown, match=r"is 3601s old, .* a key for 1h \(server_keeps\).* Nothing was sent"):
         client.send(server.url, content=b"{}", around=intent("pay-order-42", store=kept, server_keeps="1h"))
     assert len(server.got) == before
 
@@ -579,6 +585,107 @@ def test_the_colour_of_an_intent_is_the_colour_of_its_client(server: Scripted) -
     asyncio.run(wrong())
 
     assert server.got == []
+
+
+def nothing() -> None: ...
+
+
+def leave(kept: Any, inside: Callable[[], Any] = nothing) -> None:
+    """A block that ends without an error."""
+
+    async def awaited() -> None:
+        async with intent("pay-order-42", store=kept):
+            inside()
+
+    if isinstance(kept, AsyncGuard):
+        asyncio.run(awaited())
+    else:
+        with intent("pay-order-42", store=kept):
+            inside()
+
+
+def test_an_intent_by_which_no_request_came_is_told_and_its_key_stays(server: Scripted, client: Any, kept: Any) -> None:
+    server.script = [Say(500)] * 5 + [Say(201)]
+    client.send(server.url, content=b"{}", around=intent("pay-order-42", store=kept))
+
+    with pytest.raises(UsageError, match=r"no POST or PATCH came by .*Transport, .*contextvars\.copy_context\(\)\.run"):
+        leave(kept)
+
+    assert begun(kept)
+    client.send(server.url, content=b"{}", around=intent("pay-order-42", store=kept))
+    assert len(set(server.keys)) == 1
+
+
+def test_a_client_without_our_transport_is_found_out(server: Scripted) -> None:
+    with httpx.Client(verify=False, timeout=PATIENCE) as client, pytest.raises(UsageError, match="without its key"):
+        leave(Guard("memory:"), lambda: client.post(server.url, content=b"{}"))
+
+
+def test_a_thread_inherits_an_intent_only_with_a_copy_of_the_context(server: Scripted) -> None:
+    kept = Guard("memory:")
+    with httpx.Client(transport=quick(), timeout=PATIENCE) as client:
+
+        def in_a_thread(around: Callable[..., Any]) -> None:
+            thread = threading.Thread(target=around, args=(lambda: client.post(server.url, content=b"{}"),))
+            thread.start()
+            thread.join(PATIENCE)
+
+        with pytest.raises(UsageError, match="A thread does not inherit the block"):
+            leave(kept, lambda: in_a_thread(lambda send: send()))
+        leave(kept, lambda: in_a_thread(contextvars.copy_context().run))
+
+    assert not begun(kept)
+
+
+def test_an_error_inside_of_an_intent_is_raised_as_it_is() -> None:
+    def fail() -> None:
+        raise RuntimeError("before anything was sent")
+
+    with pytest.raises(RuntimeError, match="before anything was sent"):
+        leave(Guard("memory:"), fail)
+
+
+def test_an_intent_that_is_ended_by_hand_inside_of_its_block_needs_no_request() -> None:
+    with intent("pay-order-42", store="memory:") as ours:
+        ours.end()
+
+
+def test_a_redirect_that_is_lost_on_its_way_does_not_end_an_intent(server: Scripted) -> None:
+    server.script = [Say(307, [("Location", "/v2")]), *[CUT] * 10]
+    kept = Guard("memory:")
+    with httpx.Client(transport=quick(), follow_redirects=True, timeout=PATIENCE) as client:
+
+        def send() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                client.post(server.url, content=b"{}")
+
+        leave(kept, send)
+
+    assert begun(kept)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"attempts": 0}, "attempts=0 has to be 1 or more"),
+        ({"attempts": -1}, "1 sends once, and never again"),
+        ({"attempts": 2.5}, "attempts=2.5 has"),
+        ({"attempts": True}, "attempts=True has"),
+        ({"pause": -1}, "pause=-1 has to be seconds, such as pause=0.2"),
+        ({"pause": "200ms"}, "pause='200ms' has to be seconds"),
+        ({"pause_max": float("inf")}, "pause_max=inf has to be seconds"),
+        ({"retry_after_max": float("nan")}, "retry_after_max=nan has to be seconds"),
+    ],
+)
+def test_retries_that_cannot_be_meant_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Retries(**wrong)
+
+
+@pytest.mark.parametrize("make", [Transport, AsyncTransport, Adapter])
+def test_a_number_of_retries_is_no_retries(make: Any) -> None:
+    with pytest.raises(UsageError, match=r"retries=3 is no Retries: write retries=Retries\(attempts=5\)"):
+        make(retries=3)
 
 
 def test_what_ends_an_intent_is_a_rule_without_a_client() -> None:
@@ -632,7 +739,7 @@ def test_a_killed_sender_and_a_lost_answer_charge_once(tmp_path: Path) -> None:
         store = f"sqlite:///{tmp_path}/intents.db"
         proxy.cut_after(b"amount")
         fault = proxy.cut_after(b"amount")
-        impatient, patient = quick(QUICK._replace(attempts=2)), quick()
+        impatient, patient = quick(replace(QUICK, attempts=2)), quick()
         with (
             httpx.Client(transport=impatient, timeout=PATIENCE) as client,
             pytest.raises(httpx.TransportError),

@@ -9,10 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from onefold import (
     KEY_MAX,
+    AsyncGuard,
     ClaimLost,
     Guard,
     InProgress,
@@ -30,14 +32,18 @@ from onefold import (
     ResultUnreadable,
     StoreUnavailable,
     UsageError,
+    done,
 )
 from onefold._model import Address
 from onefold.errors import MEANINGS
-from onefold.http._exchange import Exchange
+from onefold.events import subscribe
+from onefold.http._deliveries import deliver, deliver_async
+from onefold.http._exchange import Ask, Exchange
 from onefold.http._keys import KEY_BODY_MAX, body_field, header_key, parsed
 from onefold.http._messages import SPOOL_MAX, Answer, Refused, Request, Spooled
 from onefold.http._rules import NotFinal, ServerFailed, is_final, replayed, settled
 from onefold.http.scopes import by_header, single_tenant
+from support import in_time
 
 CONFORMANCE = Path(os.environ.get("ONEFOLD_CONFORMANCE", Path(__file__).parents[2] / "shared" / "conformance"))
 
@@ -222,9 +228,14 @@ def test_the_fingerprint_is_method_path_query_and_body(body: Spooled) -> None:
             )
         ]
 
+        again = exchange.asked(request(path="/pay/", Idempotency_Key="key"), body)
+
     fingerprints = [ask.fingerprint for ask in asked if ask is not None]
     assert len(fingerprints) == 5
     assert all(fingerprints.count(one) == 1 for one in fingerprints)
+    # A slash at the end makes no other request.
+    assert again is not None
+    assert again.fingerprint == fingerprints[0]
 
 
 def test_a_large_body_is_hashed_in_full_and_read_again(body: Spooled) -> None:
@@ -278,19 +289,17 @@ def test_a_caller_that_is_no_text_is_a_bug(body: Spooled) -> None:
 def test_there_is_no_default_for_the_caller() -> None:
     with pytest.raises(TypeError, match="scope"):
         Exchange()  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="by_header"):
-        Exchange(scope="X-Api-Key")  # type: ignore[arg-type]
 
 
 # What is final.
 
-STATUSES = [200, 201, 204, 301, 400, 401, 403, 404, 408, 409, 422, 425, 429, 500, 502, 503]
+STATUSES = [200, 201, 204, 301, 302, 303, 307, 308, 400, 401, 403, 404, 408, 409, 422, 425, 429, 500, 502, 503]
 
 
 @pytest.mark.parametrize(
     ("rules", "final"),
     [
-        ("below_500", {200, 201, 204, 301, 400, 404, 409, 422}),
+        ("below_500", {200, 201, 204, 301, 302, 303, 400, 404, 409, 422}),
         ("stripe", set(STATUSES)),
         ("success_only", {200, 201, 204}),
     ],
@@ -317,12 +326,9 @@ def test_what_a_guard_remembers_is_not_what_http_remembers() -> None:
     assert policy.remember == ()
 
 
-@pytest.mark.parametrize(
-    "options", [{"operation": " "}, {"body_max": -1}, {"required": "/pay"}, {"key": body_field("id"), "strict": True}]
-)
-def test_what_cannot_be_meant_is_refused_at_once(options: Any) -> None:
-    with pytest.raises(UsageError):
-        Exchange(scope=single_tenant, **options)
+def test_only_the_header_can_be_strict() -> None:
+    with pytest.raises(UsageError, match="key= names another place"):
+        Exchange(scope=single_tenant, key=body_field("id"), strict=True)
 
 
 @pytest.mark.parametrize("path", ["", "event..id", "."])
@@ -428,12 +434,112 @@ def test_every_error_of_ours_has_an_answer_or_is_raised(kind: type[OnefoldError]
         assert exchange.refused(kind("secret")).status in (400, 409, 422, 500, 503)
 
 
-@pytest.mark.parametrize("omitted", [True, False])
-def test_an_answer_that_was_not_kept_is_not_made_up(omitted: bool) -> None:
-    answer = Exchange(scope=single_tenant).replay(Outcome(value=None, replayed=True, omitted=omitted))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("value", "omitted"), [(None, True), ("what a probe gave, and no answer", False)])
+def test_an_answer_that_was_not_kept_is_not_made_up(value: Any, omitted: bool) -> None:
+    answer = Exchange(scope=single_tenant).replay(Outcome(value=value, replayed=True, omitted=omitted))
 
     assert (answer.status, json.loads(answer.body)["code"]) == (409, "result_not_kept")
     assert (b"retry-after", b"1") not in answer.headers
+
+
+PLAIN: list[Any] = [{"id": 17}, [1, 2], "receipt 17", 17, 1.5, True, None, b"bytes"]
+
+
+def asked(scope: str | None = None) -> Ask:
+    return Ask("http", "key", scope, ["POST", "/pay", b"", b"digest"])
+
+
+def never() -> Any:
+    raise AssertionError
+
+
+async def never_awaited() -> Any:
+    raise AssertionError
+
+
+def held(policy: Policy) -> Guard:
+    """A guard whose one request is on hold."""
+    guard = Guard("memory:", policy=policy)
+
+    def fail() -> Answer:
+        raise ServerFailed
+
+    with pytest.raises(ServerFailed):
+        deliver(guard, asked(), fail, Exchange(scope=single_tenant).policy(guard))
+    return guard
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=str)
+def test_a_request_that_was_resolved_with_a_plain_value_is_answered_with_it(value: Any) -> None:
+    exchange = Exchange(scope=single_tenant)
+    guard = held(Policy(after_crash="hold"))
+
+    guard.resolve("http", "key", done(value), by="asha", reason="asked the bank")
+    answer = exchange.replay(deliver(guard, asked(), never, exchange.policy(guard)))
+
+    assert (answer.status, answer.body) == (200, msgspec.json.encode(value))
+    assert dict(answer.headers)[b"content-type"] == b"application/json"
+    assert dict(answer.headers)[b"idempotent-replayed"] == b"true"
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=str)
+def test_and_so_it_is_where_it_is_awaited(value: Any) -> None:
+    async def story() -> Answer:
+        exchange = Exchange(scope=single_tenant)
+        guard = AsyncGuard("memory:", policy=Policy(after_crash="hold"))
+        policy = exchange.policy(guard)
+
+        async def fail() -> Answer:
+            raise ServerFailed
+
+        with pytest.raises(ServerFailed):
+            await deliver_async(guard, asked(), fail, policy)
+        await guard.resolve("http", "key", done(value), by="asha", reason="asked the bank")
+        return exchange.replay(await deliver_async(guard, asked(), never_awaited, policy))
+
+    answer = in_time(story())
+
+    assert (answer.status, answer.body) == (200, msgspec.json.encode(value))
+
+
+def test_a_plain_value_is_one_replay_for_who_counts_them() -> None:
+    guard = held(Policy(after_crash="hold"))
+    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    told: list[str] = []
+    unsubscribe = subscribe(lambda event: told.append(event.kind.value))
+
+    deliver(guard, asked(), never, Exchange(scope=single_tenant).policy(guard))
+
+    unsubscribe()
+    assert told == ["replayed"]
+
+
+def test_what_neither_is_an_answer_nor_reads_back_plainly_stays_refused() -> None:
+    class Receipt(msgspec.Struct):
+        id: int
+
+    guard = held(Policy(after_crash="hold"))
+    guard.resolve("http", "key", done(Receipt(17)), by="asha", reason="asked the bank", returns=Receipt)
+
+    with pytest.raises(ResultUnreadable, match="Answer"):
+        deliver(guard, asked(), never, Exchange(scope=single_tenant).policy(guard))
+
+
+def test_a_record_that_goes_between_the_two_questions_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = held(Policy(after_crash="hold"))
+    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    run = guard.run
+
+    def forgets(*given: Any, **options: Any) -> Any:
+        try:
+            return run(*given, **options)
+        finally:
+            guard.forget("http", "key")
+
+    monkeypatch.setattr(guard, "run", forgets)
+
+    with pytest.raises(ResultUnreadable):
+        deliver(guard, asked(), never, Exchange(scope=single_tenant).policy(guard))
 
 
 def test_refusals_are_logged_without_keys_and_bodies(caplog: pytest.LogCaptureFixture) -> None:

@@ -276,13 +276,34 @@ def test_an_argument_that_is_nobody_is_no_caller() -> None:
 
 
 def test_an_argument_that_the_endpoint_does_not_have_is_a_bug() -> None:
-    router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), scope=by_argument("user")))
+    """Refused when the route is made; here a function hides what it asks for."""
+    asks = by_argument("user")
+
+    def hidden(request: Any) -> str:
+        return f"user {asks(request)}"
+
+    router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), scope=hidden))
 
     @router.post("/pay")
     async def pay() -> None:
         raise AssertionError
 
     with pytest.raises(UsageError, match="by_argument"):
+        in_time(Visitor(app_of(router)).visit())
+
+
+def test_a_caller_that_has_to_be_awaited_is_a_bug() -> None:
+    async def find(name: str) -> str:
+        return name
+
+    caller = by_argument("user", lambda name: find(name.lower()))
+    router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), scope=caller))
+
+    @router.post("/pay")
+    async def pay(user: str = "asha") -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="gave something to await"):
         in_time(Visitor(app_of(router)).visit())
 
 
@@ -369,6 +390,23 @@ def test_a_probe_answers_in_the_place_of_an_endpoint_that_failed(bank: Bank) -> 
     answers = sent(app_of(router), {}, {})
 
     assert [(one.status_code, one.content) for one in answers] == [(200, b"the bank says yes")] * 2
+    assert bank.paid == [1]
+
+
+def test_a_held_request_that_somebody_resolves_with_a_plain_value(bank: Bank) -> None:
+    guard = AsyncGuard("memory:", policy=Policy(after_crash="hold"))
+    router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
+
+    @router.post("/pay")
+    async def pay() -> None:
+        bank.pay(1)
+        raise RuntimeError("boom")
+
+    (first,) = sent(app_of(router), {})
+    in_time(guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank"))
+    (again,) = sent(app_of(router), {})
+
+    assert (first.status_code, again.status_code, again.json()) == (500, 200, {"id": 17})
     assert bank.paid == [1]
 
 

@@ -126,6 +126,21 @@ def test_a_probe_answers_in_the_place_of_a_view_that_failed(app: flask.Flask) ->
     assert [post(app).data, post(app).data] == [b"the bank says yes"] * 2
 
 
+def test_a_held_request_that_somebody_resolves_with_a_plain_value(app: flask.Flask) -> None:
+    guard = Guard("memory:", policy=Policy(after_crash="hold"))
+
+    @app.post("/pay")
+    @guarded(guard=guard)
+    def pay() -> Any:
+        raise RuntimeError("boom")
+
+    assert post(app).status_code == 500
+    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    answer = post(app)
+
+    assert (answer.status_code, answer.json, replays(answer)) == (200, {"id": 17}, [True])
+
+
 # Streams.
 
 

@@ -260,7 +260,7 @@ def test_a_key_is_optional_and_where_it_is_required_its_absence_is_400_with_a_li
 
 # Replays.
 
-STATUSES = (201, 204, 400, 401, 403, 404, 409, 422, 429, 500)
+STATUSES = (201, 204, 307, 308, 400, 401, 403, 404, 409, 422, 429, 500)
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,31 @@ def test_a_probe_answers_in_the_place_of_an_application_that_failed() -> None:
     assert app.runs == 1
 
 
+def test_a_probe_that_knows_it_is_done_and_no_more_is_believed_the_first_time_too() -> None:
+    def broken(_environ: Any, _start_response: Any, _run: int) -> Iterable[bytes]:
+        raise RuntimeError("boom")
+
+    client = guarded(App(broken), guard=Guard("memory:", policy=Policy(after_crash=lambda _current: done())))
+    answers = [(client.post().status, client.body) for _ in range(2)]
+
+    assert answers == [(200, b"null")] * 2
+
+
+def test_a_held_request_that_somebody_resolves_with_a_plain_value() -> None:
+    def broken(_environ: Any, _start_response: Any, _run: int) -> Iterable[bytes]:
+        raise RuntimeError("boom")
+
+    guard = Guard("memory:", policy=Policy(after_crash="hold"))
+    client = guarded(App(broken), guard=guard)
+    with pytest.raises(RuntimeError):
+        client.post()
+
+    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+
+    assert (client.post().status, client.body, client.is_replay) == (200, b'{"id":17}', True)
+    assert client.headers["content-type"] == "application/json"
+
+
 def test_a_store_that_is_down_is_503_and_nothing_runs() -> None:
     app, store = App(a_list), ProxyStore()
     store.die()

@@ -7,8 +7,8 @@ sends the `Answer` that comes out. It follows draft-ietf-httpapi-idempotency-key
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, Required, TypedDict, cast
 
 from onefold import (
@@ -23,7 +23,7 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
-from onefold.http import _problems, _rules
+from onefold.http import _messages, _options, _problems, _rules
 from onefold.http._keys import HeaderKey, KeyOf
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http.scopes import ScopeOf, single_tenant
@@ -33,6 +33,8 @@ METHODS: Final = ("POST", "PATCH")
 
 # An answer up to here is remembered whole.
 BODY_MAX: Final = 1 << 20
+
+SCOPES: Final = "by_header('X-Api-Key'), by_user, single_tenant, or a function of a request"
 
 # For keys that are not in the body.
 _NO_BODY: Final = Spooled()
@@ -93,12 +95,15 @@ class Exchange:
         body_max: int = BODY_MAX,
         event_streams: bool = False,
     ) -> None:
-        if not callable(scope):
-            raise UsageError("scope= says whose key it is: by_header('X-Api-Key'), by_user, single_tenant, a function")
+        _options.check_function("scope", scope, 1, SCOPES)
+        _options.check_yes_or_no("strict", strict)
+        _options.check_yes_or_no("event_streams", event_streams)
+        _options.check_bytes("body_max", body_max)
+        _options.check_link("policy_url", policy_url)
+        if key is not None:
+            _options.check_function("key", key, 2, _keys_like(key))
         if key is not None and strict:
             raise UsageError("strict= is for the Idempotency-Key header, and key= names another place")
-        if body_max < 0:
-            raise UsageError(f"body_max={body_max} is no number of bytes")
         self.rules = _rules.checked(rules)
         self.operation = checked_operation(operation)
         self.policy_url = policy_url
@@ -107,7 +112,7 @@ class Exchange:
         self.always_required = required is True
         self._scope = scope
         self._required = _required(required)
-        self._methods = frozenset(method.upper() for method in methods)
+        self._methods = _options.methods("methods", methods)
         self._key = HeaderKey(strict=strict) if key is None else key
 
     def guards_any(self, methods: Iterable[str]) -> bool:
@@ -118,20 +123,36 @@ class Exchange:
         """Whether the request goes on untouched, which is known before its body is read. Raises `Refused`."""
         if request.method not in self._methods:
             return True
-        return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key(request, _NO_BODY))
+        return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key_of(request, _NO_BODY))
 
     def asked(self, request: Request, body: Spooled) -> Ask | None:
         """What to ask of the guard. None: it has no key, and needs none. Raises `Refused`."""
-        key = self._key(request, body)
+        key = self._key_of(request, body)
         if self._keyless(request, key):
             return None
-        payload = [request.method, request.path, request.query, body.digest]
+        # A retry of what a framework has sent on to its path without the slash, or with it, is the same request.
+        payload = [request.method, _options.bare(request.path), request.query, body.digest]
         return Ask(self.operation, cast("str", key), self._caller(request), payload)
 
+    def _key_of(self, request: Request, body: Spooled) -> str | None:
+        """The key. That a function gives what can be none is no fault of who sent the request."""
+        key: Any = self._key(request, body)
+        if key is None or isinstance(key, str):
+            return key
+        if isinstance(key, (int, uuid.UUID)) and not isinstance(key, bool):
+            return str(key)
+        _options.check_not_awaited("key", key)
+        raise UsageError(f"key= has to give the key as a str, or None, and gave a {type(key).__name__}")
+
     def _keyless(self, request: Request, key: str | None) -> bool:
-        if key is None and self._required(request):
-            raise Refused("key_missing", "This request needs an Idempotency-Key: a new one for each operation.")
-        return key is None
+        if key is not None:
+            return False
+        required: object = self._required(request)
+        if required is not True and required is not False:
+            _options.check_not_awaited("required", required)
+        if required:
+            raise Refused("key_missing", getattr(self._key, "missing", "This request needs a key, and has none."))
+        return True
 
     def _caller(self, request: Request) -> str | None:
         """The scope. Nobody in particular would be a caller that strangers share: only `single_tenant` says so."""
@@ -141,6 +162,7 @@ class Exchange:
         if caller is None or caller == "":
             raise Refused("caller_unknown", "A request with a key needs a caller, and this one has none.")
         if not isinstance(caller, str):
+            _options.check_not_awaited("scope", caller)
             raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
         if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
             raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
@@ -163,27 +185,46 @@ class Exchange:
 
     def replay(self, outcome: Outcome[Answer]) -> Answer:
         """The answer to a duplicate."""
-        if outcome.omitted or not isinstance(outcome.value, Answer):
-            # Skipped after a crash, too large for the store, or settled by somebody who had no answer to give.
+        value: object = outcome.value
+        if value is None and not outcome.omitted:
+            # Settled by somebody who said that it is done, and no more.
+            value = _messages.plain_answer(None)
+        if outcome.omitted or not isinstance(value, Answer):
+            # Skipped after a crash, too large for the store, or a probe gave what is no answer.
             return _problems.of_error(ResultNotKept(), self.policy_url)
-        return _rules.replayed(outcome.value)
+        return _rules.replayed(value)
 
     def refused(self, why: Refused | OnefoldError) -> Answer:
         """The answer to a request that is not let through. Raises what only a programmer can mend."""
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
-            return _problems.of_refusal(why, self.policy_url)
+            return _problems.of_refusal(why, self.policy_url, getattr(self._key, "place", "The key"))
         answer = _problems.of_error(why, self.policy_url)
         LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
         return answer
 
 
+def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Options:
+    """The options of this middleware, route or view; what it does not take is refused under its own name."""
+    _options.check_names(owner, options, ("guard", *Options.__annotations__))
+    if "scope" not in options:
+        raise UsageError(f"{owner} needs scope=, which says whose key it is: {SCOPES}")
+    if getattr(options["scope"], "needs_endpoint", False) and not has_endpoint:
+        raise UsageError(f"{owner} knows no arguments of an endpoint: by_argument is for FastAPI's idempotent_route")
+    return options
+
+
+def _keys_like(given: object) -> str:
+    """What to write in the place of this."""
+    name = given if isinstance(given, str) else "id"
+    return f"body_field({name!r}), header_key({name!r}), or a function of a request and its body"
+
+
 def _required(required: RequiredFor) -> Callable[[Request], bool]:
-    if callable(required):
-        return required
     if isinstance(required, bool):
         return lambda _request: required
-    if isinstance(required, str):
-        raise UsageError(f"required={required!r} takes several paths: required=({required!r},)")
-    patterns = tuple(required)
-    return lambda request: any(fnmatchcase(request.path, pattern) for pattern in patterns)
+    if callable(required):
+        _options.check_function("required", required, 1, "True, paths, or a function of a request")
+        return required
+    matches = _options.matching(_options.patterns("required", required))
+    return lambda request: matches(request.path)

@@ -14,6 +14,7 @@ import msgspec
 
 from onefold import KEY_MAX, UsageError
 from onefold.http._messages import Refused, Request, Spooled
+from onefold.http._options import check_yes_or_no, header_name
 
 HEADER: Final = "Idempotency-Key"
 
@@ -37,6 +38,11 @@ class HeaderKey:
             raise UsageError("a key in a header is read by http-sf, which is missing. pip install 'onefold[http]'")
         self._name = name
         self._strict = strict
+        # What a request without one is told.
+        self.place = name
+        self.missing = f"This request needs the header {name}."
+        if name == HEADER:
+            self.missing = f"This request needs an {HEADER}: a new one for each operation."
 
     def __call__(self, request: Request, _body: Spooled) -> str | None:
         values = request.headers(self._name)
@@ -53,10 +59,14 @@ class BodyField:
     needs_body: Final = True
 
     def __init__(self, path: str) -> None:
+        given: object = path
+        if not isinstance(given, str) or not all(path.split(".")):
+            raise UsageError(f"body_field({path!r}) has to name a field: body_field('id'), body_field('event.id')")
         self._path = path
         self._names = path.split(".")
-        if not all(self._names):
-            raise UsageError(f"body_field({path!r}) has to name a field: body_field('id'), body_field('event.id')")
+        # What a request without one is told.
+        self.place = f"The field {path}"
+        self.missing = f"This request needs the field {path} in its body, JSON or a form: a string or a whole number."
 
     def __call__(self, request: Request, body: Spooled) -> str | None:
         if body.size > KEY_BODY_MAX:
@@ -73,7 +83,8 @@ class BodyField:
 
 def header_key(name: str, *, strict: bool = False) -> KeyOf:
     """The key in another header, such as a webhook's: `header_key("X-Event-Id")`."""
-    return HeaderKey(name, strict=strict)
+    check_yes_or_no("strict", strict)
+    return HeaderKey(header_name("header_key", name), strict=strict)
 
 
 def body_field(path: str) -> KeyOf:

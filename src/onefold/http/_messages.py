@@ -52,6 +52,11 @@ class Answer(msgspec.Struct, frozen=True):
     cut: bool = False
 
 
+def plain_answer(value: Any) -> Answer:
+    """A plain value as an answer: of a request that was settled by somebody who knew what came of it, and no HTTP."""
+    return Answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(value))
+
+
 class Refused(Exception):
     """The request is not let through. `code` is stable and for machines, the message is for people."""
 

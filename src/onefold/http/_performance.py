@@ -95,7 +95,8 @@ class Performance:
 
     async def end_as(self, outcome: Outcome[Answer]) -> None:
         """The guard's outcome: the answer that was made here, or one that takes its place."""
-        if outcome.value is self.made and not outcome.replayed:
+        # A probe may have given another one, or none, in its place.
+        if self.made is not None and outcome.value is self.made and not outcome.replayed:
             await self.end()
         else:
             await self._instead(self._exchange.replay(outcome))

@@ -19,6 +19,7 @@ from onefold import (
     StoreUnavailable,
 )
 from onefold.errors import MEANINGS, Meaning
+from onefold.http._keys import HEADER
 from onefold.http._messages import Answer, Refused
 
 # The draft speaks of three of them; the others are ours.
@@ -41,7 +42,7 @@ CONFLICT: Final = 409
 
 # The first that fits; what is said to the outside never holds a key, a payload or the name of a machine.
 CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
-    (MissingKey, "key_malformed", "This request's Idempotency-Key cannot be used."),
+    (MissingKey, "key_malformed", "The key of this request cannot be used."),
     (
         KeyReused,
         "key_reused",
@@ -75,8 +76,10 @@ CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
 RETRY_AFTER: Final = 1.0
 
 
-def of_refusal(refused: Refused, policy_url: str | None) -> Answer:
-    return problem(refused.code, BAD_REQUEST, str(refused), policy_url)
+def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) -> Answer:
+    """`place` is where the key belongs: a provider that sends no such header is not told of one."""
+    title = TITLES[refused.code].replace(HEADER, place)
+    return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
 
 
 def of_error(error: OnefoldError, policy_url: str | None) -> Answer:
@@ -93,13 +96,19 @@ def of_error(error: OnefoldError, policy_url: str | None) -> Answer:
 
 
 def problem(
-    code: str, status: int, detail: str, policy_url: str | None = None, *, retry_after: float | None = None
+    code: str,
+    status: int,
+    detail: str,
+    policy_url: str | None = None,
+    *,
+    retry_after: float | None = None,
+    title: str | None = None,
 ) -> Answer:
     """A problem as JSON; `type` is the published policy, where there is one."""
     body = msgspec.json.encode(
         {
             "type": policy_url or "about:blank",
-            "title": TITLES[code],
+            "title": title or TITLES[code],
             "status": status,
             "detail": detail,
             "code": code,

@@ -5,6 +5,7 @@ Everything that decides over a stored answer is here.
 
 from __future__ import annotations
 
+import difflib
 from typing import Final, Literal
 
 from onefold import Policy, UsageError
@@ -14,8 +15,11 @@ Rules = Literal["below_500", "stripe", "success_only"]
 
 RULES: Final = ("below_500", "stripe", "success_only")
 
-# Who asked is not known yet, or it was asked too early or too often: the same request may get another answer.
-NEVER_FINAL: Final = frozenset({401, 403, 408, 425, 429})
+# The work is to be done at another path, to which the client comes with the same key: nothing has happened here.
+ELSEWHERE: Final = frozenset({307, 308})
+
+# And: who asked is not known yet, or it was asked too early or too often. The same request may get another answer.
+NEVER_FINAL: Final = ELSEWHERE | {401, 403, 408, 425, 429}
 
 SERVER_ERROR: Final = 500
 
@@ -59,7 +63,9 @@ class ServerFailed(NotFinal):
 
 def checked(rules: str) -> Rules:
     if rules not in RULES:
-        raise UsageError(f"rules={rules!r} is none of {', '.join(map(repr, RULES))}")
+        near = difflib.get_close_matches(str(rules), RULES, n=1)
+        question = f": did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"rules={rules!r:.60} is none of {', '.join(map(repr, RULES))}{question}")
     return rules  # type: ignore[return-value]
 
 

@@ -7,7 +7,8 @@ from itertools import chain
 from typing import NamedTuple, Unpack
 
 from onefold import Guard, OnefoldError
-from onefold.http._exchange import Ask, Exchange, Options
+from onefold.http._deliveries import deliver
+from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._messages import Answer
 from onefold.http._rules import NotFinal, ServerFailed
 from onefold.http.wsgi import blocking
@@ -18,7 +19,7 @@ class Views:
 
     def __init__(self, *, guard: Guard, **options: Unpack[Options]) -> None:
         self.guard = blocking(guard)
-        self.exchange = Exchange(**options)
+        self.exchange = Exchange(**known(type(self).__name__, options))
         self._policy = self.exchange.policy(self.guard)
 
     def deliver(self, asked: Ask, play: Callable[[], Answer]) -> Answer | None:
@@ -38,15 +39,7 @@ class Views:
             return made[0]
 
         try:
-            outcome = self.guard.run(
-                asked.operation,
-                asked.key,
-                perform,
-                returns=Answer,
-                scope=asked.scope,
-                fingerprint=asked.fingerprint,
-                policy=self._policy,
-            )
+            outcome = deliver(self.guard, asked, perform, self._policy)
         except NotFinal as unsettled:
             failures = [unsettled] if isinstance(unsettled, ServerFailed) else []
         except OnefoldError as error:

@@ -12,9 +12,10 @@ from contextlib import ExitStack, closing, suppress
 from typing import Any, Unpack
 
 from onefold import AsyncGuard, Guard, OnefoldError, UsageError
-from onefold.http._exchange import Ask, Exchange, Options
+from onefold.http._deliveries import deliver_async
+from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._messages import Refused, Request, Spooled
 from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
 from onefold.http._rules import NotFinal
 from onefold.http._shelter import Shelter
@@ -31,7 +32,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: App, *, guard: AsyncGuard | Any, **options: Unpack[Options]) -> None:
         self.app = app
-        self.exchange = Exchange(**options)
+        self.exchange = Exchange(**known("IdempotencyMiddleware", options))
         self._ours = not isinstance(guard, AsyncGuard)
         self.guard = awaited(guard)
         self._policy = self.exchange.policy(self.guard)
@@ -74,15 +75,7 @@ class IdempotencyMiddleware:
     async def _guarded(self, asked: Ask, performance: Performance, kept: ExitStack) -> None:
         with kept:
             try:
-                outcome = await self.guard.run(
-                    asked.operation,
-                    asked.key,
-                    performance.settled,
-                    returns=Answer,
-                    scope=asked.scope,
-                    fingerprint=asked.fingerprint,
-                    policy=self._policy,
-                )
+                outcome = await deliver_async(self.guard, asked, performance.settled, self._policy)
             except NotFinal:
                 await performance.end()
             except OnefoldError as error:

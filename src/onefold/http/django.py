@@ -14,20 +14,23 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from typing import Any, TypeVar, Unpack
 
-from asgiref.sync import async_to_sync, iscoroutinefunction
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.core.handlers.exception import response_for_exception
-from django.db import connections
-from django.http import Http404, HttpResponse, RawPostDataException
-from django.http.multipartparser import MultiPartParserError
-
 from onefold import Guard, UsageError
-from onefold.http._exchange import Options
+from onefold.http._exchange import Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
 from onefold.http._views import Views, captured
 from onefold.http.scopes import by_header, single_tenant
+
+try:
+    from asgiref.sync import async_to_sync, iscoroutinefunction
+    from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+    from django.core.handlers.exception import response_for_exception
+    from django.db import connections
+    from django.http import Http404, HttpResponse, RawPostDataException
+    from django.http.multipartparser import MultiPartParserError
+except ImportError as missing:
+    raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
 
 __all__ = [
     "Idempotency",
@@ -49,7 +52,7 @@ ANSWERS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPart
 
 def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """A middleware for Django's settings: give it a name in a module of yours, and that name to `MIDDLEWARE`."""
-    rules = Idempotency(guard=guard, **options)
+    rules = Idempotency(guard=guard, **known("middleware", options))
 
     def installed(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda request: rules.exchanged(request, lambda: get_response(request))
@@ -59,7 +62,7 @@ def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callabl
 
 def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
     """Decorate a view: `@idempotent(guard=guard, scope=by_user)`, below the decorators that authenticate."""
-    rules = Idempotency(guard=guard, **options)
+    rules = Idempotency(guard=guard, **known("idempotent", options))
 
     def decorate(view: View) -> View:
         if iscoroutinefunction(view):

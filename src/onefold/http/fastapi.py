@@ -16,12 +16,10 @@ from contextlib import ExitStack, closing
 from contextvars import ContextVar
 from typing import Any, Final, Unpack
 
-from fastapi import FastAPI, Response
-from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
-
 from onefold import AsyncGuard, OnefoldError, Outcome, UsageError
-from onefold.http._exchange import METHODS, Ask, Exchange, Options
+from onefold.http import _options
+from onefold.http._deliveries import deliver_async
+from onefold.http._exchange import METHODS, Ask, Exchange, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._openapi import PARAMETER, RESPONSES, described
@@ -30,6 +28,13 @@ from onefold.http._rules import NotFinal
 from onefold.http._shelter import Shelter
 from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
 from onefold.http.scopes import ScopeOf, by_header, single_tenant
+
+try:
+    from fastapi import FastAPI, Response
+    from fastapi.routing import APIRoute
+    from starlette.concurrency import run_in_threadpool
+except ImportError as missing:
+    raise UsageError("onefold.http.fastapi needs FastAPI: pip install 'onefold[http]' fastapi") from missing
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -49,7 +54,8 @@ ORIGINAL: Final = "__onefold_endpoint__"
 
 def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> type[APIRoute]:
     """The class for routes whose requests are guarded: `APIRouter(route_class=idempotent_route(…))`."""
-    rules = _Rules(guard, Exchange(**options))
+    rules = _Rules(guard, Exchange(**known("idempotent_route", options, has_endpoint=True)))
+    scope = options["scope"]
 
     class IdempotentRoute(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
@@ -61,6 +67,8 @@ def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> 
                 settings["openapi_extra"] = {**extra, "parameters": parameters}
                 settings["responses"] = {**RESPONSES, **(settings.get("responses") or {})}
                 endpoint = _claiming(endpoint)
+                if isinstance(scope, _ByArgument):
+                    scope.check(endpoint)
             super().__init__(path, endpoint, **settings)
 
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,18 +82,42 @@ def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> 
 
 def by_argument(name: str, of: Callable[[Any], object] | None = None) -> ScopeOf:
     """The caller is an argument of the endpoint, from its dependencies: `by_argument("user", lambda u: u.id)`."""
+    return _ByArgument(name, of)
 
-    def found(_request: Request) -> str | None:
+
+class _ByArgument:
+    """A caller whom the endpoint's dependencies name."""
+
+    needs_endpoint: Final = True
+
+    def __init__(self, name: str, of: Callable[[Any], object] | None) -> None:
+        given: object = name
+        if not isinstance(given, str) or not name.isidentifier():
+            raise UsageError(f"by_argument({name!r:.60}) has to name an argument: write by_argument('user')")
+        if of is not None:
+            _options.check_function("by_argument's function", of, 1, "by_argument('user', lambda user: user.id)")
+        self._name = name
+        self._of = of
+
+    def check(self, endpoint: Callable[..., Any]) -> None:
+        """Refuse an endpoint without this argument, before its first request."""
+        arguments = list(inspect.signature(endpoint).parameters)
+        if self._name not in arguments:
+            raise UsageError(
+                f"by_argument({self._name!r}): {endpoint.__qualname__}() has no such argument"
+                f"{_options.did_you_mean(self._name, arguments) if arguments else ', and no other'}"
+            )
+
+    def __call__(self, _request: Request) -> str | None:
         visit = _visit.get()
         arguments = {} if visit is None else visit.arguments
-        if name not in arguments:
-            raise UsageError(f"by_argument({name!r}): the endpoint has no such argument")
-        caller = arguments[name] if of is None else of(arguments[name])
+        if self._name not in arguments:
+            raise UsageError(f"by_argument({self._name!r}): the endpoint has no such argument")
+        caller = arguments[self._name] if self._of is None else self._of(arguments[self._name])
+        _options.check_not_awaited("by_argument's function", caller)
         if caller is None or caller == "":
             raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
         return str(caller)
-
-    return found
 
 
 def describe(
@@ -95,13 +127,16 @@ def describe(
 
     It can be said several times: of some paths that the header is required, of others that it is optional.
     """
+    chosen = None if paths is None else _options.paths("paths", paths)
+    verbs = _options.methods("methods", methods)
+    _options.check_yes_or_no("required", required)
     make = app.openapi
 
     @functools.wraps(make)
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
             return app.openapi_schema
-        schema = described(make(), paths, methods, required=required)
+        schema = described(make(), chosen, verbs, required=required)
         app.openapi_schema = schema
         return schema
 
@@ -201,15 +236,7 @@ class _Visit:
                 self._returned.set_exception(error)
             return await self._answer
 
-        return await self._rules.guard.run(
-            asked.operation,
-            asked.key,
-            perform,
-            returns=Answer,
-            scope=asked.scope,
-            fingerprint=asked.fingerprint,
-            policy=self._rules.policy,
-        )
+        return await deliver_async(self._rules.guard, asked, perform, self._rules.policy)
 
 
 # The request that a guarded endpoint belongs to. A parameter for it would be one that FastAPI has to know.

@@ -15,16 +15,19 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, TypeVar, Unpack
 
-import flask
-
 from onefold import Guard, UsageError
-from onefold.http._exchange import Options
+from onefold.http._exchange import Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
 from onefold.http._views import Views, captured
 from onefold.http.scopes import by_header, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
+
+try:
+    import flask
+except ImportError as missing:
+    raise UsageError("onefold.http.flask needs Flask: pip install 'onefold[http]' flask") from missing
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "idempotent", "single_tenant"]
 
@@ -37,7 +40,7 @@ def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], 
     A streaming answer is read to its end (or to the limit of what is remembered) before it is sent; for one that is
     passed on live, take the middleware.
     """
-    views = Views(guard=guard, **options)
+    views = Views(guard=guard, **known("idempotent", options))
 
     def decorate(view: View) -> View:
         @functools.wraps(view)

@@ -11,6 +11,7 @@ from typing import Final
 
 from onefold import UsageError
 from onefold.http._messages import Refused, Request
+from onefold.http._options import header_name
 
 ScopeOf = Callable[[Request], str | None]
 
@@ -30,6 +31,9 @@ def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
     `secret` is the key of the digest. Give one where credentials are short enough to be guessed, and keep it: with
     another one every record is a stranger's.
     """
+    header_name("by_header", name)
+    if not isinstance(secret, (str, bytes)):
+        raise UsageError(f"secret= is a {type(secret).__name__}, and has to be a str or bytes")
     key = secret.encode() if isinstance(secret, str) else secret
     if len(key) > SECRET_MAX:
         raise UsageError(f"secret= has {len(key)} bytes, and {SECRET_MAX} are the limit")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, Unpack
 
-from onefold import AsyncGuard, Guard, OnefoldError, UsageError
-from onefold.http._exchange import Ask, Exchange, Options
+from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
+from onefold.http._deliveries import deliver
+from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
@@ -32,7 +33,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: App, *, guard: Guard | Any, **options: Unpack[Options]) -> None:
         self.app = app
-        self.exchange = Exchange(**options)
+        self.exchange = Exchange(**known("IdempotencyMiddleware", options))
         self.guard = blocking(guard)
         self._policy = self.exchange.policy(self.guard)
 
@@ -58,20 +59,12 @@ class IdempotencyMiddleware:
 
     def _guarded(self, asked: Ask, performance: Performance, start_response: StartResponse) -> Iterable[bytes]:
         try:
-            outcome = self.guard.run(
-                asked.operation,
-                asked.key,
-                performance.settled,
-                returns=Answer,
-                scope=asked.scope,
-                fingerprint=asked.fingerprint,
-                policy=self._policy,
-            )
+            outcome = deliver(self.guard, asked, performance.settled, self._policy)
         except NotFinal:
             return performance.rest()
         except OnefoldError as error:
             return performance.rest() if performance.is_seen else answered(self.exchange.refused(error), start_response)
-        if performance.is_seen or (outcome.value is performance.made and not outcome.replayed):
+        if performance.is_seen or performance.is_made_here(outcome):
             return performance.rest()
         return answered(self.exchange.replay(outcome), start_response)
 
@@ -110,6 +103,10 @@ class Performance:
     def is_seen(self) -> bool:
         """Whether the client has seen a part of the answer."""
         return self._write is not None
+
+    def is_made_here(self, outcome: Outcome[Answer]) -> bool:
+        """Whether it is the application's own answer. A probe may have given one, or none, in its place."""
+        return self.made is not None and outcome.value is self.made and not outcome.replayed
 
     def settled(self) -> Answer:
         """Run it to its end: what is remembered of its answer. Raises `NotFinal` where nothing is."""

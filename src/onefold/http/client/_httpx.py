@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-import httpx
-import tenacity
-
+from onefold import UsageError
 from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import HEADER, METHODS, Call, Retries, Wanted, is_short, mint, plan
+
+try:
+    import httpx
+    import tenacity
+except ImportError as missing:
+    raise UsageError("Transport and AsyncTransport need httpx: pip install 'onefold[client]' httpx") from missing
 
 # Where a response keeps what happened: `response.extensions["onefold"]` is a `Sent`.
 EXTENSION: Final = "onefold"

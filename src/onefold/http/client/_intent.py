@@ -12,7 +12,7 @@ from contextvars import ContextVar, Token
 from typing import Any, Final, Self
 
 from onefold import AsyncGuard, Guard, KeyReused, Outcome, OutcomeUnknown, Policy, Record, StoreUnavailable, UsageError
-from onefold.durations import Duration, seconds
+from onefold.durations import Duration, in_words, seconds
 from onefold.http.client._retrying import is_problem, mint, settles
 
 OPERATION: Final = "onefold-intent"
@@ -24,7 +24,8 @@ POLICY: Final = Policy(keep="forever", lease=10, wait=15)
 class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42", store=...)
     """`with intent("pay-order-42", store="sqlite:///intents.db"):` or, around an async client, `async with`.
 
-    One intent is one POST or PATCH, whatever happens to the process. `store` is what a guard takes, or a guard.
+    One intent is one POST or PATCH, whatever happens to the process. `store` is what a guard takes, or a guard. A block
+    that ends without an error although no request came by raises `UsageError`.
     `server_keeps` is how long the server remembers a key, by its published policy. An intent that is older raises
     `OutcomeUnknown` and sends nothing: the server would take it for a new request.
     """
@@ -34,6 +35,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         self._server_keeps = seconds(server_keeps, "server_keeps")
         # Whether an answer came after which nothing else can come.
         self.settled = False
+        # Whether a request of a client of ours came by, or somebody has ended it by hand.
+        self._is_used = False
         self._store = store
         self._sent: list[Any] | None = None
         self._key: str | None = None
@@ -53,6 +56,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         finally:
             if self._guard is not self._store:
                 self._guard.close()
+        if error is None:
+            self._check_used()
 
     async def __aenter__(self) -> Self:
         self._guard = self._awaited()
@@ -67,10 +72,12 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         finally:
             if self._guard is not self._store:
                 await self._guard.aclose()
+        if error is None:
+            self._check_used()
 
     def end(self) -> None:
         """End it by hand, where it is known what became of it: the next one of this name is a new request."""
-        guard = self._blocking()
+        guard, self._is_used = self._blocking(), True
         try:
             guard.forget(OPERATION, self.name)
         finally:
@@ -79,7 +86,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     async def aend(self) -> None:
         """The same, awaited."""
-        guard = self._awaited()
+        guard, self._is_used = self._awaited(), True
         try:
             await guard.forget(OPERATION, self.name)
         finally:
@@ -88,6 +95,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     def key_for(self, method: str, url: str, body: bytes, *, given: str | None = None) -> str:
         """The key of this request: minted once, kept before it is sent. Raises `KeyReused` for another request."""
+        self._is_used = True
         if not isinstance(self._guard, Guard):
             raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
         if self._is_sent_on(given):
@@ -101,6 +109,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     async def key_for_awaited(self, method: str, url: str, body: bytes, *, given: str | None = None) -> str:
         """The same, awaited."""
+        self._is_used = True
         if not isinstance(self._guard, AsyncGuard):
             raise UsageError("this intent was entered with `with`, and the client is an async one")
         if self._is_sent_on(given):
@@ -131,13 +140,23 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         return self._store if isinstance(self._store, AsyncGuard) else AsyncGuard(self._store)
 
     def _entered(self) -> Self:
-        self.settled, self._sent, self._key = False, None, None
+        self.settled, self._is_used, self._sent, self._key = False, False, None, None
         self._outer = _current.set(self)
         return self
 
     def _left(self) -> None:
         assert self._outer is not None
         _current.reset(self._outer)
+
+    def _check_used(self) -> None:
+        """A request that came by another way had no key, or another one, and a retry would be a second operation."""
+        if not self._is_used:
+            raise UsageError(
+                f"intent({self.name!r}) was left, and no POST or PATCH came by inside it: what was sent, if anything, "
+                "was sent without its key, and a retry would happen twice. Send it inside the block, by a client with "
+                "our Transport, AsyncTransport or Adapter. A thread does not inherit the block: start it with "
+                "contextvars.copy_context().run"
+            )
 
     def _is_sent_on(self, given: str | None) -> bool:
         """Whether it is our own request on its way to where a redirect leads. Another key is another intent."""
@@ -170,12 +189,17 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             raise StoreUnavailable(f"intent({self.name!r}) could not be kept over a crash. Nothing was sent")
         if record is not None and record.age >= self._server_keeps:
             raise OutcomeUnknown(
-                f"intent({self.name!r}) is {record.age:.0f} seconds old, and the server remembers a key for "
-                f"{self._server_keeps:.0f}: what became of it is not known. Nothing was sent. Ask the server, then end "
-                "the intent by hand"
+                f"intent({self.name!r}) is {_old(record.age)} old, and the server remembers a key for "
+                f"{in_words(self._server_keeps)} (server_keeps): what became of it is not known. Nothing was sent. "
+                "Ask the server, then end the intent by hand"
             )
         self._key = found.value
         return found.value
+
+
+def _old(age: float) -> str:
+    """An age as a person reads it: nobody wants the milliseconds of a day."""
+    return in_words(float(round(age)) if age >= 1 else age)
 
 
 _current: ContextVar[intent | None] = ContextVar("onefold_intent", default=None)

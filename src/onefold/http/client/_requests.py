@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import requests
-import tenacity
-from requests.adapters import HTTPAdapter
-
+from onefold import UsageError
 from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import HEADER, METHODS, Call, Retries, Wanted, mint, plan
+
+try:
+    import requests
+    import tenacity
+    from requests.adapters import HTTPAdapter
+except ImportError as missing:
+    raise UsageError("Adapter needs requests: pip install 'onefold[client]' requests") from missing
 
 # What the wire does. A broken certificate is a connection error too, and never gets better.
 LOST: Final = (

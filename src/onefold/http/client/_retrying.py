@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import email.utils
+import math
 import random
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -33,21 +34,33 @@ SERVER_ERROR: Final = 500
 AGAIN: Final = frozenset({408, 425})
 AGAIN_IF_ASKED_TO: Final = frozenset({CONFLICT, 429})
 
-# After these the same request may get another answer: an intent goes on.
-UNSETTLED: Final = frozenset({401, 403, 408, 425, 429})
+# After these the same request may get another answer, here or where it is sent on to: an intent goes on.
+UNSETTLED: Final = frozenset({307, 308, 401, 403, 408, 425, 429})
 
 # Refusals of ours that say: it is done, or failed, for good.
 SETTLED_CODES: Final = frozenset({"result_not_kept", "failed"})
 
 
-class Retries(NamedTuple):
-    """How often, and how patiently. Pauses double from `pause` to `pause_max`, with jitter, after `Retry-After`."""
+class Retries(msgspec.Struct, frozen=True):
+    """How often, and how patiently. Pauses double from `pause` to `pause_max`, with jitter, after `Retry-After`.
+
+    Raises `UsageError` for what cannot be meant. Pauses are seconds.
+    """
 
     attempts: int = 5
     pause: float = 0.2
     pause_max: float = 10.0
     # A server that asks for more does not mean a client that waits.
     retry_after_max: float = 60.0
+
+    def __post_init__(self) -> None:
+        attempts: object = self.attempts
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise UsageError(f"attempts={attempts!r:.60} has to be 1 or more: 1 sends once, and never again")
+        for name in ("pause", "pause_max", "retry_after_max"):
+            pause: object = getattr(self, name)
+            if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < math.inf:
+                raise UsageError(f"{name}={pause!r:.60} has to be seconds, such as {name}=0.2")
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -128,6 +141,9 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[type[BaseException], ...] = ()) -> Any:
     """The arguments for tenacity: these errors are lost connections, but not those among them."""
+    given: object = retries
+    if not isinstance(given, Retries):
+        raise UsageError(f"retries={given!r:.60} is no Retries: write retries=Retries(attempts=5)")
 
     def again(error: BaseException) -> bool:
         return isinstance(error, (Wanted, *lost)) and not isinstance(error, but)

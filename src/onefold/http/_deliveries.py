@@ -1,0 +1,60 @@
+"""One request, asked of a guard: the same in both colours.
+
+An answer is stored with its type. A person who resolves a request may have given a plain value, which reads back
+without one: it is asked for again, and becomes an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from onefold import AsyncGuard, Guard, Outcome, Policy, ResultUnreadable
+from onefold.http._exchange import Ask
+from onefold.http._messages import Answer, plain_answer
+from onefold.http._rules import NotFinal
+
+
+def deliver(guard: Guard, asked: Ask, perform: Callable[[], Answer], policy: Policy) -> Outcome[Answer]:
+    """Run it once for this key, or find its answer. Raises what the guard raises, and `NotFinal`."""
+    asks: dict[str, Any] = {"scope": asked.scope, "fingerprint": asked.fingerprint, "policy": policy}
+    try:
+        return guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
+    except ResultUnreadable as unreadable:
+        try:
+            return _as_answer(guard.run(asked.operation, asked.key, _gone, **asks))
+        except (NotFinal, ResultUnreadable, TypeError):
+            raise unreadable from None
+
+
+async def deliver_async(
+    guard: AsyncGuard, asked: Ask, perform: Callable[[], Awaitable[Answer]], policy: Policy
+) -> Outcome[Answer]:
+    """The same, awaited."""
+    asks: dict[str, Any] = {"scope": asked.scope, "fingerprint": asked.fingerprint, "policy": policy}
+    try:
+        return await guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
+    except ResultUnreadable as unreadable:
+        try:
+            return _as_answer(await guard.run(asked.operation, asked.key, _gone_awaited, **asks))
+        except (NotFinal, ResultUnreadable, TypeError):
+            raise unreadable from None
+
+
+def _as_answer(found: Outcome[Any]) -> Outcome[Answer]:
+    """Raises `TypeError` for a value that JSON does not know."""
+    return msgspec.structs.replace(found, value=plain_answer(found.value))
+
+
+def _gone() -> Any:
+    """The record has gone between the two questions: nothing runs, and the claim is given back.
+
+    What it is said to return is the type by which the record is read: any.
+    """
+    raise NotFinal
+
+
+async def _gone_awaited() -> Any:
+    raise NotFinal

@@ -1,0 +1,171 @@
+"""What is given to a middleware, a route or a view: refused when it is given, with what to write instead. Pure.
+
+An option that nobody checks fails at each request, or, worse, guards nothing and says nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from onefold import UsageError
+
+# RFC 9110: methods and names of headers are tokens.
+TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+# A method may be anybody's own; one that is nearly one of these is a slip.
+METHODS_KNOWN: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+SLIP: Final = 0.75
+
+# How frameworks write a part of a path that varies.
+PLACEHOLDER: Final = re.compile(r"\{[^}]*\}|<[^>]*>")
+
+# Functions of ours that make what an option takes.
+MAKERS: Final = {
+    "by_header": "by_header('X-Api-Key')",
+    "by_argument": "by_argument('user')",
+    "body_field": "body_field('id')",
+    "header_key": "header_key('X-Event-Id')",
+}
+
+
+def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse an option that nobody knows."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise UsageError(f"{owner} has no option {name!r}{did_you_mean(name, names)}")
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The tail of an error: the nearest known word, or all of them."""
+    words = list(known)
+    nearest = difflib.get_close_matches(str(word), words, n=1)
+    return f": did you mean {nearest[0]!r}?" if nearest else f": it is one of {', '.join(words)}"
+
+
+def check_function(option: str, given: Any, arguments: int, write: str) -> None:
+    """Refuse what cannot be called with so many arguments, or only by who awaits it."""
+    maker = getattr(given, "__name__", "")
+    if maker in MAKERS and str(getattr(given, "__module__", "")).startswith("onefold.http."):
+        raise UsageError(f"{option}={maker} is not called: write {option}={MAKERS[maker]}")
+    if not callable(given):
+        raise UsageError(f"{option}={given!r:.60} is no function: write {write}")
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
+        raise UsageError(f"{option}= is an async function, and nobody awaits it: write a plain function")
+    try:
+        inspect.signature(given).bind(*[None] * arguments)
+    except ValueError:
+        # It is written in C, and tells nothing.
+        return
+    except TypeError as error:
+        raise UsageError(f"{option}= is a function that cannot be called ({error}): write {write}") from error
+
+
+def check_not_awaited(option: str, found: object) -> None:
+    """Refuse what a function gave that looks plain, and is not."""
+    if inspect.isawaitable(found):
+        if inspect.iscoroutine(found):
+            found.close()
+        raise UsageError(f"{option}= gave something to await, and nobody does: it has to be a plain function")
+
+
+def check_yes_or_no(option: str, given: object) -> None:
+    if not isinstance(given, bool):
+        raise UsageError(f"{option}={given!r:.60} is neither True nor False")
+
+
+def check_bytes(option: str, given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise UsageError(f"{option}={given!r:.60} is no number of bytes: write {option}=1_048_576, or 0 for no body")
+
+
+def check_link(option: str, given: object) -> None:
+    """A URL that can stand in a header."""
+    if given is None:
+        return
+    if not isinstance(given, str) or not re.fullmatch(r"[!#-;=?-~]+", given):
+        raise UsageError(f"{option}={given!r:.60} is no URL: write {option}='https://example.com/idempotency'")
+
+
+def header_name(maker: str, name: object) -> str:
+    """The name of a header. Another one would never be found."""
+    if not isinstance(name, str) or not TOKEN.fullmatch(name):
+        raise UsageError(f"{maker}({name!r:.60}) has to name a header: write {MAKERS[maker]}")
+    return name
+
+
+def methods(option: str, given: Any) -> frozenset[str]:
+    """The methods, in capitals."""
+    example = f"{option}=['POST', 'PATCH']"
+    if isinstance(given, str):
+        raise UsageError(f"{option}={given!r:.60} takes several methods: write {option}=[{given.upper()!r:.60}]")
+    found = _several(option, given, f"write {example}")
+    if not found:
+        raise UsageError(f"{option}= names no method, so that nothing would be guarded: write {example}")
+    return frozenset(_method(option, one, example) for one in found)
+
+
+def _method(option: str, given: object, example: str) -> str:
+    if not isinstance(given, str) or not TOKEN.fullmatch(given):
+        raise UsageError(f"{option}= has {given!r:.60}, which is no HTTP method: write {example}")
+    method = given.upper()
+    nearly = difflib.get_close_matches(method, METHODS_KNOWN, n=1, cutoff=SLIP)
+    if nearly and method not in METHODS_KNOWN:
+        raise UsageError(f"{option}= has {given!r}: did you mean {nearly[0]!r}?")
+    return method
+
+
+def paths(option: str, given: Any) -> tuple[str, ...]:
+    """Paths. One that can be nobody's is refused: requests would pass it by without a word."""
+    if isinstance(given, str):
+        raise UsageError(f"{option}={given!r} takes several paths: write {option}=[{given!r}]")
+    found = _several(option, given, f"write paths such as {option}=['/payments']")
+    for one in found:
+        if not isinstance(one, str):
+            raise UsageError(f"{option}= has {one!r:.60}, which is no path: write '/payments'")
+        if not one.startswith(("/", "*")):
+            raise UsageError(f"{option}= has {one!r}, and a path begins with a slash: write {_path_of(one)!r}")
+    return found
+
+
+def patterns(option: str, given: Any) -> tuple[str, ...]:
+    """Paths in which `*` stands for any text."""
+    found = paths(option, given)
+    for one in found:
+        if PLACEHOLDER.search(one):
+            raise UsageError(f"{option}= has {one!r}, and `*` stands for any text: write {PLACEHOLDER.sub('*', one)!r}")
+    return found
+
+
+def matching(chosen: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a path is one of them. A slash at the end makes no other path, in the pattern or in the request."""
+    both = [(pattern, bare(pattern)) for pattern in chosen]
+
+    def matches(path: str) -> bool:
+        shorter = bare(path)
+        return any(fnmatchcase(path, whole) or fnmatchcase(shorter, short) for whole, short in both)
+
+    return matches
+
+
+def bare(path: str) -> str:
+    """The path without a slash at its end: for most frameworks both are one, or the one leads to the other."""
+    return path.rstrip("/") or "/"
+
+
+def _path_of(text: str) -> str:
+    """What was meant, of a path without its slash, or of a whole URL."""
+    return "/" + (urlsplit(text).path if "://" in text else text).lstrip("/")
+
+
+def _several(option: str, given: Any, write: str) -> tuple[Any, ...]:
+    try:
+        return tuple(given)
+    except TypeError:
+        raise UsageError(f"{option}={given!r:.60} is not understood: {write}") from None

@@ -1,0 +1,327 @@
+"""What is written wrong for a server: refused when it is constructed, with the option, what it got, what to write."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from onefold import AsyncGuard, Guard, UsageError
+from onefold.http import asgi, fastapi, flask, wsgi
+from onefold.http._exchange import Exchange
+from onefold.http._messages import Refused, Request, Spooled
+from onefold.http.scopes import by_header, single_tenant
+
+
+async def awaited(*_given: Any) -> str:
+    return "key"
+
+
+async def passing(*_given: Any) -> None: ...
+
+
+def request(method: str = "POST", path: str = "/pay", **headers: str) -> Request:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request(method, path, b"", pairs)
+
+
+def ask(exchange: Exchange, content: bytes = b"{}", **headers: str) -> Any:
+    with closing(Spooled()) as body:
+        body.add(content)
+        return exchange.asked(request(**headers), body)
+
+
+def django(name: str) -> Callable[..., Any]:
+    """Django is ready only where it has settings: none are needed to be refused."""
+    from onefold.http import django
+
+    return getattr(django, name)  # type: ignore[no-any-return]
+
+
+# Everything that takes the options, under its own name.
+OWNERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "asgi": (
+        "IdempotencyMiddleware",
+        lambda **given: asgi.IdempotencyMiddleware(passing, guard=AsyncGuard("memory:"), **given),
+    ),
+    "wsgi": (
+        "IdempotencyMiddleware",
+        lambda **given: wsgi.IdempotencyMiddleware(lambda *_: [], guard=Guard("memory:"), **given),
+    ),
+    "fastapi": ("idempotent_route", lambda **given: fastapi.idempotent_route(guard=AsyncGuard("memory:"), **given)),
+    "flask": ("idempotent", lambda **given: flask.idempotent(guard=Guard("memory:"), **given)),
+    "django middleware": ("middleware", lambda **given: django("middleware")(guard=Guard("memory:"), **given)),
+    "django view": ("idempotent", lambda **given: django("idempotent")(guard=Guard("memory:"), **given)),
+    "django mixin": ("Idempotency", lambda **given: django("Idempotency")(guard=Guard("memory:"), **given)),
+}
+
+
+@pytest.fixture(params=sorted(OWNERS))
+def owner(request: pytest.FixtureRequest) -> tuple[str, Callable[..., Any]]:
+    return OWNERS[request.param]
+
+
+def test_an_option_that_nobody_knows_is_refused_under_the_name_of_its_owner(
+    owner: tuple[str, Callable[..., Any]],
+) -> None:
+    name, make = owner
+
+    with pytest.raises(UsageError, match=rf"^{name} has no option 'requird': did you mean 'required'\?"):
+        make(scope=single_tenant, requird=True)
+    with pytest.raises(UsageError, match=rf"^{name} has no option 'x': it is one of guard, scope, rules"):
+        make(scope=single_tenant, x=True)
+    with pytest.raises(UsageError, match=rf"^{name} needs scope=, .*by_header\('X-Api-Key'\)"):
+        make()
+
+
+def test_a_wrong_value_is_refused_wherever_it_is_given(owner: tuple[str, Callable[..., Any]]) -> None:
+    _, make = owner
+
+    with pytest.raises(UsageError, match=r"methods='POST' takes several methods: write methods=\['POST'\]"):
+        make(scope=single_tenant, methods="POST")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"methods": "post"}, r"methods='post' .*write methods=\['POST'\]"),
+        ({"methods": []}, r"nothing would be guarded: write methods=\['POST', 'PATCH'\]"),
+        ({"methods": ["PO ST"]}, "'PO ST', which is no HTTP method"),
+        ({"methods": [b"POST"]}, "b'POST', which is no HTTP method"),
+        ({"methods": ["PSOT"]}, r"'PSOT': did you mean 'POST'\?"),
+        ({"methods": None}, "methods=None is not understood"),
+        ({"required": "/pay"}, r"required='/pay' takes several paths: write required=\['/pay'\]"),
+        ({"required": ["payments"]}, "a path begins with a slash: write '/payments'"),
+        ({"required": ["https://shop/payments"]}, "write '/payments'"),
+        ({"required": [""]}, "a path begins with a slash"),
+        ({"required": ["/orders/{order_id}"]}, r"`\*` stands for any text: write '/orders/\*'"),
+        ({"required": ["/orders/<int:id>/pay"]}, r"write '/orders/\*/pay'"),
+        ({"required": [7]}, "7, which is no path"),
+        ({"required": None}, "required=None is not understood"),
+        ({"required": awaited}, "required= is an async function"),
+        ({"required": lambda: True}, r"required= is a function that cannot be called \(too many positional"),
+        ({"scope": "X-Api-Key"}, r"scope='X-Api-Key' is no function: write by_header\('X-Api-Key'\)"),
+        ({"scope": None}, "scope=None is no function"),
+        ({"scope": by_header}, r"scope=by_header is not called: write scope=by_header\('X-Api-Key'\)"),
+        ({"scope": fastapi.by_argument}, "scope=by_argument is not called"),
+        ({"scope": awaited}, "scope= is an async function"),
+        ({"scope": asgi.header_key("X-Id")}, "scope= is a function that cannot be called"),
+        ({"key": "id"}, r"key='id' is no function: write body_field\('id'\), header_key\('id'\)"),
+        ({"key": asgi.body_field}, r"key=body_field is not called: write key=body_field\('id'\)"),
+        ({"key": by_header("X-Id")}, "key= is a function that cannot be called"),
+        ({"key": awaited}, "key= is an async function, and nobody awaits it"),
+        ({"rules": "below500"}, r"'below_500', 'stripe', 'success_only': did you mean 'below_500'\?"),
+        ({"rules": None}, "rules=None is none of"),
+        ({"strict": "no"}, "strict='no' is neither True nor False"),
+        ({"event_streams": 1}, "event_streams=1 is neither"),
+        ({"body_max": "1MB"}, "body_max='1MB' is no number of bytes: write body_max=1_048_576"),
+        ({"body_max": 1.5}, "body_max=1.5 is no number of bytes"),
+        ({"body_max": -1}, "body_max=-1 is no number of bytes"),
+        ({"policy_url": 7}, "policy_url=7 is no URL"),
+        ({"policy_url": "see\r\nSet-Cookie: a=b"}, "is no URL: write policy_url='https://example.com/idempotency'"),
+        ({"operation": " "}, "a name such as 'charge'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_with_what_to_write(options: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Exchange(**{"scope": single_tenant, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: by_header(""), "has to name a header"),
+        (lambda: by_header("X Api Key"), "has to name a header"),
+        (lambda: by_header("X-Api-Key", secret=7), "secret= is a int"),  # type: ignore[arg-type]
+        (lambda: asgi.header_key("X-Id:"), r"header_key\('X-Id:'\) has to name a header"),
+        (lambda: asgi.header_key("X-Id", strict="yes"), "strict='yes'"),  # type: ignore[arg-type]
+        (lambda: asgi.body_field(7), r"body_field\(7\) has to name a field"),  # type: ignore[arg-type]
+        (lambda: fastapi.by_argument(""), r"write by_argument\('user'\)"),
+        (lambda: fastapi.by_argument("user", "id"), "lambda user: user.id"),  # type: ignore[arg-type]
+        (lambda: fastapi.by_argument("user", awaited), "is an async function"),
+    ],
+)
+def test_a_name_that_nothing_can_have_is_refused(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make()
+
+
+def test_methods_may_be_written_small_and_be_somebodys_own() -> None:
+    exchange = Exchange(scope=single_tenant, methods=["post", "PURGE", "PROPPATCH"], required=True)
+
+    for method in ("POST", "PURGE", "PROPPATCH"):
+        with pytest.raises(Refused):
+            exchange.passes(request(method))
+    assert exchange.passes(request("PATCH"))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "path", "required"),
+    [
+        (["/payments"], "/payments", True),
+        (["/payments"], "/payments/", True),
+        (["/payments/"], "/payments", True),
+        (["/payments/"], "/payments/", True),
+        (["/payments"], "/Payments", False),
+        (["/payments"], "/payments/7", False),
+        (["/orders/*"], "/orders/7", True),
+        (["/orders/*"], "/orders/7/pay/", True),
+        (["/orders/*"], "/orders/", True),
+        (["/orders/*"], "/orders", False),
+        (["*/payments"], "/v2/payments/", True),
+        (["*"], "/", True),
+        (["/"], "/", True),
+        (["/"], "/payments", False),
+    ],
+)
+def test_a_path_is_required_with_and_without_a_slash_at_its_end(patterns: list[str], path: str, required: bool) -> None:
+    exchange = Exchange(scope=single_tenant, required=patterns)
+
+    if not required:
+        assert exchange.passes(request(path=path))
+        return
+    with pytest.raises(Refused) as refused:
+        exchange.passes(request(path=path))
+    assert refused.value.code == "key_missing"
+
+
+@pytest.mark.parametrize(
+    ("key", "title", "detail"),
+    [
+        (None, "Idempotency-Key is missing", "needs an Idempotency-Key"),
+        (asgi.header_key("X-Event-Id"), "X-Event-Id is missing", "needs the header X-Event-Id"),
+        (asgi.body_field("event.id"), "The field event.id is missing", "needs the field event.id in its body"),
+        (lambda _request, _body: None, "The key is missing", "needs a key"),
+    ],
+)
+def test_a_request_without_its_key_is_told_where_the_key_belongs(key: Any, title: str, detail: str) -> None:
+    exchange = Exchange(scope=single_tenant, required=True, key=key)
+
+    with pytest.raises(Refused, match=detail) as refused:
+        ask(exchange)
+    answer = exchange.refused(refused.value)
+
+    assert answer.status == 400
+    assert title.encode() in answer.body
+    assert key is None or b"Idempotency-Key" not in answer.body
+
+
+def test_a_field_that_is_no_key_is_named_in_the_title_too() -> None:
+    exchange = Exchange(scope=single_tenant, key=asgi.body_field("id"))
+
+    with pytest.raises(Refused) as refused:
+        ask(exchange, b'{"id": true}')
+
+    assert b"The field id is malformed" in exchange.refused(refused.value).body
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"key": lambda *given: awaited()}, "key= gave something to await"),
+        ({"key": lambda *given: b"key"}, "key= has to give the key as a str, or None, and gave a bytes"),
+        ({"key": lambda *given: True}, "gave a bool"),
+        ({"key": lambda *given: None, "required": lambda _request: awaited()}, "required= gave something to await"),
+        ({"scope": lambda _request: awaited()}, "scope= gave something to await"),
+    ],
+    ids=str,
+)
+def test_what_a_function_gives_wrongly_is_a_bug_and_not_the_clients_fault(options: Any, says: str) -> None:
+    exchange = Exchange(**{"scope": single_tenant, **options})
+
+    with pytest.raises(UsageError, match=says):
+        ask(exchange, Idempotency_Key="key")
+
+
+@pytest.mark.parametrize("key", [7, uuid.UUID(int=7)])
+def test_a_function_may_give_a_number_or_a_uuid(key: Any) -> None:
+    assert ask(Exchange(scope=single_tenant, key=lambda *_: key)).key == str(key)
+
+
+# Arguments of an endpoint.
+
+
+def test_an_argument_that_an_endpoint_does_not_have_is_refused_before_its_first_request() -> None:
+    guarded = fastapi.idempotent_route(guard=AsyncGuard("memory:"), scope=fastapi.by_argument("usr"))
+    router = APIRouter(route_class=guarded)
+
+    with pytest.raises(UsageError, match=r"by_argument\('usr'\): .*pay\(\) has no such argument: did you mean 'user'"):
+
+        @router.post("/pay")
+        async def pay(user: str) -> None: ...
+
+    # What is not guarded needs no caller.
+    @router.get("/pay")
+    async def paid() -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi", "flask", "django view"])
+def test_whoever_knows_no_endpoint_refuses_to_look_for_its_arguments(kind: str) -> None:
+    name, make = OWNERS[kind]
+
+    with pytest.raises(UsageError, match=rf"^{name} knows no arguments .* for FastAPI's idempotent_route"):
+        make(scope=fastapi.by_argument("user"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"paths": "/pay"}, r"write paths=\['/pay'\]"),
+        ({"paths": ["pay"]}, "write '/pay'"),
+        ({"methods": "POST"}, r"write methods=\['POST'\]"),
+        ({"required": ["/pay"]}, "is neither True nor False"),
+    ],
+)
+def test_a_schema_is_described_by_paths_and_not_by_letters(options: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        fastapi.describe(FastAPI(), **options)
+
+
+# Packages that are not there.
+
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from onefold import UsageError
+try:
+    {code}
+except UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "says"),
+    [
+        ("fastapi", "import onefold.http.fastapi", "needs FastAPI: pip install 'onefold[http]' fastapi"),
+        ("flask", "import onefold.http.flask", "needs Flask: pip install 'onefold[http]' flask"),
+        ("django", "import onefold.http.django", "needs Django: pip install 'onefold[http]' django"),
+        ("httpx", "from onefold.http.client import Transport", "need httpx: pip install 'onefold[client]' httpx"),
+        ("httpx", "from onefold.http.client import AsyncTransport", "need httpx: pip install 'onefold[client]' httpx"),
+        (
+            "requests",
+            "from onefold.http.client import Adapter",
+            "pip install 'onefold[client]' requests",
+        ),
+        ("tenacity", "import onefold.http.client", "pip install 'onefold[client]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_to_install(package: str, code: str, says: str) -> None:
+    command = [sys.executable, "-c", WITHOUT.format(package=package, code=code)]
+
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert says in found.stdout
