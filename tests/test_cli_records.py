@@ -26,10 +26,23 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from onefold import Guard, OnHold, Policy, Record, RememberedFailure, State, StoreUnavailable, current, done
+from onefold import (
+    Guard,
+    OnHold,
+    Policy,
+    Record,
+    RememberedFailure,
+    State,
+    StoreUnavailable,
+    UsageError,
+    current,
+    done,
+    failed,
+)
 from onefold.cli import _search, _shared, records, settle
 from onefold.cli.app import app
 from onefold.codecs import MsgspecCodec
+from onefold.queues._verdict import reason_of
 from onefold.stores import _open
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
@@ -449,6 +462,47 @@ def test_show_as_json_has_bytes_in_base64(shelf: Shelf) -> None:
     assert (fact["result_form"], fact["result"], fact["result_bytes"]) == ("none", None, 0)
 
 
+def test_show_tells_the_key_that_the_other_side_got(shelf: Shelf) -> None:
+    sent: list[str] = []
+
+    def charge() -> None:
+        sent.append(current().key_for("gateway"))
+        raise TimeoutError
+
+    with contextlib.suppress(TimeoutError):
+        shelf.guard.run("charge", "pay_1", charge, scope="acme")
+
+    said = shelf.run("show", "pay_1", "--key-for", "gateway", "--key-for", "mail").stdout
+    (fact,) = shelf.json("show", "pay_1", "--key-for", "gateway", "--key-for", "mail")
+
+    assert f"key for\tgateway: {sent[0]}\n" in said
+    assert fact["key_for"]["gateway"] == sent[0]
+    assert len({*fact["key_for"].values(), *sent}) == 2
+    assert "key for" not in shelf.run("show", "pay_1").stdout
+    assert "key_for" not in shelf.json("show", "pay_1")[0]
+
+
+@pytest.mark.parametrize("words", [("\udcff",), ("pay_1", "--key-for", "\udcff")])
+def test_bytes_that_are_no_text_are_one_line(shelf: Shelf, words: tuple[str, ...]) -> None:
+    shelf.put("pay_1")
+
+    assert "'\\udcff' is no text in UTF-8" in refused(shelf.run("show", *words), 2)
+
+
+def test_after_a_bypass_it_is_the_key_of_the_latest_run(shelf: Shelf) -> None:
+    sent: list[str] = []
+
+    for bypass in (False, True, True):
+        shelf.guard.run("charge", "pay_1", lambda: sent.append(current().key_for("gateway")), bypass=bypass)
+
+    (fact,) = shelf.json("show", "pay_1", "--key-for", "gateway")
+    assert len(set(sent)) == 3
+    assert fact["key_for"] == {"gateway": sent[-1]}
+    record = shelf.guard.read("charge", "pay_1")
+    assert record is not None
+    assert record.key_for("gateway") == sent[-1]
+
+
 def _reserve_and_time_out() -> None:
     current().step("reserve", lambda: 1)
     current().step("ship", lambda: b"label")
@@ -554,6 +608,7 @@ def test_held_lists_what_is_on_hold_the_oldest_first(shelf: Shelf) -> None:
     assert shelf.keys("held", "--operation", "charge") == ["oldest", "young"]
     assert shelf.rows("held")[0]["remark"] == "attempt 1 ended in TimeoutError"
     assert shelf.rows("held")[0]["age"] == "2h"
+    assert "`onefold show KEY --key-for NAME`" in shelf.run("held").stderr
 
 
 def test_held_keeps_the_oldest_and_counts_the_others(shelf: Shelf) -> None:
@@ -648,6 +703,40 @@ def test_resolving_as_failed_gives_every_duplicate_the_error(shelf: Shelf, more:
     with pytest.raises(RememberedFailure) as raised:
         shelf.guard.run("charge", "pay_1", pytest.fail)
     assert raised.value.message == message
+    assert str(raised.value).endswith(f"failed for good before: {message}")
+
+
+def test_a_text_is_said_as_it_is_and_an_exception_by_its_name(shelf: Shelf) -> None:
+    shelf.hold("a")
+    shelf.hold("b")
+
+    shelf.guard.resolve("charge", "a", failed("the card was declined"), by="maria", reason="the bank says so")
+    shelf.guard.resolve("charge", "b", failed(ValueError("declined")), by="maria", reason="the bank says so")
+
+    with pytest.raises(RememberedFailure, match=r"before: the card was declined$") as said:
+        shelf.guard.run("charge", "a", pytest.fail)
+    assert (said.value.type_name, said.value.message) == ("", "the card was declined")
+    # A dead letter tells that much and no more: the text may be about a customer.
+    assert reason_of(said.value) == "it failed for good before, resolved by hand"
+    with pytest.raises(RememberedFailure, match=r"before: builtins\.ValueError: declined$"):
+        shelf.guard.run("charge", "b", pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(ValueError, "not ValueError"), (None, "not NoneType"), (17, "not int"), ("", "not an empty text")],
+)
+def test_what_is_neither_an_exception_nor_a_text_is_refused_at_once(wrong: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        failed(wrong)
+
+
+def test_an_empty_error_is_refused_before_anything_is_changed(shelf: Shelf) -> None:
+    address = shelf.hold("pay_1")
+
+    refused(shelf.run("resolve", "pay_1", "--failed", "--error", "", "--reason", "x", "--yes"), 2)
+
+    assert shelf.found(address).state is State.HELD
 
 
 def test_resolving_as_rerun_lets_the_next_delivery_run(shelf: Shelf) -> None:

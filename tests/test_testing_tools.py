@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import onefold.testing
-from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, State, StoreUnavailable, UsageError, current, events
+from onefold import (
+    TX,
+    AsyncGuard,
+    Guard,
+    InProgress,
+    OnHold,
+    Policy,
+    State,
+    StoreUnavailable,
+    UsageError,
+    current,
+    events,
+)
 from onefold.stores.base import Address, Claim
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from onefold.testing import Clock, Crash, StoreContract, use
@@ -538,6 +552,118 @@ class TestCrashAt:
         asyncio.run(deliver())
 
         assert ran == {"before_claim": [1], "after_claim": [2], "after_handler": [1, 2], "after_finish": [1]}[step]
+
+    @pytest.mark.parametrize("step", ["before_claim", "after_claim", "after_handler", "after_finish"])
+    @pytest.mark.parametrize("result", [None, 7])
+    def test_of_a_transactional_handler_all_or_nothing_is_left(
+        self, step: str, result: int | None, tmp_path: Path, crash_at: CrashAt
+    ) -> None:
+        guard, ran = Guard(never_opened), []
+
+        @guard.transactional("deposit", key="message")
+        def deposit(message: str, *, tx: sqlite3.Connection = TX) -> int | None:
+            tx.execute("CREATE TABLE IF NOT EXISTS deposits (message)")
+            tx.execute("INSERT INTO deposits VALUES (?)", (message,))
+            ran.append(current().attempt)
+            return result
+
+        with use(guard, f"sqlite:///{tmp_path}/shop.db"):
+            with crash_at(step, guard=guard):
+                deposit("msg_1")
+                pytest.fail("it did not crash")
+
+            assert len(ran) == (step in ("after_handler", "after_finish"))
+            record = guard.read("deposit", "msg_1")
+            assert (record is not None) == (step == "after_finish")
+            # No lease is left behind: the next delivery need not wait.
+            outcome = deposit.outcome("msg_1")
+            assert (outcome.value, outcome.replayed) == (result, step == "after_finish")
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM deposits").fetchone() == (1,)
+
+    @pytest.mark.parametrize("step", ["before_claim", "after_claim", "after_handler", "after_finish"])
+    def test_of_an_async_transactional_handler_too(self, step: str, tmp_path: Path, crash_at: CrashAt) -> None:
+        guard, ran = AsyncGuard(never_opened), []
+
+        @guard.transactional("deposit", key="message")
+        async def deposit(message: str, *, tx: sqlite3.Connection = TX) -> int:
+            tx.execute("CREATE TABLE IF NOT EXISTS deposits (message)")
+            tx.execute("INSERT INTO deposits VALUES (?)", (message,))
+            ran.append(message)
+            return 7
+
+        async def deliver() -> None:
+            async with use(guard, f"sqlite:///{tmp_path}/shop.db"):
+                with crash_at(step, guard=guard):
+                    await deposit("msg_1")
+                    pytest.fail("it did not crash")
+                assert len(ran) == (step in ("after_handler", "after_finish"))
+                outcome = await deposit.outcome("msg_1")
+                assert (outcome.value, outcome.replayed) == (7, step == "after_finish")
+
+        asyncio.run(deliver())
+
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM deposits").fetchone() == (1,)
+
+    def test_a_transactional_handler_that_raises_dies_before_its_rollback(
+        self, tmp_path: Path, crash_at: CrashAt
+    ) -> None:
+        guard = Guard(never_opened)
+
+        @guard.transactional("deposit", key="message", policy=Policy(remember=(ValueError,)))
+        def deposit(message: str, *, tx: sqlite3.Connection = TX) -> None:
+            raise ValueError(message)
+
+        with use(guard, f"sqlite:///{tmp_path}/shop.db"):
+            with crash_at("after_handler", guard=guard):
+                deposit("msg_1")
+            assert guard.read("deposit", "msg_1") is None
+
+            with crash_at("after_finish", guard=guard):
+                deposit("msg_1")
+            with pytest.raises(ValueError, match="msg_1"):
+                deposit("msg_1")
+
+    @pytest.mark.parametrize("step", ["after_claim", "after_handler", "after_finish"])
+    def test_a_transaction_that_replays_gets_to_no_step_after_the_claim(
+        self, step: str, tmp_path: Path, crash_at: CrashAt
+    ) -> None:
+        guard = Guard(never_opened)
+
+        @guard.transactional("deposit", key="message")
+        def deposit(message: str, *, tx: sqlite3.Connection = TX) -> int:
+            return 7
+
+        with use(guard, f"sqlite:///{tmp_path}/shop.db"):
+            deposit("msg_1")
+            with pytest.raises(AssertionError, match="nothing crashed"), crash_at(step, guard=guard):
+                assert deposit("msg_1") == 7
+
+    def test_of_a_transactional_handler_inside_of_another_nothing_is_left_of_both(
+        self, tmp_path: Path, crash_at: CrashAt
+    ) -> None:
+        guard, ran = Guard(never_opened), []
+
+        @guard.transactional("fee", key="message")
+        def fee(message: str, *, tx: sqlite3.Connection = TX) -> None:
+            ran.append("fee")
+
+        @guard.transactional("deposit", key="message")
+        def deposit(message: str, *, tx: sqlite3.Connection = TX) -> None:
+            fee(message)
+            ran.append("deposit")
+
+        with use(guard, f"sqlite:///{tmp_path}/shop.db"):
+            with crash_at("after_handler", guard=guard):
+                deposit("msg_1")
+            assert ran == ["fee"]
+            assert guard.read("fee", "msg_1") is None
+
+            with crash_at("after_finish", guard=guard):
+                deposit("msg_1")
+            assert deposit.outcome("msg_1").replayed
+            assert fee.outcome("msg_1").replayed
 
     def test_a_dead_worker_that_goes_on_asking_is_refused(self, onefold_guard: Guard, crash_at: CrashAt) -> None:
         claim = Claim(Address("", "charge", "pay_1"), b"token")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -84,6 +85,18 @@ class Address(msgspec.Struct, frozen=True, gc=False):
         return hashlib.sha256(self.packed).hexdigest()[:12]
 
 
+def downstream(address: Address, name: str, bypasses: int) -> str:
+    """The key for a system downstream: the same on each attempt, machine and rerun; another after a bypass.
+
+    It has the form of a UUID (version 8), which every provider takes.
+    """
+    named = name.encode()
+    seed = b"onefold key_for 1" + address.packed + len(named).to_bytes(2) + named + bypasses.to_bytes(4)
+    number = int.from_bytes(hashlib.sha256(seed).digest()[:16])
+    version_and_variant = (8 << 76) | (0b10 << 62)
+    return str(uuid.UUID(int=number & ~((0xF << 76) | (0b11 << 62)) | version_and_variant))
+
+
 class Claim(msgspec.Struct, frozen=True, gc=False):
     """The right to run now: the token proves it, the lease limits it, `stay` is the record's expiry."""
 
@@ -144,6 +157,10 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def was_resolved(self) -> bool:
         """Whether what it says was said by hand, and can be corrected by hand."""
         return self.remark.startswith(RESOLVED)
+
+    def key_for(self, name: str) -> str:
+        """What `current().key_for(name)` gave the latest run of the handler: the other side knows it by this key."""
+        return downstream(self.address, name, self.bypasses)
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -220,9 +237,16 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A resolution: it failed for good; every duplicate gets this error."""
+    """A resolution: it failed for good; every duplicate gets this error, or a `RememberedFailure` with this text."""
 
-    error: Exception
+    error: Exception | str
+
+    def __post_init__(self) -> None:
+        given: object = self.error
+        if isinstance(given, Exception) or (isinstance(given, str) and given):
+            return
+        kind = "an empty text" if given == "" else getattr(given, "__name__", type(given).__name__)
+        raise UsageError(f'failed() takes an exception or a text, as in failed("declined"), not {kind}')
 
 
 class Rerun(msgspec.Struct, frozen=True):

@@ -9,13 +9,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from onefold._flow_steps import StepLog, take_step
-from onefold._model import Address, Entry
+from onefold._model import Address, Entry, downstream
 from onefold._steps import Flow
 from onefold.codecs import Codec
 from onefold.errors import UsageError
 from onefold.events import Teller
 from onefold.heartbeat import Beat
-from onefold.keys import downstream
 
 T = TypeVar("T")
 

@@ -131,10 +131,16 @@ class ResultUnreadable(ResultNotKept):
 class RememberedFailure(OnefoldError):
     """It failed with an exception that the policy remembers as final, and that cannot be rebuilt here."""
 
-    says = "failed for good before: {type_name}: {message}"
+    says = "failed for good before: {cause}"
 
+    # Empty where a person has said it: `failed("declined")`, or `onefold resolve --failed`.
     type_name: str = ""
     message: str = ""
+
+    @classmethod
+    def about(cls, address: Named, *, type_name: str = "", message: str = "", **facts: Any) -> Self:
+        cause = f"{type_name}: {message}" if type_name else message
+        return super().about(address, cause=cause, type_name=type_name, message=message, **facts)
 
 
 class StoreUnavailable(OnefoldError):

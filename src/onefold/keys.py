@@ -1,4 +1,4 @@
-"""Keys: checked before a store is asked, minted by senders, derived for the systems downstream."""
+"""Keys: checked before a store is asked, minted by senders."""
 
 from __future__ import annotations
 
@@ -73,18 +73,6 @@ def joined(parts: Mapping[str, object]) -> str:
         except MissingKey as error:
             raise MissingKey(f"{name}: {error}") from None
     return "".join(f"{len(text)}:{text}" for text in texts)
-
-
-def downstream(address: Address, name: str, bypasses: int) -> str:
-    """The key for a system downstream: the same on each attempt, machine and rerun; another after a bypass.
-
-    It has the form of a UUID (version 8), which every provider takes.
-    """
-    named = name.encode()
-    seed = b"onefold key_for 1" + address.packed + len(named).to_bytes(2) + named + bypasses.to_bytes(4)
-    number = int.from_bytes(hashlib.sha256(seed).digest()[:16])
-    version_and_variant = (8 << 76) | (0b10 << 62)
-    return str(uuid.UUID(int=number & ~((0xF << 76) | (0b11 << 62)) | version_and_variant))
 
 
 # Members of mappings and sets are sorted: two forms of one payload have one digest.

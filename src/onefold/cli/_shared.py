@@ -101,6 +101,9 @@ def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             _hush()
             _stop(str(error), FAILED)
+        except UnicodeEncodeError as error:
+            # A shell passes any bytes on; those that are no text were put into it as halves of surrogate pairs.
+            _stop(f"{error.object!a} is no text in UTF-8", WRONG_USAGE)
 
     return ending
 

@@ -6,7 +6,7 @@ import heapq
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Annotated, Final
 
@@ -37,6 +37,16 @@ from onefold.cli._words import COLUMNS, STYLES, facts, is_abandoned, lines, name
 from onefold.stores.base import Browsable, Query
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or its 12-digit digest from a log.")]
+
+KeyForOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key-for",
+        metavar="NAME",
+        show_default=False,
+        help="Also the key that the handler got from current().key_for(NAME). May be repeated.",
+    ),
+]
 
 # A screen or two; whoever wants more says so.
 LIMIT: Final = 50
@@ -87,13 +97,18 @@ def show(
     key: KeyArgument,
     operation: OperationOption = None,
     scope: ScopeOption = None,
+    key_for: KeyForOption = None,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Show every record of a key, field by field.
 
+    With --key-for NAME also the key under which the other side (a bank, a mail server) knows it, if the handler has
+    passed current().key_for(NAME) on: after a bypass that of the latest run.
+
     Exits with 1 if there is none.
     """
+    names = key_for or []
     with opened(store) as guard:
         found = find(guard.store, key, operation=operation, scope=scope)
         first = next(found, None)
@@ -102,13 +117,13 @@ def show(
         if format is Format.JSON:
             array = JsonArray()
             for record in chain([first], found):
-                array.add([facts(record)])
+                array.add([facts(record, names)])
             array.end()
             return
-        print_record(first)
+        print_record(first, names)
         for record in found:
             typer.echo()
-            print_record(record)
+            print_record(record, names)
 
 
 def held(
@@ -177,8 +192,8 @@ def _print_for_people(oldest: list[Record], commands: list[str]) -> None:
 
 def _explain(url: str) -> None:
     note(
-        "find out whether the effect happened, then add to its line --done [--value JSON], --failed [--error TEXT] "
-        "or --rerun, and --reason TEXT"
+        "find out whether the effect happened (`onefold show KEY --key-for NAME` tells the key that the other side "
+        "got), then add to its line --done [--value JSON], --failed [--error TEXT] or --rerun, and --reason TEXT"
     )
     if holds_password(url) and os.environ.get(ENVIRONMENT) != url:
         note(f"the lines leave out the store's URL, which may hold a password: add --store, or set {ENVIRONMENT}")
@@ -212,11 +227,11 @@ def holds_password(url: str) -> bool:
     return "@" in url or "password" in url.lower()
 
 
-def print_record(record: Record, *, err: bool = False) -> None:
+def print_record(record: Record, key_for: Sequence[str] = (), *, err: bool = False) -> None:
     """Field by field: a terminal gets the result on several lines, a pipe one line a field."""
     people = (sys.stderr if err else sys.stdout).isatty()
     console = Console(highlight=False, soft_wrap=True, stderr=err)
-    for field, words in lines(record, indent=2 if people else None):
+    for field, words in lines(record, key_for, indent=2 if people else None):
         if people:
             style = STYLES[record.state] if field == "state" else ""
             indented = Text(words.replace("\n", "\n" + " " * MARGIN), style=style)

@@ -121,7 +121,7 @@ def _resolution(
     _said(reason, "say why: --reason TEXT is kept in the record")
     if is_done:
         return done(None if value is None else _parsed(value))
-    return failed(Exception(reason if error is None else error)) if is_failed else rerun()
+    return failed(reason if error is None else error) if is_failed else rerun()
 
 
 def _parsed(value: str) -> Any:

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from onefold._checks import finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
-from onefold.stores._open import without_password
+from onefold.stores._open import check_password, without_password
 from onefold.stores._sql_pool import PATIENCE, SIZE
 from onefold.stores._urls import options_of
 
@@ -74,6 +74,7 @@ class Place(NamedTuple):
 
 def place_of(url: str, driver: str) -> Place:
     """The place that a URL names: `mysql://user:password@host:3306/database?pool_size=10`."""
+    check_password(url)
     parts = urlsplit(url)
     _check_driver(parts.scheme, driver)
     shown = without_password(url)

@@ -73,20 +73,51 @@ def _is_store(source: Any) -> bool:
     return isinstance(source, Store) and not isinstance(source, type)
 
 
-def _check_password(url: str) -> None:
-    """A slash in a password ends the host, and the rest of it would be shown as a path."""
-    rest = url.partition("://")[2]
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    port = authority.rpartition(":")[2]
-    if "@" in rest and "@" not in authority and ":" in authority and not port.isdecimal():
+# A host with its port. A port that is no number is a password that was cut.
+_HOST: Final = r"(?:\[[^\]@]*\]|[^\[\]:@/?#,]*)(?::[0-9]*)?"
+_SERVERS: Final = rf"(?:[^@/?#\[\]]*@)?{_HOST}(?:,{_HOST})*(?:/[^@?#]*)?"
+# After an @ in an option there is neither a port nor a path: with one of them it would be the end of a password.
+_OPTION: Final = r"[^=&@#]*(?:=[^&@#]*(?:@[^&@#/?:]*)*)?"
+# A login, servers and a path, or (the file of a socket) a path alone; then options, and a fragment for its reader.
+_PLAIN: Final = rf"(?:{_SERVERS}|/[^:?#]*)(?:\?{_OPTION}(?:&{_OPTION})*)?(?:#[^@]*)?"
+
+
+def check_password(url: str) -> None:
+    """Refuse a URL whose password ends too early: the rest of it would be taken for a host or a path, and shown."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() == "sqlite":
+        # A file has no password, and any name. Its reader takes no host, so that nothing can be cut.
+        return
+    if _is_cut(rest) or not _can_be_split(url):
+        shown = without_password(url) if "@" in url else f"{scheme}://"
         raise UsageError(
-            f"store={without_password(url)!r}: a password with /, ? or # in it is written with %2F, %3F and %23"
+            f"store={shown!r} cannot be read. Inside of user and password write %40 for @, %23 for #, %2F for /, "
+            "%3F for ?, %5B for [ and %5D for ]"
         )
 
 
+def _is_cut(rest: str) -> bool:
+    """Whether this, which follows the scheme, has an @ or a bracket where none can be meant."""
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in rest[len(authority) :]:
+        return re.fullmatch(_PLAIN, rest) is None
+    return re.search(r"[@\[\]]", authority.rpartition("@")[0]) is not None
+
+
+def _can_be_split(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        urlsplit(url)
+    except ValueError:
+        # What it says may quote a part of the password.
+        return False
+    return True
+
+
 def _scheme(url: str) -> str:
-    _check_password(url)
-    scheme, colon, _ = url.partition(":")
+    check_password(url)
+    scheme, colon, rest = url.partition(":")
     known = schemes()
     if not colon and scheme in known:
         raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
@@ -97,6 +128,8 @@ def _scheme(url: str) -> str:
             f"store={without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
             f"Known are {', '.join(f'{name}:' for name in sorted(known))}"
         )
+    if "@" in rest and not rest.startswith("//"):
+        raise UsageError(f"store={without_password(url)!r}: write {scheme}://, with both slashes")
     return base
 
 
@@ -137,7 +170,8 @@ def _what_it_takes(source: object) -> str:
 
 def without_password(url: str) -> str:
     """The URL as a message may show it. An option can hold a password too: `sentinel_password=`."""
-    url = re.sub(r"(password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
+    # What follows a # is no option, but may be the rest of a password that should have said %23.
+    url = re.sub(r"(password=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
     before, at, after = url.rpartition("@")
     if not at:
         return url

@@ -10,11 +10,13 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from onefold._checks import did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
+from onefold.stores._open import check_password
 from onefold.stores._sql_pool import PATIENCE, SIZE
 
 DRIVERS: Final = ("asyncpg", "psycopg")
 
-ISOLATIONS: Final = ("read committed", "repeatable read", "serializable")
+# As a URL says them.
+ISOLATIONS: Final = ("read-committed", "repeatable-read", "serializable")
 
 # A server that is absent and says nothing is not waited for longer. libpq counts in whole seconds.
 CONNECT_SECONDS: Final = 10
@@ -47,10 +49,11 @@ OPTIONS: Final = ("auto_schema", "isolation", "pool_size", "pool_timeout", "prep
 
 def place_of(url: str) -> Place:
     """The place that this URL names."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise unreadable() from None
+    check_password(url)
+    parts = urlsplit(url)
+    if parts.fragment:
+        # It would be left out, silently.
+        raise unreadable()
     scheme, _, driver = parts.scheme.partition("+")
     credentials, _, hosts = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]
@@ -73,8 +76,7 @@ def _checked(ours: dict[str, str]) -> dict[str, Any]:
         if name in ours:
             checked[name] = yes_or_no(ours[name], name)
     if "isolation" in ours:
-        level = ours["isolation"].lower().replace("_", " ").replace("-", " ")
-        checked["isolation"] = one_of(level, ISOLATIONS, "isolation")
+        checked["isolation"] = _isolation(ours["isolation"])
     if "pool_size" in ours:
         if not ours["pool_size"].isdecimal() or int(ours["pool_size"]) < 1:
             raise UsageError(f"pool_size={ours['pool_size']!r} has to be a whole number, 1 or more")
@@ -82,6 +84,14 @@ def _checked(ours: dict[str, str]) -> dict[str, Any]:
     if "pool_timeout" in ours:
         checked["pool_timeout"] = finite(positive(ours["pool_timeout"], "pool_timeout"), "pool_timeout")
     return checked
+
+
+def _isolation(written: str) -> str:
+    """The level as SQL says it. Spaces and underscores are taken for hyphens."""
+    level = written.lower().replace("_", "-").replace(" ", "-")
+    if level not in ISOLATIONS:
+        one_of(written, ISOLATIONS, "isolation")
+    return level.replace("-", " ")
 
 
 def check_options(place: Place, known: list[str]) -> None:
@@ -95,5 +105,5 @@ def check_options(place: Place, known: list[str]) -> None:
 def unreadable() -> UsageError:
     return UsageError(
         "the PostgreSQL URL cannot be read. Write postgresql://user:password@host:5432/database, with %40 for @, "
-        "%3A for :, %2F for / and %25 for % inside of user and password"
+        "%23 for #, %2F for /, %3A for :, %3F for ? and %25 for % inside of user and password"
     )

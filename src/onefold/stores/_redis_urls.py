@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from onefold._checks import at_least, did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
-from onefold.stores._open import without_password
+from onefold.stores._open import check_password, without_password
 from onefold.stores._urls import options_of
 
 Kind = Literal["alone", "unix", "sentinel", "cluster"]
@@ -48,6 +48,7 @@ class Settings(NamedTuple):
 
 def parsed(url: str) -> Settings:
     """Raises `UsageError` for whatever cannot be meant."""
+    check_password(url)
     parts, shown = urlsplit(url), without_password(url)
     scheme, _, way = parts.scheme.partition("+")
     if way not in KINDS or parts.fragment:

@@ -12,12 +12,16 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from sqlalchemy import Engine, exc
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.util import greenlet_spawn
-
 from onefold.errors import UsageError
+
+try:
+    from sqlalchemy import Engine, exc
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.util import greenlet_spawn
+except ImportError as missing:
+    raise UsageError("onefold.stores.sqlalchemy needs SQLAlchemy: pip install 'onefold[sqlalchemy]'") from missing
+
 from onefold.stores._sql_store import AsyncSqlStore, SqlStore
 from onefold.stores._sqlalchemy_links import AwaitedLink, HeldLink, Source, StoresLink, database_of
 

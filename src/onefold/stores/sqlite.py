@@ -304,8 +304,11 @@ OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
 def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.netloc or parts.fragment or not parts.path.startswith("/"):
-        raise UsageError(f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
-    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, url)}
+        raise UsageError(
+            f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db, with %23 for # "
+            "and %3F for ? in the path"
+        )
+    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, without_password(url))}
     for name in ("auto_schema", "purge"):
         if name in options:
             options[name] = yes_or_no(options[name], name)

@@ -1,19 +1,21 @@
 """A worker that dies at a chosen step, as SIGKILL would end it: from then on nothing of it reaches the store.
 
 The store of the guard is wrapped. At the step the wrapper raises `Crash`, which no flow catches, and refuses whatever
-the dead delivery still asks. What the store knows at that moment stays, until the lease ends.
+the dead delivery still asks. What the store knows at that moment stays, until the lease ends. A transaction that was
+not committed is rolled back, as a database does it with a connection that ends.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Literal, get_args
 
 from onefold import State, StoreUnavailable, UsageError
 from onefold.guard import Guard
 from onefold.guard_async import AsyncGuard
+from onefold.stores.base import Commit
 from onefold.testing.swap import use
 
 Step = Literal["before_claim", "after_claim", "after_handler", "after_finish"]
@@ -24,6 +26,10 @@ OPERATIONS: Final = (
     *("claim", "extend", "finish", "release", "read", "purge"),
     *("claim_all", "extend_all", "close_all", "browse"),
 )
+
+# Those of a transaction, and which of them come after the handler.
+AFTER_HANDLER: Final = ("check_open", "finish", "release", "rollback", "commit")
+IN_TRANSACTIONS: Final = ("begin", "claim", "read", "save", *AFTER_HANDLER)
 
 
 class Crash(BaseException):
@@ -39,8 +45,9 @@ def crash_at(step: Step, guard: Guard | AsyncGuard) -> Iterator[None]:
     - `after_handler`: the handler has ended, and the store was not told.
     - `after_finish`: the store was told, and the caller never got an answer.
 
-    Afterwards the guard works as before: move the clock past the lease, and deliver again. A block in which no
-    delivery got to the step fails with an `AssertionError`.
+    Afterwards the guard works as before: move the clock past the lease, and deliver again. Of a transactional handler
+    all or nothing is left: it is committed at `after_finish`, and rolled back before. A block in which no delivery
+    got to the step fails with an `AssertionError`.
     """
     if step not in STEPS:
         raise UsageError(f"step={step!r} is none of {', '.join(map(repr, STEPS))}")
@@ -85,6 +92,32 @@ class Fate:
         raise self.crash
 
 
+class FateInside:
+    """The same inside of one transaction, where only a COMMIT tells the store anything."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate = fate
+        # Whether a handler may run: what is only replayed is committed too.
+        self._won = False
+
+    def before(self, operation: str, _subject: Any, _argument: Any) -> None:
+        if self._fate.crash is not None:
+            raise self._fate.crash
+        if operation == "begin":
+            self._won = False
+        first = self._fate.step == "before_claim" and operation == "begin"
+        ended = self._won and operation in AFTER_HANDLER
+        if first or (ended and self._fate.step == "after_handler"):
+            self._fate.die()
+
+    def after(self, operation: str, _subject: Any, reply: Any) -> None:
+        claimed = operation == "claim" and reply is None
+        self._won = self._won or claimed
+        committed = self._won and operation == "commit" and reply is Commit.DONE
+        if (claimed and self._fate.step == "after_claim") or (committed and self._fate.step == "after_finish"):
+            self._fate.die()
+
+
 class Doomed:
     """A store whose operations meet their fate. It has the colour and the powers of the store inside."""
 
@@ -93,24 +126,55 @@ class Doomed:
         for operation in OPERATIONS:
             if hasattr(store, operation):
                 setattr(self, operation, _doomed(operation, getattr(store, operation), fate))
+        if hasattr(store, "transaction"):
+            self.transaction = _transactions_of(store, fate)
 
 
-def _doomed(operation: str, send: Callable[..., Any], fate: Fate) -> Callable[..., Any]:
-    def doomed(subject: Any, argument: Any = None, **options: Any) -> Any:
-        arguments = (subject,) if argument is None else (subject, argument)
+class DoomedTransaction:
+    """A transaction of the store inside, whose operations meet their fate."""
+
+    def __init__(self, transaction: Any, fate: FateInside) -> None:
+        self._inside = transaction
+        for operation in IN_TRANSACTIONS:
+            setattr(self, operation, _doomed(operation, getattr(transaction, operation), fate))
+
+    @property
+    def tx(self) -> Any:
+        return self._inside.tx
+
+
+def _transactions_of(store: Any, fate: Fate) -> Callable[[], Any]:
+    @contextmanager
+    def transaction() -> Iterator[DoomedTransaction]:
+        with store.transaction() as inside:
+            yield DoomedTransaction(inside, FateInside(fate))
+
+    @asynccontextmanager
+    async def transaction_awaited() -> AsyncIterator[DoomedTransaction]:
+        async with store.transaction() as inside:
+            yield DoomedTransaction(inside, FateInside(fate))
+
+    return transaction_awaited if inspect.iscoroutinefunction(store.claim) else transaction
+
+
+def _doomed(operation: str, send: Callable[..., Any], fate: Fate | FateInside) -> Callable[..., Any]:
+    def doomed(subject: Any = None, argument: Any = None, **options: Any) -> Any:
         fate.before(operation, subject, argument)
-        reply = send(*arguments, **options)
+        reply = send(*_given(subject, argument), **options)
         fate.after(operation, subject, reply)
         return reply
 
-    async def doomed_awaited(subject: Any, argument: Any = None, **options: Any) -> Any:
-        arguments = (subject,) if argument is None else (subject, argument)
+    async def doomed_awaited(subject: Any = None, argument: Any = None, **options: Any) -> Any:
         fate.before(operation, subject, argument)
-        reply = await send(*arguments, **options)
+        reply = await send(*_given(subject, argument), **options)
         fate.after(operation, subject, reply)
         return reply
 
     return doomed_awaited if inspect.iscoroutinefunction(send) else doomed
+
+
+def _given(*arguments: Any) -> Iterator[Any]:
+    return (argument for argument in arguments if argument is not None)
 
 
 def _ends(operation: str, subject: Any) -> bool:

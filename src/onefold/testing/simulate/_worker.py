@@ -13,10 +13,9 @@ import msgspec
 
 from onefold import StoreUnavailable
 from onefold._flow_steps import StepLog, take_step
-from onefold._model import Done, NotDone, Unknown
+from onefold._model import Done, NotDone, Unknown, downstream
 from onefold._steps import Ask, Ended, Flow, LeaseLeft, Pausing, Running, Watching
 from onefold._work import Work
-from onefold.keys import downstream
 
 
 class Start(msgspec.Struct, frozen=True):
