@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +226,14 @@ def test_a_terminal_sees_the_count_while_it_waits(old: Shelf, new: str) -> None:
 
 # --- import
 
+YESTERDAY = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d %H:%M:%S")
+
 
 @pytest.fixture
 def shop(tmp_path: Path) -> str:
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         connection.execute("CREATE TABLE processed (message_id TEXT PRIMARY KEY, at TEXT, answer TEXT)")
-        rows = [("m1", "2026-01-01 00:00:00", "one"), ("m2", "2099-01-01 00:00:00", "two")]
+        rows = [("m1", "2026-01-01 00:00:00", "one"), ("m2", YESTERDAY, "two")]
         connection.executemany("INSERT INTO processed VALUES (?, ?, ?)", rows)
         connection.commit()
     return f"sqlite:///{tmp_path}/shop.db"
@@ -256,9 +259,11 @@ def test_import_reads_times_and_results(shop: str, new: str) -> None:
         "imported": 1,
         "there": 0,
         "over": 1,
+        "merged": 0,
         "unusable": 0,
         "complete": True,
         "dry_run": False,
+        "reasons": [],
     }
     with Guard(new) as guard:
         assert guard.run("charge", "m2", pytest.fail).value == "two"
@@ -270,7 +275,7 @@ def test_import_takes_scopes_and_operations_from_columns(shop: str, new: str) ->
 
     assert said("import", shop, *columns, "--into", new)["imported"] == 2
     with Guard(new) as guard:
-        assert guard.read("two", "m2", scope="2099-01-01 00:00:00") is not None
+        assert guard.read("two", "m2", scope=YESTERDAY) is not None
 
 
 def test_a_dry_run_of_an_import_makes_no_file(shop: str, new: str, tmp_path: Path) -> None:
@@ -285,7 +290,34 @@ def test_rows_that_cannot_be_used_end_with_one_and_a_line(shop: str, new: str) -
 
     assert result.exit_code == 1
     assert result.stdout == "0 imported, 0 already there, 2 not usable\n"
-    assert result.stderr.startswith("onefold: 2 rows could not be used, the first because: the column of --at")
+    assert result.stderr.startswith("onefold: 2 rows could not be used: the column of --at")
+    assert result.stderr.endswith(" (the first is row 1 in the order of message_id)\n")
+
+
+def test_every_kind_of_reason_is_told_and_rows_of_one_key_are_counted(shop: str, new: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        connection.execute("CREATE TABLE log (id TEXT, at TEXT)")
+        rows = [
+            ("a", "soon"),
+            ("b", "2999-01-01"),
+            ("c", YESTERDAY),
+            ("c", YESTERDAY),
+            ("secret-" * 99, None),
+            (None, None),
+        ]
+        connection.executemany("INSERT INTO log VALUES (?, ?)", rows)
+        connection.commit()
+    words = ("--table", "log", "--key", "id", "--operation", "charge", "--at", "at", "--into", new)
+
+    result = onefold("import", shop, *words)
+    document = json.loads(onefold("import", shop, *words, "--format", "json").stdout)
+
+    assert result.exit_code == 1
+    assert result.stdout == "1 imported, 0 already there, 1 of a key that another row has, 4 not usable\n"
+    assert [line.partition(": ")[2][:24] for line in result.stderr.splitlines()] == ["1 row could not be used:"] * 4
+    assert (document["seen"], document["merged"], document["unusable"]) == (6, 1, 4)
+    assert [(reason["count"], reason["row"]) for reason in document["reasons"]] == [(1, 1), (1, 2), (1, 5), (1, None)]
+    assert "secret" not in result.output + json.dumps(document)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +325,7 @@ def test_rows_that_cannot_be_used_end_with_one_and_a_line(shop: str, new: str) -
     [
         (["import", "{shop}", "--key", "message_id", "--into", "{new}"], 2, "say --table NAME"),
         (["import", "{shop}", "--table", "processed", "--key", "message_id", "--into", "{new}"], 2, "--operation NAME"),
-        (["import", "{shop}", *USUAL, "--operation-column", "at", "--into", "{new}"], 2, "--operation NAME"),
+        (["import", "{shop}", *USUAL, "--operation-column", "at", "--into", "{new}"], 2, "say one of them"),
         (["import", "{shop}", *USUAL, "--into", "{new}", "--keep", "soon"], 2, "not a duration"),
         (["import", "{shop}", *USUAL, "--into", "{new}", "--keep", "0s"], 2, "--keep"),
         (["import", "{shop}", *USUAL, "--into", "sqlte:///x.db"], 2, "did you mean 'sqlite'?"),

@@ -176,12 +176,24 @@ def test_one_store_of_a_file_that_cannot_be_reached_does_not_hide_the_others(fil
         assert "geheim" not in said.output
 
 
+def test_a_variable_that_is_not_set_does_not_hide_the_other_stores(file: str) -> None:
+    said, document = doctor(file), doctor(file, "--format", "json")
+
+    assert said.exit_code == document.exit_code == 2
+    assert "money\tred\treach\tthe environment variable DATABASE_URL is not set" in said.stdout
+    assert "mail\tgreen\ttrial" in said.stdout
+    assert [(one["store"], one["place"], one["reached"]) for one in json.loads(document.stdout)] == [
+        ("money", "${DATABASE_URL}", False),
+        ("mail", "memory:", True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("stores: [", "onefold.yaml:"),
         ("stores: {a: {urk: 'memory:'}}\nguards: {}", "did you mean 'url'?"),
-        (CONFIGURATION, "DATABASE_URL"),
+        ("stores: {a: {url: 'memory:'}}\nguards: {g: {store: a, key: 'header:${DATABASE_URL}'}}", "DATABASE_URL"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_said_in_a_line(tmp_path: Path, text: str, says: str) -> None:
@@ -287,9 +299,25 @@ def test_a_reader_that_goes_away_gets_no_traceback(url: str) -> None:
 def test_it_does_not_make_what_is_not_there(tmp_path: Path) -> None:
     said = doctor(f"sqlite:///{tmp_path}/onefold.db")
 
+    assert "onefold.db" in said.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_of_sqlite_that_is_mistyped_is_red_and_does_not_look_like_a_new_store(url: str) -> None:
+    said = doctor(url.replace("onefold.db", "onefodl.db"))
+
+    assert said.exit_code == 2
+    assert "\tred\treach\tthere is no file " in said.stdout
+    assert "onefold schema URL --apply" in said.stdout
+
+
+def test_a_file_of_sqlite_without_tables_is_examined(tmp_path: Path) -> None:
+    (tmp_path / "onefold.db").touch()
+
+    said = doctor(f"sqlite:///{tmp_path}/onefold.db")
+
     assert said.exit_code == 0
     assert "\tyellow\ttables\t" in said.stdout
-    assert list(tmp_path.iterdir()) == []
 
 
 # What is shown of a URL.

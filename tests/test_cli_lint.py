@@ -73,6 +73,17 @@ def test_the_dead_letter_incident_fails_with_14d_in_the_message(tmp_path: Path) 
     assert "DATABASE_URL is not set" in said.stderr
 
 
+def test_a_store_that_may_be_of_a_package_that_is_not_here_is_mentioned_and_its_url_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "onefold.yaml"
+    file.write_text("stores: {money: {url: 'nosuch://secret@x'}}\nguards: {payouts: {store: money}}\n")
+
+    said = CliRunner().invoke(app, ["lint", str(file)])
+
+    assert said.exit_code == 0, said.output
+    assert "stores.money.url is of a kind that no package here has, and is not judged" in said.stderr
+    assert "secret" not in said.output
+
+
 def test_a_variable_that_hides_no_kind_of_store_is_not_mentioned(tmp_path: Path) -> None:
     path = tmp_path / "onefold.yaml"
     path.write_text(

@@ -8,7 +8,9 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +55,11 @@ def test_stats_counts_by_operation_and_state(shelf: Shelf) -> None:
         "done": "2",
         "failed": "1",
         "held": "1",
-        "lease over": "0",
+        "abandoned": "0",
         "oldest": "2h",
         "newest": "5m",
     }
-    assert (mail["records"], mail["running"], mail["open"], mail["lease over"]) == ("3", "2", "1", "1")
+    assert (mail["records"], mail["running"], mail["open"], mail["abandoned"]) == ("3", "2", "1", "1")
     assert "7 records, 1 of them on hold (onefold held)" in shelf.run("stats").stderr
 
 
@@ -189,6 +191,24 @@ def test_what_cannot_be_used_is_wrong_usage(words: list[str], says: str) -> None
     assert says in refused(CliRunner().invoke(app, words), 2)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top", "sqlite:///x.db", "--interval"],
+        ["purge", "sqlite:///x.db", "--every"],
+        ["doctor", "sqlite:///x.db", "--timeout"],
+        ["import", "sqlite:///x.db", "--table", "t", "--key", "k", "--operation", "o", "--into", "memory:", "--keep"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("given", ["soon", "30", "-3s", "nans"])
+def test_what_is_no_duration_is_told_in_the_words_of_a_shell(words: list[str], given: str) -> None:
+    line = refused(CliRunner().invoke(app, [*words[:-1], f"{words[-1]}={given}"]), 2)
+
+    assert f"{words[-1]} '{given}' is not a duration: zero or more of a unit" in line
+    assert "timedelta" not in line
+
+
 # --- top
 
 
@@ -211,7 +231,7 @@ def test_top_says_what_runs_and_what_is_on_hold(shelf: Shelf) -> None:
         "operation": "charge",
         "running": "2",
         "next lease ends in": "3m",
-        "lease over": "1",
+        "abandoned": "1",
         "longest": "6m",
         "held": "1",
         "starts/s": "-",
@@ -226,6 +246,7 @@ def test_top_as_json_once_is_one_document(shelf: Shelf) -> None:
     fact = shelf.json("top", "--once")
 
     (operation,) = fact.pop("operations")
+    assert abs(datetime.fromisoformat(fact.pop("time")).timestamp() - time.time()) < PATIENCE
     assert fact == {"partial": False}
     assert 100.0 < operation.pop("lease_left") <= 200.0
     assert 10.0 <= operation.pop("longest") < 10.0 + PATIENCE
@@ -237,6 +258,33 @@ def test_top_as_json_once_is_one_document(shelf: Shelf) -> None:
         "starts": None,
         "ends": None,
     }
+
+
+def test_top_as_json_is_a_line_whether_it_looks_once_or_again(shelf: Shelf) -> None:
+    running(shelf.store, "a")
+
+    assert shelf.run("top", "--once", "--format", "json").stdout.count("\n") == 1
+
+
+def test_top_takes_a_file_with_one_store_and_says_what_it_has_where_there_are_more(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    running(shelf.store, "a")
+    file = tmp_path / "onefold.yaml"
+    file.write_text(f"stores: {{money: {{url: '{shelf.url}'}}}}\nguards: {{}}\n")
+
+    said = CliRunner().invoke(app, ["top", str(file), "--once"])
+    file.write_text(f"stores: {{money: {{url: '{shelf.url}'}}, mail: {{url: 'memory:'}}}}\nguards: {{}}\n")
+    line = refused(CliRunner().invoke(app, ["top", str(file), "--once"]), 2)
+
+    assert said.stdout.splitlines()[1].split("\t")[:2] == ["charge", "1"]
+    assert "onefold.yaml declares money, mail, and top looks at one store: pass its URL" in line
+
+
+def test_one_record_is_said_in_the_singular(shelf: Shelf) -> None:
+    shelf.put("a")
+
+    assert ": 1 record, " in shelf.run("stats").stderr
 
 
 def test_nothing_to_see_is_said(shelf: Shelf) -> None:

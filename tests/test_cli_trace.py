@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold.cli.app import app
-from onefold.trace import report, shelf
+from onefold.trace import digest, report, shelf
 from onefold.trace.lines import Line
 from support import PATIENCE
 
@@ -28,7 +28,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def line(hop: str, key: str, minute: float, **facts: Any) -> str:
-    return json.dumps({"ts": NOON + minute * 60, "hop": hop, "key": key, **facts})
+    return json.dumps({"ts": NOON + minute * 60, "hop": hop, "key": digest(key), **facts})
 
 
 CLEAN = [
@@ -73,7 +73,7 @@ def test_leaks_are_a_table_by_hour_and_hop_and_end_with_1(here: Path) -> None:
         ["2026-11-15 13:00", "gateway", "1", "1", "0", "0", "0", "0", "0"],
         ["2026-11-15 13:00", "worker", "1", "1", "0", "1", "0", "0", "0"],
     ]
-    assert said.stderr == "onefold: worker replaced 1 keys, such as message r2 (b became c)\n"
+    assert said.stderr == f"onefold: worker replaced 1 key, such as message r2 ({digest('b')} became {digest('c')})\n"
 
 
 def test_a_leak_that_shows_by_delivery_and_by_request_counts_once(here: Path) -> None:
@@ -102,7 +102,14 @@ def test_json_has_every_number_and_examples(here: Path) -> None:
     assert found["leaks"]["replaced"] == {
         "count": 1,
         "examples": [
-            {"hop": "worker", "after": "gateway", "ts": "2026-11-15T13:02:00Z", "id": "r2", "had": "b", "has": "c"}
+            {
+                "hop": "worker",
+                "after": "gateway",
+                "ts": "2026-11-15T13:02:00Z",
+                "id": "r2",
+                "had": digest("b"),
+                "has": digest("c"),
+            }
         ],
     }
     assert found["hours"][-1]["hour"] == "2026-11-15T13:00:00Z"
@@ -136,8 +143,8 @@ def test_broken_lines_are_told_with_the_first_of_them_and_the_rest_is_examined(h
     said = trace(log(here, [CLEAN[0], "broken", "{", '{"level": "info"}', *CLEAN[1:]]))
 
     assert said.exit_code == 0
-    assert "onefold: 2 broken lines were left out, the first of them line 2 of hops.jsonl: " in said.stderr
-    assert "onefold: 1 lines are about something else" in said.stderr
+    assert "onefold: 2 broken lines left out, the first is line 2 of hops.jsonl: " in said.stderr
+    assert "onefold: 1 line about something else left out" in said.stderr
     assert "3 lines from 3 hops" in said.stderr
 
 
@@ -146,7 +153,7 @@ def test_broken_lines_are_told_with_the_first_of_them_and_the_rest_is_examined(h
     [
         (["missing.jsonl"], "missing.jsonl: No such file or directory"),
         (["."], ".: Is a directory"),
-        (["empty.jsonl"], "there is no line of a hop in empty.jsonl: 0 lines are broken"),
+        (["empty.jsonl"], "there is no line of a hop in empty.jsonl: 0 lines broken"),
         (["broken.jsonl"], "The first that cannot be read is line 1 of broken.jsonl: "),
         (["no.gz"], "no.gz: Not a gzipped file"),
         (["cut.gz"], "cut.gz: Compressed file ended"),
@@ -203,10 +210,10 @@ def test_the_picture_says_everything_without_colour(here: Path) -> None:
     assert drawn.get("role") == "img"
     assert drawn.get("aria-labelledby") == "title description"
     assert titles[0] == "Key leaks by hop and hour"
-    assert drawn.find(f"{SVG}desc").text == "5 lines from the hops app, gateway, worker. worker: 1 keys replaced."  # type: ignore[union-attr]
-    assert "2026-11-15 13:00: 1 lines, 1 leaks" in titles
+    assert drawn.find(f"{SVG}desc").text == "5 lines from the hops app, gateway, worker. worker: 1 key replaced."  # type: ignore[union-attr]
+    assert "2026-11-15 13:00: 1 line, 1 leak" in titles
     texts = {one.text for one in drawn.iter(f"{SVG}text")}
-    assert {"app", "gateway", "worker", "1 keys replaced", "no leaks"} <= texts
+    assert {"app", "gateway", "worker", "1 key replaced", "no leaks"} <= texts
     # A mark and a hatching, for those who see no red.
     assert len(list(drawn.iter(f"{SVG}path"))) == 1
     assert drawn.find(f".//{SVG}pattern") is not None
@@ -251,6 +258,40 @@ def test_ctrl_c_ends_it_cleanly_and_leaves_nothing_behind(here: Path) -> None:
     assert list(here.glob("onefold-trace-*")) == []
 
 
+def test_a_hop_that_logs_the_key_itself_is_named_accused_of_nothing_else_and_the_key_is_not_printed(here: Path) -> None:
+    raw = json.dumps({"ts": NOON + 60, "hop": "worker", "key": "pay-0", "delivery": "m1"})
+    name = log(here, [*CLEAN, raw])
+
+    said, found = trace(name), trace(name, "--format", "json")
+
+    assert said.exit_code == 0
+    assert (
+        "onefold: 1 broken line left out, the first is line 4 of hops.jsonl: the key at worker is not a dig"
+        in said.stderr
+    )
+    assert "onefold: worker wrote 1 key that is not a digest: it has to log onefold.trace.digest(key)" in said.stderr
+    assert json.loads(found.stdout)["broken"]["not_digests"] == {"worker": 1}
+    assert "replaced" not in said.stderr
+    assert "pay-0" not in said.output + found.output
+
+
+def test_a_hop_that_writes_digests_in_capitals_has_replaced_nothing(here: Path) -> None:
+    capitals = json.dumps({"ts": NOON + 120, "hop": "worker", "key": digest("a").upper(), "delivery": "m1"})
+
+    assert trace(log(here, [*CLEAN[:2], capitals])).exit_code == 0
+
+
+def test_one_of_something_is_said_in_the_singular(here: Path) -> None:
+    again = [line("app", "a", 0, delivery="m1", producer="p"), line("app", "a", 1, delivery="m1", producer="q")]
+    keys = [line("gateway", "b", 0, delivery="m2"), line("gateway", "c", 1, delivery="m2")]
+
+    said = trace(log(here, [*again, *keys])).stderr
+
+    assert "app sent 2 times, with 1 distinct key: 1 sent again, 1 of them by another instance" in said
+    assert "gateway minted 1 new key for messages that had one" in said
+    assert trace(log(here, CLEAN[:1], "one.jsonl")).stderr == "onefold: 1 line from 1 hop, and no key leaks\n"
+
+
 def test_a_log_that_is_named_twice_is_read_once(here: Path) -> None:
     name = log(here, CLEAN)
 
@@ -288,7 +329,7 @@ def test_a_process_that_is_killed_leaves_nothing_large_behind(tmp_path: Path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     with shelf.Shelf() as lines:
-        lines.add([Line("app", "a", NOON)])
+        lines.add([Line("app", digest("a"), NOON)])
 
         assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
         assert len(list(lines.hours())) == 1

@@ -20,6 +20,7 @@ import pytest
 from msgspec.structs import asdict
 
 from onefold import Guard, ResultNotKept, State, StoreUnavailable, UsageError
+from onefold.retention import imports
 from onefold.retention import table as tables
 from onefold.retention.imports import Rows, Tally, age_of, importing
 from onefold.retention.table import Table
@@ -84,7 +85,7 @@ def run(
 
 
 def counts(tally: Tally) -> dict[str, int]:
-    return {name: count for name, count in asdict(tally).items() if name != "why" and count}
+    return {name: count for name, count in asdict(tally).items() if name != "reasons" and count}
 
 
 PROCESSED = "CREATE TABLE processed_messages (message_id VARCHAR(64) PRIMARY KEY, processed_at TIMESTAMP)"
@@ -192,7 +193,22 @@ def test_keys_that_a_collation_takes_for_equal_are_not_lost_between_pages(
     tally = run(database.url, Table("seen", "id"), new)
 
     assert {record.address.key for record in new.browse(Query(), 99)} == set(keys)
-    assert tally.unusable == 0
+    assert counts(tally) == {"imported": 8, "merged": 2}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_every_row_of_a_key_that_comes_several_times_is_counted_once(
+    processed: Database, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(tables, "PAGE", size)
+    processed.execute("CREATE TABLE log (id VARCHAR(20))")
+    keys = ["a", *["b"] * 6, "c", *["d"] * 3, "e"]
+    processed.fill("INSERT INTO log VALUES (%s)", [(key,) for key in keys])
+
+    tally = run(processed.url, Table("log", "id"), MemoryStore())
+
+    assert counts(tally) == {"imported": 5, "merged": 7}
+    assert tally.seen == len(keys)
 
 
 def test_a_key_with_more_rows_than_memory_is_told(processed: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +248,49 @@ def test_rows_without_a_usable_key_are_counted_and_told(processed: Database) -> 
     tally = run(processed.url, Table("seen", "id", operation="op"), new, operation=None)
 
     assert counts(tally) == {"imported": 1, "unusable": 4}
-    assert "key" in tally.why
-    assert "kkk" not in tally.why
+    assert [(reason.count, reason.row) for reason in tally.reasons.values()] == [(1, 1), (1, 2), (2, None)]
+    assert all("key" in reason.why or "op" in reason.why for reason in tally.reasons.values())
+    assert not any("kkk" in reason.why for reason in tally.reasons.values())
+
+
+def test_each_kind_of_reason_is_told_once_with_the_first_of_its_rows(
+    processed: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "PAGE", 2)
+    processed.execute("CREATE TABLE seen (id VARCHAR(600), at VARCHAR(40))")
+    rows = [("a", "soon"), ("b", None), ("b", None), ("c", "2999-01-01"), ("d", "later"), ("k" * 300, None)]
+    processed.fill("INSERT INTO seen VALUES (%s, %s)", [*rows, ("k" * 301, None), (None, None)])
+
+    tally = run(processed.url, Table("seen", "id", at="at"), MemoryStore())
+
+    assert counts(tally) == {"imported": 1, "merged": 1, "unusable": 6}
+    told = {reason.why: (reason.count, reason.row) for reason in tally.reasons.values()}
+    assert list(told.values()) == [(2, 1), (1, 4), (2, 6), (1, None)]
+    assert [words for words in told if "lies ahead" in words] == [list(told)[1]]
+
+
+def test_reasons_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "REASONS_MAX", 2)
+    tally = Tally()
+
+    for letter in "abcd":
+        tally.leave(f"the reason {letter}", 1)
+
+    assert [(reason.why, reason.count) for reason in tally.reasons.values()] == [
+        ("the reason a", 1),
+        ("the reason b", 1),
+        ("other reasons", 2),
+    ]
+
+
+def test_a_key_that_is_no_whole_number_is_refused_and_not_quoted(processed: Database) -> None:
+    processed.execute("CREATE TABLE seen (id DOUBLE PRECISION)")
+    processed.fill("INSERT INTO seen VALUES (%s)", [(4242.5,), (17.25,)])
+
+    tally = run(processed.url, Table("seen", "id"), MemoryStore())
+
+    assert [(reason.count, reason.row) for reason in tally.reasons.values()] == [(2, 1)]
+    assert not any("4242" in reason.why or "17.25" in reason.why for reason in tally.reasons.values())
 
 
 def test_a_json_column_comes_back_as_it_was_stored(database: Database) -> None:
@@ -346,11 +403,31 @@ NOW = Now(AWARE, datetime(2026, 5, 3, 14))  # noqa: DTZ001 - of a server that is
         (int(AWARE.timestamp()) - 60, 60.0),
         (Decimal(int(AWARE.timestamp())) - 60, 60.0),
         ((int(AWARE.timestamp()) - 60) * 1_000, 60.0),
-        (AWARE + timedelta(days=1), 0.0),
+        # Clocks differ, and a date is that of a zone.
+        (AWARE + timedelta(minutes=4), 0.0),
+        (date(2026, 5, 4), 0.0),
     ],
 )
 def test_an_age_is_counted_by_the_clock_of_the_database(at: Any, age: float) -> None:
     assert age_of(at, NOW) == pytest.approx(age, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        AWARE + timedelta(minutes=6),
+        datetime(2026, 5, 3, 15),  # noqa: DTZ001
+        date(2026, 5, 5),
+        "2026-05-04 14:00:00",
+        AWARE.timestamp() + 3_600,
+        # Microseconds.
+        int(AWARE.timestamp()) * 1_000_000,
+        math.inf,
+    ],
+)
+def test_what_lies_ahead_is_refused_and_not_taken_for_now(at: Any) -> None:
+    with pytest.raises(UsageError, match="lies ahead: the column of --at holds another zone"):
+        age_of(at, NOW)
 
 
 @pytest.mark.parametrize("at", ["soon", "", b"x", True, math.nan, uuid.uuid4()])

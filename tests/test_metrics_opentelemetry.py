@@ -15,8 +15,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from onefold import Guard, OnHold, Policy
+from onefold.events import Kind, tell
 from onefold.metrics import measured, opentelemetry, watched
 from onefold.metrics.table import BUCKETS, METRICS
+from onefold.stores.base import Address
 from support import PATIENCE
 from test_metrics_prometheus import Behind
 
@@ -156,6 +158,29 @@ def test_no_key_and_no_scope_is_in_a_span() -> None:
     assert "onefold.key_digest" in written
     assert "sk_live_4242" not in written
     assert "tenant-4711" not in written
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_message_that_is_buried_is_an_event_and_no_outcome(reader: InMemoryMetricReader) -> None:
+    spans, keyed = Spans(), Address("", "charge", "pay_1")
+
+    with spans.tracer.start_as_current_span("consume"):
+        tell(Kind.BURIED, keyed)
+        tell(Kind.BURIED, Address("", "charge", ""))
+
+    assert [(one.name, (one.attributes or {}).get("onefold.key_digest")) for one in spans.last.events] == [
+        ("onefold.buried", keyed.digest),
+        ("onefold.buried", None),
+    ]
+    assert not spans.last.attributes
+    assert points(reader)["onefold.buried"][1][(("operation", "charge"),)].value == 2
+
+
+def test_to_end_it_twice_does_nothing(provider: MeterProvider) -> None:
+    uninstall = opentelemetry.install(provider=provider)
+
+    uninstall()
+    uninstall()
 
 
 def test_without_spans_nothing_is_written_on_them(provider: MeterProvider) -> None:

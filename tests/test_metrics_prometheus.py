@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from onefold import Guard, KeyReused, Policy, Record, UsageError
+from onefold.events import Kind, tell
 from onefold.metrics import measured, prometheus, watched
 from onefold.metrics.table import METRICS
 from onefold.metrics.watched import evicted_keys, purge_lag
@@ -172,6 +173,31 @@ def test_it_ends_as_if_it_had_never_been_there(registry: CollectorRegistry) -> N
 
     assert generate_latest(registry) == b""
     prometheus.install(registry=registry)()
+
+
+def test_to_end_it_twice_does_nothing(registry: CollectorRegistry) -> None:
+    uninstall = prometheus.install(registry=registry, stores={"money": "memory:"})
+    uninstall()
+
+    uninstall()
+
+    # Nor does it take back what was installed since.
+    end = prometheus.install(registry=registry)
+    uninstall()
+    Guard("memory:").run("charge", "pay_1", lambda: 1)
+    assert sample(registry, "onefold_starts_total", operation="charge") == 1
+    end()
+
+
+def test_messages_that_are_buried_are_counted_with_and_without_a_key(installed: CollectorRegistry) -> None:
+    Guard("memory:").run("charge", "pay_1", lambda: 1)
+    before = sample(installed, "onefold_buried_total", operation="charge")
+
+    tell(Kind.BURIED, Address("", "charge", "pay_2"), detail="it failed 5 times")
+    tell(Kind.BURIED, Address("", "charge", ""), detail="there is no key")
+
+    assert before == 0
+    assert sample(installed, "onefold_buried_total", operation="charge") == 2
 
 
 def test_one_guard_alone_can_be_counted(registry: CollectorRegistry) -> None:

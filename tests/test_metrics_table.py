@@ -22,7 +22,9 @@ from onefold.metrics.table import (
     Metric,
     Operations,
     counted,
+    outcome,
 )
+from onefold.stores.base import Address
 from test_core_events import SECRET, STORIES, Stage
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -102,6 +104,35 @@ def test_what_an_operator_asks_for_has_a_counter(story: str, metric: str, stall:
     STORIES[story][0](stage)
 
     assert moved(stage)[metric, "pay"] == 1
+
+
+def test_a_handler_that_runs_without_a_claim_is_started_too(stall: Callable[[float], None]) -> None:
+    stage = Stage(stall)
+
+    STORIES["the store is down, run"][0](stage)
+
+    assert moved(stage)["onefold_starts_total", "pay"] == 1
+
+
+def test_an_ordinary_failure_is_no_take_over(stall: Callable[[float], None]) -> None:
+    stage = Stage(stall)
+
+    STORIES["it fails"][0](stage)
+    stage.run()
+
+    found = moved(stage)
+    assert found["onefold_takeovers_total", "pay"] == 0
+    assert found["onefold_deliveries_total", "pay", "released"] == 1
+    assert found["onefold_starts_total", "pay"] == 2
+
+
+def test_a_message_that_is_buried_is_counted_and_is_no_outcome_of_a_delivery() -> None:
+    event = Event(kind=Kind.BURIED, address=Address("", "charge", ""), detail="there is no key")
+
+    assert outcome(event) is None
+    assert [(metric.name, labels) for metric, labels in counted(event, "charge")] == [
+        ("onefold_buried_total", ("charge",))
+    ]
 
 
 def test_a_step_that_is_not_remembered_ends_no_delivery() -> None:

@@ -157,11 +157,36 @@ def test_a_guard_that_breaks_a_rule_is_found_and_the_fix_passes(
     ],
 )
 def test_money_is_judged_more_strictly(tmp_path: Path, code: str, wrong: str, right: str) -> None:
-    (found,) = linted(tmp_path, f"money: true, {wrong}")
+    (found,) = linted(tmp_path, f"money: true, keep: forever, {wrong}")
 
     assert found.code == code
-    assert linted(tmp_path, f"money: true, {right}") == []
+    assert linted(tmp_path, f"money: true, keep: forever, {right}") == []
     assert linted(tmp_path, f"money: false, {wrong}") == []
+
+
+MONEY = "store: database, money: true, mode: transactional"
+
+
+def test_money_that_nobody_has_thought_about_is_found(tmp_path: Path) -> None:
+    (found,) = linted(tmp_path, MONEY)
+
+    assert found.code == "OF012"
+    assert "kept for 24h by default" in found.says
+    assert found.fix == "Set keep: forever, or declare where duplicates come from"
+
+
+@pytest.mark.parametrize(
+    "thought",
+    ["keep: forever", "keep: 24h", "duplicates: {redelivery: 5m}", "replays: {dead_letter: 12h}", "money: false"],
+)
+def test_money_that_somebody_has_thought_about_is_judged_by_its_numbers_alone(tmp_path: Path, thought: str) -> None:
+    fields = MONEY.replace(", money: true", "") if thought.startswith("money") else MONEY
+
+    assert linted(tmp_path, f"{fields}, {thought}") == []
+
+
+def test_the_floor_is_told_of_money_too_and_only_the_floor(tmp_path: Path) -> None:
+    assert [one.code for one in linted(tmp_path, f"{MONEY}, replays: {{dead_letter: 7d}}")] == ["OF001"]
 
 
 @pytest.mark.parametrize("store", ["redis", "memory"])

@@ -141,7 +141,7 @@ def test_a_person_is_told_in_sentences(folder: Path) -> None:
 
     assert "onefold: worker replaced 44,000 keys, such as message msg-100000 " in said
     assert "onefold: gateway gave 4,000 keys more than one request id" in said
-    assert "313,000 times, with 308,000 distinct keys: 5,000 were sent again, 5,000 of them by another instance" in said
+    assert "313,000 times, with 308,000 distinct keys: 5,000 sent again, 5,000 of them by another instance" in said
     assert "onefold: app minted 1,000 new keys for messages that had one" in said
 
 

@@ -14,10 +14,11 @@ from onefold.trace import lines
 from onefold.trace.lines import Line, Tally, read
 
 NOON = 1_794_744_000
+KEY = "a1b2c3d4e5f60718"
 
 
 def line(**facts: Any) -> str:
-    return json.dumps({"ts": NOON, "hop": "app", "key": "a", **facts})
+    return json.dumps({"ts": NOON, "hop": "app", "key": KEY, **facts})
 
 
 def of(tmp_path: Path, text: str | bytes, name: str = "hops.jsonl") -> tuple[list[Line], Tally]:
@@ -29,7 +30,7 @@ def of(tmp_path: Path, text: str | bytes, name: str = "hops.jsonl") -> tuple[lis
 def test_a_line_of_a_hop_is_read_and_the_rest_of_it_ignored(tmp_path: Path) -> None:
     found, tally = of(tmp_path, line(delivery="m", request=7, producer="p", scope="t", level="info", extra=[1]) + "\n")
 
-    assert found == [Line(hop="app", key="a", ts=NOON, scope="t", delivery="m", request=7, producer="p")]
+    assert found == [Line(hop="app", key=KEY, ts=NOON, scope="t", delivery="m", request=7, producer="p")]
     assert tally == Tally(lines=1)
 
 
@@ -65,7 +66,8 @@ def test_a_time_is_seconds_or_iso_8601(tmp_path: Path, written: object, read_as:
         line(key=""),
         line(hop=None),
         line(key=17),
-        '{"hop": "app", "key": "a"}',
+        line(key="pay_7f3a"),
+        f'{{"hop": "app", "key": "{KEY}"}}',
         "[1, 2]",
     ],
 )
@@ -96,6 +98,53 @@ def test_what_a_logger_writes_before_the_line_is_left_out(tmp_path: Path) -> Non
 
     assert len(found) == 1
     assert tally.broken == 0
+
+
+def test_what_is_said_of_a_prefix_with_a_brace_tells_what_to_change(tmp_path: Path) -> None:
+    _, tally = of(tmp_path, f"{line()}\n[{{pid 7}}] {line()}\n")
+
+    assert (tally.lines, tally.broken) == (1, 1)
+    assert tally.first is not None
+    assert "what follows its first { is no JSON" in tally.first.why
+    assert "must not write a { before the line" in tally.first.why
+
+
+@pytest.mark.parametrize("digits", [12, 16, 64])
+def test_a_digest_in_capitals_is_the_same_digest(tmp_path: Path, digits: int) -> None:
+    digest = (KEY * 4)[:digits]
+
+    found, tally = of(tmp_path, f"{line(key=digest.upper())}\n{line(key=digest)}\n")
+
+    assert [one.key for one in found] == [digest, digest]
+    assert tally.broken == 0
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "pay_7f3a",
+        KEY[:11],
+        KEY * 4 + "0",
+        f"{KEY}\n",
+        KEY.replace("a", "\u0661"),
+        "6f1c2a9e-0d3b-4c55-9d8e-000000000000",
+    ],
+)
+def test_what_is_no_digest_is_broken_its_hop_is_counted_and_it_is_in_no_message(tmp_path: Path, key: str) -> None:
+    found, tally = of(tmp_path, f"{line(hop='worker', key=key)}\n{line()}\n{line(hop='worker', key=key)}\n")
+
+    assert [one.hop for one in found] == ["app"]
+    assert (tally.broken, tally.not_digests) == (2, {"worker": 2})
+    assert tally.first is not None
+    assert tally.first.why == "the key at worker is not a digest (12 to 64 hexadecimal digits)"
+
+
+def test_the_hops_that_write_no_digests_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "HOPS_MAX", 2)
+
+    _, tally = of(tmp_path, "".join(f"{line(hop=f'hop-{number}', key='raw')}\n" for number in range(9)))
+
+    assert tally.not_digests == {"hop-0": 1, "hop-1": 1, "others": 7}
 
 
 def test_the_last_line_needs_no_end_and_windows_may_end_them(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
 from onefold.cli._shared import ENVIRONMENT, WRONG_USAGE, Refusal
+
+if TYPE_CHECKING:
+    from onefold.retention import Configuration
 
 WhereArgument = Annotated[
     str | None,
@@ -46,20 +49,54 @@ def named(where: str | None) -> str:
 
 def stores_in(where: str) -> Iterator[tuple[str, str]]:
     """The stores to look at: a name, if a file gives one, and a URL."""
-    is_file = os.path.exists(where) or (where.endswith(FILES) and not _URL.match(where))
-    if not is_file:
+    if not _is_file(where):
         yield "", where
         return
+    for name, store in _declared(where, to_run=True).stores.items():
+        if store.url is not None:
+            yield name, store.url
+
+
+class Unset(NamedTuple):
+    """Stands for the URL of a store: variables in it are not set."""
+
+    variables: list[str]
+
+    @property
+    def place(self) -> str:
+        return " ".join(f"${{{name}}}" for name in self.variables)
+
+    def __str__(self) -> str:
+        several = len(self.variables) > 1
+        names = ", ".join(self.variables)
+        return f"the environment variable{'s' if several else ''} {names} {'are' if several else 'is'} not set"
+
+
+def stores_to_examine(where: str) -> Iterator[tuple[str, str | Unset]]:
+    """The same, with those whose URL has a variable that is not set: it does not hide the others."""
+    if not _is_file(where):
+        yield "", where
+        return
+    found = _declared(where, to_run=False)
+    for name, store in found.stores.items():
+        yield name, store.url if store.url is not None else Unset(found.unset_of(name))
+
+
+def _is_file(where: str) -> bool:
+    return os.path.exists(where) or (where.endswith(FILES) and not _URL.match(where))
+
+
+def _declared(where: str, *, to_run: bool) -> Configuration:
     if os.path.isfile(where) and not where.lower().endswith(FILES):
         raise Refusal(
             f"{where} is no configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}", WRONG_USAGE
         )
     from onefold.retention import read
 
-    found = read(where).stores
-    if not found:
+    found = read(where, to_run=to_run)
+    if not found.stores:
         raise Refusal(f"{where} declares no store", WRONG_USAGE)
-    yield from ((name, store.url) for name, store in found.items() if store.url is not None)
+    return found
 
 
 def place(url: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -81,23 +82,28 @@ def summary(record: Record) -> dict[str, object]:
     }
 
 
-def facts(record: Record) -> dict[str, object]:
-    """Everything as JSON; bytes are base64."""
+def facts(record: Record, key_for: Sequence[str] = ()) -> dict[str, object]:
+    """Everything as JSON; bytes are base64. Of the keys downstream only those that are asked for, by name."""
     form, value = result_of(record)
-    return summary(record) | {
-        "bypasses": record.bypasses,
-        "revision": record.revision,
-        "token": _base64(record.token),
-        "fingerprint": None if record.fingerprint is None else _base64(record.fingerprint),
-        "steps": steps(record),
-        "notes": None if record.notes is None else _base64(record.notes),
-        "result_form": form,
-        "result": value,
-        "result_bytes": 0 if record.result is None else len(record.result),
-    }
+    downstream = {"key_for": {name: record.key_for(name) for name in key_for}} if key_for else {}
+    return (
+        summary(record)
+        | downstream
+        | {
+            "bypasses": record.bypasses,
+            "revision": record.revision,
+            "token": _base64(record.token),
+            "fingerprint": None if record.fingerprint is None else _base64(record.fingerprint),
+            "steps": steps(record),
+            "notes": None if record.notes is None else _base64(record.notes),
+            "result_form": form,
+            "result": value,
+            "result_bytes": 0 if record.result is None else len(record.result),
+        }
+    )
 
 
-def lines(record: Record, *, indent: int | None = None) -> list[tuple[str, str]]:
+def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = None) -> list[tuple[str, str]]:
     """Every field with its words."""
     address, lease = record.address, "not running"
     if record.state is State.RUNNING:
@@ -109,6 +115,7 @@ def lines(record: Record, *, indent: int | None = None) -> list[tuple[str, str]]
         ("key", visible(address.key)),
         ("digest", f"{address.digest} (stands for the key in logs)"),
         ("scope", visible(address.scope) or "none"),
+        *(("key for", f"{visible(name)}: {record.key_for(name)}") for name in key_for),
         ("state", f"{record.state.value}: {MEANINGS[record.state]}"),
         ("remark", visible(record.remark) or "none"),
         ("attempt", f"{record.attempt}" if record.attempt else "0: no handler was started yet"),

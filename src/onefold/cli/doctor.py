@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from typing import Annotated, Final
@@ -12,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import Guard, UsageError
-from onefold.cli._places import WhereArgument, named, place, stores_in, without_secrets
+from onefold.cli._durations import seconds_of
+from onefold.cli._places import Unset, WhereArgument, named, place, stores_to_examine, without_secrets
 from onefold.cli._shared import (
     FAILED,
     WRONG_USAGE,
@@ -25,7 +27,7 @@ from onefold.cli._shared import (
     print_json,
     visible,
 )
-from onefold.durations import in_words, seconds
+from onefold.durations import in_words
 from onefold.health import Check, Grade, Report, examine
 from onefold.health.examine import unreachable
 
@@ -48,18 +50,21 @@ def doctor(
     It makes no tables, and leaves no record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store
     cannot be reached or the file cannot be used.
     """
-    patience = seconds(timeout, "--timeout")
+    patience = seconds_of(timeout, "--timeout")
     if patience == 0:
         raise Refusal("--timeout 0s leaves no time to answer", WRONG_USAGE)
     examined: list[tuple[str, str, Report]] = []
-    for name, url in stores_in(named(where)):
-        report = _examined(name, url, patience)
+    for name, url in stores_to_examine(named(where)):
+        if isinstance(url, Unset):
+            at, report = url.place, unreachable(f"{url}: its store is not known")
+        else:
+            at, report = place(url), _examined(name, url, patience)
         if format is Format.TABLE:
-            _print(name, place(url), report, first=not examined)
-        examined.append((name, url, report))
+            _print(name, at, report, first=not examined)
+        examined.append((name, at, report))
     reports = [report for _, _, report in examined]
     if format is Format.JSON:
-        print_json([_document(name, place(url), report) for name, url, report in examined])
+        print_json([_document(name, at, report) for name, at, report in examined])
     else:
         _sum_up(reports)
     raise typer.Exit(status(reports, strict=strict))
@@ -112,7 +117,19 @@ def _report(url: str) -> Report:
             store = guard.store
         except ImportError as error:
             return unreachable(f"the driver of this store is not installed: {error}")
-        return examine(store)
+        missing = _missing_file(store)
+        return examine(store) if missing is None else unreachable(missing)
+
+
+def _missing_file(store: object) -> str | None:
+    """A path with a typing error would look like a store that nobody has used yet."""
+    path = getattr(store, "path", None)
+    if not isinstance(path, str) or os.path.exists(path) or not os.path.isdir(os.path.dirname(path)):
+        return None
+    return (
+        f"there is no file {path}. Is the URL right? A guard makes the file with its first record, and "
+        "`onefold schema URL --apply` at once"
+    )
 
 
 def _document(name: str, where: str, report: Report) -> dict[str, object]:

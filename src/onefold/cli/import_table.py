@@ -6,9 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
+from onefold.cli._durations import seconds_of
 from onefold.cli._long import DryRunOption, into, summed_up
 from onefold.cli._shared import FAILED, WRONG_USAGE, Format, FormatOption, Refusal, note, opened, print_json
-from onefold.durations import seconds
+from onefold.health.report import counted
 from onefold.retention.imports import Rows, Tally, importing
 from onefold.retention.table import Table
 from onefold.stores.plain import reading
@@ -54,11 +55,15 @@ def import_table(
     """
     if not (table and key and store):
         raise Refusal("say --table NAME, --key COLUMN and --into URL", WRONG_USAGE)
-    if (operation is None) == (operation_column is None):
+    if operation is not None and operation_column is not None:
+        raise Refusal(
+            "--operation is that of all rows, and --operation-column where rows differ: say one of them", WRONG_USAGE
+        )
+    if operation is None and operation_column is None:
         raise Refusal(
             "say what was done: --operation NAME, or --operation-column COLUMN where rows differ", WRONG_USAGE
         )
-    stay = seconds(keep, "--keep")
+    stay = seconds_of(keep, "--keep")
     if stay == 0:
         raise Refusal("--keep 0s would import nothing", WRONG_USAGE)
     columns = Table(table, key, scope_column, operation_column, at, result_column)
@@ -72,15 +77,18 @@ def import_table(
         for _ in importing(rows, into(target, dry_run=dry_run), tally=tally, dry_run=dry_run):
             tell(tally.seen)
     _print(tally, format, dry_run=dry_run)
+    for reason in tally.reasons.values():
+        row = "" if reason.row is None else f" (the first is row {reason.row:,} in the order of {columns.order})"
+        note(f"{counted(reason.count, 'row')} could not be used: {reason.why}{row}")
     if tally.unusable:
-        note(f"{tally.unusable:,} rows could not be used, the first because: {tally.why}")
         raise typer.Exit(FAILED)
 
 
 def _print(tally: Tally, format_: Format, *, dry_run: bool) -> None:
     if format_ is Format.JSON:
-        counts = {name: getattr(tally, name) for name in ("seen", "imported", "there", "over", "unusable")}
-        print_json(counts | {"complete": not tally.unusable, "dry_run": dry_run})
+        counts = {name: getattr(tally, name) for name in ("seen", "imported", "there", "over", "merged", "unusable")}
+        reasons = [{"why": one.why, "count": one.count, "row": one.row} for one in tally.reasons.values()]
+        print_json(counts | {"complete": not tally.unusable, "dry_run": dry_run, "reasons": reasons})
     else:
         typer.echo(_summary(tally, dry_run=dry_run))
 
@@ -89,6 +97,8 @@ def _summary(tally: Tally, *, dry_run: bool) -> str:
     words = [f"{tally.imported:,} {'would be imported' if dry_run else 'imported'}", f"{tally.there:,} already there"]
     if tally.over:
         words.append(f"{tally.over:,} done longer ago than --keep")
+    if tally.merged:
+        words.append(f"{tally.merged:,} of a key that another row has")
     if tally.unusable:
         words.append(f"{tally.unusable:,} not usable")
     return ", ".join(words)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from onefold.cli._shared import FAILED, WRONG_USAGE, Refusal, note, print_json, visible
+from onefold.health.report import counted
 from onefold.retention import Configuration, Finding, Problem, Unusable, findings, read, reports
 from onefold.retention import schema as schema_of_file
 
@@ -46,6 +47,8 @@ def lint(
     for configuration in read_files:
         for variable in _hiding(configuration):
             note(f"{configuration.file}: {variable} is not set, so the kind of its store is not known, and not judged")
+        for store in configuration.unowned:
+            note(f"{configuration.file}: stores.{store}.url is of a kind that no package here has, and is not judged")
     if format is LintFormat.TEXT:
         _sum_up(read_files, found, problems)
     if problems or found:
@@ -67,8 +70,7 @@ def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
 def _hiding(configuration: Configuration) -> list[str]:
     """The variables without which it is not known what kind of store a URL names."""
     hidden = [store.name for store in configuration.stores.values() if store.url is None and not store.kind]
-    written = [configuration.written_url(name) for name in hidden]
-    return [one for one in dict.fromkeys(configuration.unset) if any(f"${{{one}}}" in url for url in written)]
+    return [*dict.fromkeys(one for name in hidden for one in configuration.unset_of(name))]
 
 
 def _print(format_: LintFormat, files: int, found: list[Finding], problems: list[Problem]) -> None:
@@ -98,10 +100,6 @@ def _sum_up(read_files: list[Configuration], found: list[Finding], problems: lis
         note(str(problem))
     if problems:
         return
-    guards = _count(sum(len(one.guards) for one in read_files), "guard")
-    where = f"{guards} in {_count(len(read_files), 'file')}"
-    note(f"{_count(len(found), 'finding')} among {where}" if found else f"{where}: nothing to mend")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    guards = counted(sum(len(one.guards) for one in read_files), "guard")
+    where = f"{guards} in {counted(len(read_files), 'file')}"
+    note(f"{counted(len(found), 'finding')} among {where}" if found else f"{where}: nothing to mend")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onefold import Guard, OnefoldError, StoreUnavailable, UsageError
+from onefold.cli._durations import pause_of
 from onefold.cli._places import WhereArgument, named, place, stores_in, without_secrets
 from onefold.cli._shared import (
     FAILED,
@@ -28,7 +29,7 @@ from onefold.cli._shared import (
     print_json,
     visible,
 )
-from onefold.durations import FOREVER, in_words, seconds
+from onefold.durations import in_words
 from onefold.retention import purge as purging
 from onefold.stores.base import Inspectable
 
@@ -62,7 +63,7 @@ def purge(
     Exits with 0 if nothing is left (with --every: if it was ended), 1 if a store cannot be purged, 2 if the URL, the
     file or an option cannot be used, 128 and the signal's number if it was ended before its end.
     """
-    pause = _pause(every)
+    pause = None if every is None else pause_of(every, "--every")
     purging.check(batch=batch, limit=limit)
     jobs = [Job(name, url) for name, url in stores_in(named(where))]
     with _stopping() as stop:
@@ -75,15 +76,6 @@ def purge(
         raise typer.Exit(128 + stop.signal)
     if any(job.problem for job in jobs):
         raise typer.Exit(FAILED)
-
-
-def _pause(every: str | None) -> float | None:
-    if every is None:
-        return None
-    pause = seconds(every, "--every")
-    if pause == 0 or pause == FOREVER:
-        raise Refusal(f"--every {every}: give it a time such as 60s", WRONG_USAGE)
-    return pause
 
 
 class Job:

@@ -22,7 +22,7 @@ from onefold.cli._shared import (
     print_json,
 )
 from onefold.cli._words import is_abandoned
-from onefold.health.report import in_bytes
+from onefold.health.report import counted, in_bytes
 from onefold.retention.pages import records
 from onefold.stores.base import Inspectable, Query
 
@@ -30,7 +30,7 @@ from onefold.stores.base import Inspectable, Query
 OPERATIONS_MAX: Final = 1_000
 OTHERS: Final = "(others)"
 
-COLUMNS: Final = ("store", "operation", "records", *(state.value for state in State), "lease over", "oldest", "newest")
+COLUMNS: Final = ("store", "operation", "records", *(state.value for state in State), "abandoned", "oldest", "newest")
 
 
 class Count(msgspec.Struct):
@@ -80,17 +80,17 @@ def stats(
     It goes through all of them, page by page. Besides: what is past its stay and waits for a purge, and bytes, where
     the server says so.
     """
-    counted = []
+    stores = []
     table = Listing(COLUMNS)
     for name, url in stores_in(named(where)):
         with opened(url) as guard:
             found = _examined(guard.store, name, place(url), Query(scope=scope, operation=operation))
-        counted.append(found)
+        stores.append(found)
         if format is Format.TABLE:
             table.add([*_rows(found)])
             note(_said(found))
     if format is Format.JSON:
-        print_json([document(found) for found in counted])
+        print_json([document(found) for found in stores])
 
 
 def _examined(store: Any, name: str, where: str, query: Query) -> Stats:
@@ -135,7 +135,7 @@ def _rows(found: Stats) -> Iterator[tuple[str, ...]]:
 
 
 def _said(found: Stats) -> str:
-    words = [f"{found.place}: {found.records:,} records"]
+    words = [f"{found.place}: {counted(found.records, 'record')}"]
     held = sum(one.states.get(State.HELD, 0) for one in found.operations.values())
     if held:
         words.append(f"{held:,} of them on hold (onefold held)")

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, Final
 
@@ -17,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import Record, State
-from onefold.cli._long import UrlArgument, given
-from onefold.cli._places import place
+from onefold.cli._durations import pause_of
+from onefold.cli._places import WhereArgument, named, place, stores_in
 from onefold.cli._shared import (
     WRONG_USAGE,
     Format,
@@ -31,11 +32,9 @@ from onefold.cli._shared import (
     note,
     on_terminal,
     opened,
-    print_json,
     visible,
 )
 from onefold.cli._words import is_abandoned
-from onefold.durations import seconds
 from onefold.retention.pages import records
 from onefold.stores.base import Browsable, Query
 
@@ -47,7 +46,7 @@ LOOK_MAX: Final = 20_000
 # Operations are named by hand, and are some dozens.
 LINES_MAX: Final = 1_000
 
-COLUMNS: Final = ("operation", "running", "next lease ends in", "lease over", "longest", "held", "starts/s", "ends/s")
+COLUMNS: Final = ("operation", "running", "next lease ends in", "abandoned", "longest", "held", "starts/s", "ends/s")
 
 
 class Line(msgspec.Struct):
@@ -85,10 +84,12 @@ class Look(msgspec.Struct):
     lines: dict[str, Line]
     # Whether there were more records than are looked at.
     partial: bool = False
+    # When, for people.
+    time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
 
 def top(
-    url: UrlArgument = None,
+    where: WhereArgument = None,
     scope: ScopeOption = None,
     operation: OperationOption = None,
     interval: Annotated[str, typer.Option("--interval", help="How long to wait between two looks.")] = INTERVAL,
@@ -98,25 +99,33 @@ def top(
     """Show what runs now and what is on hold, by operation, until Ctrl-C.
 
     Starts and ends are those that were seen between two looks: what begins and ends in between is not seen. A look
-    goes through the whole store, and it rests for at least as long as a look took.
+    goes through the whole store, and it rests for at least as long as a look took. A file has to declare one store.
     """
-    where, pause = given(url), seconds(interval, "--interval")
-    if not 0 < pause < math.inf:
-        raise Refusal(f"--interval {interval}: give it a time such as 2s", WRONG_USAGE)
-    with opened(where) as guard:
+    pause = pause_of(interval, "--interval")
+    url = _one_of(named(where))
+    with opened(url) as guard:
         query = Query(scope=scope, operation=operation)
         if once:
-            _print(look(guard.store, query), format, whole=True)
+            _print(look(guard.store, query), format)
             return
         try:
             if on_terminal() and format is Format.TABLE:
-                _live(guard.store, query, pause, place(where))
+                _live(guard.store, query, pause, place(url))
             else:
                 for seen in looks(guard.store, query, pause):
-                    _print(seen, format, whole=False)
+                    _print(seen, format)
         except KeyboardInterrupt:
             # It is how one leaves.
             return
+
+
+def _one_of(where: str) -> str:
+    """The URL of the one store to look at."""
+    found = [*stores_in(where)]
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found)
+        raise Refusal(f"{where} declares {names}, and top looks at one store: pass its URL", WRONG_USAGE)
+    return found[0][1]
 
 
 def looks(store: Browsable, query: Query, pause: float) -> Iterator[Look]:
@@ -172,13 +181,10 @@ def _picture(seen: Look, where: str) -> Group:
     return Group(title, table if seen.lines else Text("nothing is running, and nothing is on hold"))
 
 
-def _print(seen: Look, format_: Format, *, whole: bool) -> None:
+def _print(seen: Look, format_: Format) -> None:
     if format_ is Format.JSON:
-        if whole:
-            print_json(document(seen))
-        else:
-            # A line for each look.
-            typer.echo(json.dumps(document(seen), allow_nan=False))
+        # A line for each look.
+        typer.echo(json.dumps(document(seen), allow_nan=False))
         return
     Listing(COLUMNS).add([*rows(seen)])
     if not seen.lines:
@@ -204,6 +210,7 @@ def rows(seen: Look) -> Iterator[tuple[str, ...]]:
 def document(seen: Look) -> dict[str, Any]:
     """For programs. Durations are seconds."""
     return {
+        "time": seen.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "partial": seen.partial,
         "operations": [
             {

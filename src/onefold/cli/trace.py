@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from onefold.cli._shared import WRONG_USAGE, Format, FormatOption, Listing, Refusal, counting, note, print_json
+from onefold.health.report import counted
 from onefold.trace.leaks import Kind
 from onefold.trace.lines import STANDARD_INPUT
 from onefold.trace.picture import picture
@@ -112,38 +113,43 @@ def said(report: Report) -> Iterator[str]:
     tally, first = report.tally, report.tally.first
     if first is not None:
         yield (
-            f"{tally.broken:,} broken lines were left out, the first of them line {first.number} of {first.file}: "
+            f"{counted(tally.broken, 'broken line')} left out, the first is line {first.number} of {first.file}: "
             f"{first.why}"
         )
+    for hop, count in tally.not_digests.items():
+        yield (
+            f"{hop} wrote {counted(count, 'key')} that {'is' if count == 1 else 'are'} not a digest: it has to log "
+            "onefold.trace.digest(key), never the key itself"
+        )
     if tally.others:
-        yield f"{tally.others:,} lines are about something else, and were left out"
+        yield f"{counted(tally.others, 'line')} about something else left out"
     if report.crowded:
         yield f"{report.crowded[0]} has too many keys to be the id of one message; only some of them were examined"
     for hop in report.hops:
         yield from _said_of(report, hop)
     if report.clean:
-        yield f"{tally.lines:,} lines from {len(report.hops)} hops, and no key leaks"
+        yield f"{counted(tally.lines, 'line')} from {counted(len(report.hops), 'hop')}, and no key leaks"
 
 
 def _said_of(report: Report, hop: str) -> Iterator[str]:
     counts = {kind: report.count(kind, hop) for kind in EVERY}
     cells = [cell for cell in report.cells if cell.hop == hop]
     if counts[Kind.REPLACED]:
-        yield f"{hop} replaced {counts[Kind.REPLACED]:,} keys{_such_as(report, Kind.REPLACED, hop, 'id')}"
+        yield f"{hop} replaced {counted(counts[Kind.REPLACED], 'key')}{_such_as(report, Kind.REPLACED, hop, 'id')}"
     if counts[Kind.REQUESTS]:
         example = _such_as(report, Kind.REQUESTS, hop, "key")
-        yield f"{hop} gave {counts[Kind.REQUESTS]:,} keys more than one request id{example}"
+        yield f"{hop} gave {counted(counts[Kind.REQUESTS], 'key')} more than one request id{example}"
     if counts[Kind.RESENT]:
         restarted = sum(cell.restarted for cell in cells)
         sent = sum(cell.sent for cell in cells)
         yield (
-            f"{hop} sent {sent:,} times, with {sent - counts[Kind.RESENT]:,} distinct keys: {counts[Kind.RESENT]:,} "
-            f"were sent again, {restarted:,} of them by another instance, as after a restart"
+            f"{hop} sent {counted(sent, 'time')}, with {counted(sent - counts[Kind.RESENT], 'distinct key')}: "
+            f"{counts[Kind.RESENT]:,} sent again, {restarted:,} of them by another instance, as after a restart"
             f"{_such_as(report, Kind.RESENT, hop, 'key')}"
         )
     if counts[Kind.REMINTED]:
         example = _such_as(report, Kind.REMINTED, hop, "id")
-        yield f"{hop} minted {counts[Kind.REMINTED]:,} new keys for messages that had one{example}"
+        yield f"{hop} minted {counted(counts[Kind.REMINTED], 'new key')} for messages that had one{example}"
 
 
 def _such_as(report: Report, kind: Kind, hop: str, name: str) -> str:
@@ -163,7 +169,7 @@ def facts(report: Report) -> dict[str, Any]:
     return {
         "clean": report.clean,
         "lines": tally.lines,
-        "broken": {"count": tally.broken, "first": first},
+        "broken": {"count": tally.broken, "first": first, "not_digests": tally.not_digests},
         "others": tally.others,
         "blank": tally.blank,
         "crowded": report.crowded,

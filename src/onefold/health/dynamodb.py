@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onefold.health.report import Check, green, red, unknown, untold, yellow
+from onefold.health.report import Check, counted, green, red, unknown, untold, yellow
 from onefold.stores.base import Untold
 
 Facts = Mapping[str, Any]
@@ -45,7 +45,7 @@ def table(facts: Facts) -> Check:
     if _status(facts) not in ("ACTIVE", "UPDATING"):
         return red(name, f"it is {_status(facts)}: claims are refused", "Wait for it, or look at it in the console")
     count = found.get("ItemCount")
-    return green(name, "active" if count is None else f"active, about {count:,} records")
+    return green(name, "active" if count is None else f"active, about {counted(count, 'record')}")
 
 
 def regions(facts: Facts) -> Check:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from onefold import Policy
 from onefold.health import sql
-from onefold.health.report import Check, green, in_bytes, red, unknown, untold, yellow
+from onefold.health.report import Check, counted, green, in_bytes, red, unknown, untold, yellow
 from onefold.stores.base import Untold
 
 Facts = Mapping[str, Any]
@@ -137,7 +137,7 @@ def history(facts: Facts) -> Check:
     if int(length) > HISTORY_LONG:
         return yellow(
             name,
-            f"{int(length):,} changes wait to be cleared away: a transaction has been open for long",
+            f"{counted(int(length), 'change')} to be cleared away: a transaction has been open for long",
             "Look for it in information_schema.innodb_trx",
         )
-    return green(name, f"{int(length):,} changes wait to be cleared away")
+    return green(name, f"{counted(int(length), 'change')} to be cleared away")

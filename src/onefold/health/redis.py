@@ -79,7 +79,7 @@ def evicted_keys(server: Server) -> Check:
         return green(name, "none since the server started")
     return red(
         name,
-        f"{count:,} keys have been evicted since the server started, records perhaps among them: what they guarded can "
+        f"{counted(count, 'key')} evicted since the server started, records perhaps among them: what they guarded can "
         "run again",
         "Set noeviction, give it more memory, look for effects that happened twice; then CONFIG RESETSTAT",
     )
@@ -182,14 +182,14 @@ def neighbours(server: Server) -> Check:
         return unknown(name, sample.why, "Give the user +scan")
     fix = "Give Onefold a server of its own: others' load fills its memory, and their FLUSHALL empties it"
     if sample["foreign"]:
-        words = f"{sample['foreign']:,} of {sample['seen']:,} keys looked at are not ours"
+        words = f"{sample['foreign']:,} of {counted(sample['seen'], 'key')} looked at not ours"
         return yellow(name, f"{words}: somebody shares this database", fix)
     # INFO has a line for each database that holds keys; one of them is ours, if we have any.
     filled = 0 if isinstance(info, Untold) else sum(line[:2] == "db" and line[2:].isdecimal() for line in info)
     others = filled - (sample["seen"] > 0)
     if others > 0:
         return yellow(name, f"keys in {counted(others, 'other database')} of this server: they share its memory", fix)
-    return green(name, f"none: {sample['seen']:,} keys looked at, all of them ours")
+    return green(name, f"none: {counted(sample['seen'], 'key')} looked at, all ours")
 
 
 def cluster(server: Server) -> Check:
@@ -209,5 +209,5 @@ def cluster(server: Server) -> Check:
     if served < SLOTS and not failing:
         return red(name, f"{served:,} of {SLOTS:,} slots are served", "Assign the others: redis-cli --cluster fix")
     if failing:
-        return yellow(name, f"{failing:,} slots are of a server that does not answer", "Look at CLUSTER NODES")
+        return yellow(name, f"{counted(failing, 'slot')} of a server that does not answer", "Look at CLUSTER NODES")
     return green(name, f"ok, all {SLOTS:,} slots are served by {told.get('cluster_size')} primaries")

@@ -99,4 +99,4 @@ def size(facts: Facts) -> Check:
         return refused
     if rows is None or total is None:
         return unknown("size", "the server does not say it")
-    return green("size", f"about {rows:,} records, {in_bytes(float(total))} with indexes")
+    return green("size", f"about {counted(rows, 'record')}, {in_bytes(float(total))} with indexes")

@@ -31,6 +31,7 @@ NOTED: Final = {
     Kind.NOT_REMEMBERED,
     Kind.UNPROTECTED,
     Kind.STORE_FAILED,
+    Kind.BURIED,
 }
 
 
@@ -99,7 +100,9 @@ def describe(event: Event) -> None:
             }
         )
     if event.kind in NOTED:
-        span.add_event(f"onefold.{event.kind}", {"onefold.key_digest": event.digest, "onefold.attempt": event.attempt})
+        # A message may be buried because it has no key: then there is no digest of it.
+        key = {"onefold.key_digest": event.digest} if event.address.key else {}
+        span.add_event(f"onefold.{event.kind}", {**key, "onefold.attempt": event.attempt})
 
 
 def _observe(meter: Meter, watched: Watched) -> None:

@@ -36,12 +36,14 @@ def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegis
         registry.register(watching)
     ends = [subscribe(listener), timings.subscribe(listener.time)]
 
+    ends.append(listener.unregister)
+    if watching is not None:
+        ends.append(lambda: registry.unregister(watching))
+
     def uninstall() -> None:
-        for end in ends:
-            end()
-        listener.unregister()
-        if watching is not None:
-            registry.unregister(watching)
+        # A second call finds nothing left to end.
+        while ends:
+            ends.pop(0)()
 
     return uninstall
 

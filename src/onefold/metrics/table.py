@@ -69,7 +69,10 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_waits_total", "counter", _OPERATION, "Duplicates that waited for the running one, and were answered."
     ),
     Kind.TAKEN_OVER: Metric(
-        "onefold_takeovers_total", "counter", _OPERATION, "Abandoned or released claims that another delivery took on."
+        "onefold_takeovers_total",
+        "counter",
+        _OPERATION,
+        "Runs that another delivery took on: their lease had ended, or they were cancelled.",
     ),
     Kind.LOST: Metric(
         "onefold_lost_claims_total",
@@ -95,6 +98,9 @@ COUNTED: Final[dict[Kind, Metric]] = {
     ),
     Kind.OMITTED: Metric("onefold_omitted_results_total", "counter", _OPERATION, "Results that were not kept."),
     Kind.BYPASSED: Metric("onefold_bypasses_total", "counter", _OPERATION, "Deliberate second runs."),
+    Kind.BURIED: Metric(
+        "onefold_buried_total", "counter", _OPERATION, "Messages that went to the dead letters, or were given up."
+    ),
 }
 
 METRICS: Final = (DELIVERIES, *COUNTED.values(), CONFLICTS, STORE_SECONDS, STORE_UP, PURGE_LAG, EVICTED)
@@ -141,6 +147,9 @@ def counted(event: Event, operation: str) -> Iterator[tuple[Metric, tuple[str, .
     metric = COUNTED.get(event.kind)
     if metric is not None:
         yield metric, (operation,)
+    if event.kind is Kind.UNPROTECTED:
+        # Its handler is started as well, and no other event says so.
+        yield COUNTED[Kind.STARTED], (operation,)
     if ended == REFUSALS["KeyReused"]:
         yield CONFLICTS, (operation,)
 

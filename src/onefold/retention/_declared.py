@@ -28,6 +28,8 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     also_read: DeclaredStore | None = None
     # Without what the file names in Python: `probe` and `remember` have the names.
     policy: Policy
+    # Whether the file says `keep`: else it is the policy's own.
+    keep_said: bool = True
     mode: str = "claim"
     # The guard's name, where the file names none; then any may be used.
     operations: tuple[str, ...]
@@ -52,11 +54,18 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     guards: dict[str, DeclaredGuard]
     # Variables that are not set, and were not insisted on.
     unset: tuple[str, ...]
+    # Stores of a kind that no package here has, where that was not insisted on.
+    unowned: tuple[str, ...] = ()
     tree: Tree
 
     def written_url(self, store: str) -> str:
         """The URL of this store as the file has it, with the names of variables."""
         return str(self.tree.value["stores"][store]["url"])
+
+    def unset_of(self, store: str) -> list[str]:
+        """The variables in the URL of this store that are not set."""
+        written = self.written_url(store)
+        return [name for name in dict.fromkeys(self.unset) if f"${{{name}}}" in written]
 
     def mark(self, *path: str) -> Mark:
         """Where this is, or would have to be."""

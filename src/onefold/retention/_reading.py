@@ -32,6 +32,7 @@ class Reading:
         self._environment = environment
         self._to_run = to_run
         self._unset: list[str] = []
+        self._unowned: list[str] = []
 
     def configuration(self) -> Configuration:
         root = self._table(self._tree.value or {}, (), SECTIONS)
@@ -48,7 +49,12 @@ class Reading:
             for name, value, path in self._entries(root, "guards")
         }
         return Configuration(
-            file=self._tree.file, stores=stores, guards=guards, unset=tuple(self._unset), tree=self._tree
+            file=self._tree.file,
+            stores=stores,
+            guards=guards,
+            unset=tuple(self._unset),
+            unowned=tuple(self._unowned),
+            tree=self._tree,
         )
 
     def _entries(self, root: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any, Path]]:
@@ -121,7 +127,11 @@ class Reading:
         return DeclaredStore(name=name, url=url, kind=kind, evicts=meant.get("evicts"))
 
     def _check_kind(self, kind: str, url: str, path: Path) -> None:
-        """The URL itself is in no message: it may hold a password, or be one that a variable holds."""
+        """The URL itself is in no message: it may hold a password, or be one that a variable holds.
+
+        A kind that is unknown here may be that of a package that is installed where it runs, and not beside a lint.
+        What is only a letter or two away from a known one is a mistake anywhere.
+        """
         known = sorted(point.name for point in entry_points(group="onefold.stores"))
         if kind in known:
             return
@@ -131,6 +141,8 @@ class Reading:
         elif self._to_run or near:
             named = shown(kind) if not hasattr(url, "written") else "what the variable holds"
             self._problem(path, f"{_dotted(path)}no store is known for {named}{near or ': ' + ', '.join(known)}")
+        else:
+            self._unowned.append(str(path[1]))
 
     def _guard(
         self, name: str, table: Mapping[str, Any], path: Path, stores: Mapping[str, DeclaredStore]
@@ -153,6 +165,7 @@ class Reading:
             store=store,
             also_read=also_read,
             policy=policy,
+            keep_said="keep" in asked,
             mode=mode,
             operations=named or (name,),
             any_operation=not named,

@@ -56,6 +56,17 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
     )
 
 
+def money_by_default(guard: DeclaredGuard) -> Iterator[Said]:
+    """Whoever says `keep`, or where duplicates come from, has thought about it; the floor judges the numbers."""
+    if guard.money and not (guard.keep_said or guard.duplicates or guard.replays):
+        yield Said(
+            "keep",
+            f"money without keep, duplicates or replays: it is kept for {said(guard.policy.keep)} by default, and "
+            "nothing says that no duplicate comes later. One that does pays again",
+            "Set keep: forever, or declare where duplicates come from",
+        )
+
+
 def lease_not_shorter_than_keep(guard: DeclaredGuard) -> Iterator[Said]:
     lease, keep = guard.policy.lease, guard.policy.keep
     if lease >= keep:

@@ -168,4 +168,10 @@ RULES: Final = (
         "every duplicate runs meanwhile",
         _rules.money_unprotected,
     ),
+    Rule(
+        "OF012",
+        "money that is kept by default",
+        "neither keep nor where duplicates come from is declared: one that comes after the default pays again",
+        _rules.money_by_default,
+    ),
 )

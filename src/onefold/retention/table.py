@@ -6,7 +6,9 @@ Names of tables and columns are quoted, and values are never part of a statement
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from onefold import UsageError
@@ -39,6 +41,11 @@ class Table(NamedTuple):
         """The columns without which a row says nothing."""
         return tuple(column for column in (self.operation, self.key) if column is not None)
 
+    @property
+    def order(self) -> str:
+        """By what the rows are numbered: NULL has no place in it, but that of a scope, which comes last."""
+        return ", ".join((*(() if self.scope is None else (self.scope,)), *self.named))
+
 
 class Row(NamedTuple):
     """What one row says."""
@@ -49,6 +56,15 @@ class Row(NamedTuple):
     at: Any
     result: Any
     now: Now
+    # Its number among the rows that have a key, in the order in which they are read.
+    number: int = 0
+
+
+class Page(NamedTuple):
+    """Some rows, no two of one key; and how many besides had a key that another row has."""
+
+    rows: list[Row]
+    merged: int = 0
 
 
 def check(reader: Reader, table: Table) -> str:
@@ -70,19 +86,26 @@ def check(reader: Reader, table: Table) -> str:
     return place
 
 
-def pages(reader: Reader, table: Table, place: str) -> Iterator[list[Row]]:
+def pages(reader: Reader, table: Table, place: str) -> Iterator[Page]:
     """All rows that have a key, page by page."""
+    numbers = count(1)
     if table.scope is None:
-        yield from _pages(reader, table, place, table.named)
+        yield from _pages(reader, table, place, table.named, numbers)
         return
-    yield from _pages(reader, table, place, (table.scope, *table.named))
+    yield from _pages(reader, table, place, (table.scope, *table.named), numbers)
     # A row without a scope has no place in the order of scopes.
-    yield from _pages(reader, table, place, table.named, absent=table.scope)
+    yield from _pages(reader, table, place, table.named, numbers, absent=table.scope)
 
 
 def _pages(
-    reader: Reader, table: Table, place: str, ordered: tuple[str, ...], *, absent: str | None = None
-) -> Iterator[list[Row]]:
+    reader: Reader,
+    table: Table,
+    place: str,
+    ordered: tuple[str, ...],
+    numbers: Iterator[int],
+    *,
+    absent: str | None = None,
+) -> Iterator[Page]:
     """Rows in the order of these columns, none of which is NULL.
 
     A page begins with the last row of the page before, because what a database takes for equal ("A" and "a", by many a
@@ -90,15 +113,26 @@ def _pages(
     """
     size = PAGE if table.result is None else PAGE_WITH_RESULTS
     last: list[Any] | None = None
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     while True:
         statement, values = _statement(reader, table, place, ordered, absent, last, size)
         now, found = reader.now(), reader.rows(statement, values)
         cells = [dict(zip(table.columns, row, strict=True)) for row in found]
         identities = [repr([row[column] for column in ordered]) for row in cells]
-        fresh = {one: row for one, row in zip(identities, cells, strict=True) if one not in seen}
-        if fresh:
-            yield [_row(table, row, now) for row in fresh.values()]
+        here: Counter[str] = Counter()
+        fresh: list[Row] = []
+        merged = 0
+        for identity, row in zip(identities, cells, strict=True):
+            here[identity] += 1
+            if here[identity] <= seen[identity]:
+                continue
+            number = next(numbers)
+            if here[identity] == 1:
+                fresh.append(_row(table, row, now, number))
+            else:
+                merged += 1
+        if fresh or merged:
+            yield Page(fresh, merged)
         if len(found) < size:
             return
         if not fresh and size >= PAGE_MAX:
@@ -106,7 +140,8 @@ def _pages(
                 f"{table.name} has more than {size} rows of one {table.key}: make a view of the distinct ones"
             )
         size = size if fresh else size * 2
-        last, seen = [cells[-1][column] for column in ordered], seen.union(identities) if not fresh else set(identities)
+        # Of what comes again, those are counted that were not there before.
+        last, seen = [cells[-1][column] for column in ordered], here if fresh else here | seen
 
 
 def _statement(
@@ -138,10 +173,10 @@ def _statement(
 def unnamed(reader: Reader, table: Table, place: str) -> int:
     """How many rows have no key or no operation, and were in no page."""
     missing = " OR ".join(f"{reader.named(column)} IS NULL" for column in table.named)
-    ((count,),) = reader.rows(f"SELECT count(*) FROM {place} WHERE {missing}")  # noqa: S608 - names are quoted
-    return int(count)
+    ((found,),) = reader.rows(f"SELECT count(*) FROM {place} WHERE {missing}")  # noqa: S608 - names are quoted
+    return int(found)
 
 
-def _row(table: Table, cells: dict[str, Any], now: Now) -> Row:
+def _row(table: Table, cells: dict[str, Any], now: Now, number: int) -> Row:
     key, scope, operation, at, result = (None if column is None else cells[column] for column in table[1:])
-    return Row(key, scope, operation, at, result, now)
+    return Row(key, scope, operation, at, result, now, number)

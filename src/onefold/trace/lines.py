@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ TS_MAX: Final = 1e11
 # Greater numbers are no ids: no database keeps them as numbers.
 ID_MAX: Final = 2**63 - 1
 
+# A hop is a place in your system. Thousands of them are ids of something, in the wrong field.
+HOPS_MAX: Final = 1_000
+
 HOUR: Final = 3_600
 
 STANDARD_INPUT: Final = "-"
@@ -32,6 +36,7 @@ STANDARD_INPUT: Final = "-"
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{12,64}\Z")]
 Number = Annotated[int, msgspec.Meta(ge=-ID_MAX, le=ID_MAX)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=TS_MAX)]
 
@@ -40,7 +45,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """One hop that one message passed. What is not in it is ignored."""
 
     hop: Name
-    key: Name
+    key: Digest
     ts: Seconds
     scope: str | None = None
     delivery: str | Number | None = None
@@ -49,9 +54,21 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Dated(Line, frozen=True, gc=False):
-    """The same as a log may have it, with a time in words."""
+    """The same as a log may have it: a time in words, digits of a digest in capitals, or no digest at all."""
 
+    key: Name
     ts: Seconds | datetime  # type: ignore[assignment]
+
+
+_DIGEST: Final = re.compile("[0-9a-f]{12,64}", re.ASCII)
+
+
+class NotDigest(msgspec.ValidationError):
+    """A hop has written something else in the place of the digest: the key itself, perhaps. It is in no message."""
+
+    def __init__(self, hop: str) -> None:
+        super().__init__(f"the key at {hop} is not a digest (12 to 64 hexadecimal digits)")
+        self.hop = hop
 
 
 def _line(dated: Dated) -> Line:
@@ -59,12 +76,15 @@ def _line(dated: Dated) -> Line:
 
     Raises `ValidationError` for one that no log has: seconds are checked as they are decoded, and words are not.
     """
+    key = dated.key.lower()
+    if not _DIGEST.fullmatch(key):
+        raise NotDigest(dated.hop)
     when = dated.ts
     if isinstance(when, datetime):
         when = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
         if not 0 <= when < TS_MAX:
             raise msgspec.ValidationError(f"Expected a time since 1970, got `{dated.ts}` - at `$.ts`")
-    return Line(dated.hop, dated.key, when, dated.scope, dated.delivery, dated.request, dated.producer)
+    return Line(dated.hop, key, when, dated.scope, dated.delivery, dated.request, dated.producer)
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -85,6 +105,8 @@ class Tally(msgspec.Struct):
     blank: int = 0
     broken: int = 0
     first: Broken | None = None
+    # Of the broken ones: those whose key is not a digest, by hop.
+    not_digests: dict[str, int] = {}
 
 
 Progress = Callable[[int], None]
@@ -148,8 +170,17 @@ def _one_by_one(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line
                 tally.others += 1
                 continue
             tally.broken += 1
-            tally.first = tally.first or Broken(name, number + offset, str(error))
+            tally.first = tally.first or Broken(name, number + offset, _why(error, text))
+            if isinstance(error, NotDigest):
+                hop = error.hop if len(tally.not_digests) < HOPS_MAX or error.hop in tally.not_digests else "others"
+                tally.not_digests[hop] = tally.not_digests.get(hop, 0) + 1
     return found
+
+
+def _why(error: Exception, text: bytes) -> str:
+    if isinstance(error, msgspec.ValidationError) or text.lstrip().find(b"{") <= 0:
+        return str(error)
+    return f"what follows its first {{ is no JSON: {error}. A logger's format must not write a {{ before the line"
 
 
 def _is_of_another(line: bytes) -> bool:

@@ -6,11 +6,12 @@ description for those who do not see it. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
+from onefold.health.report import counted
 from onefold.trace.leaks import Kind
 from onefold.trace.lines import HOUR
 from onefold.trace.report import Cell, Report
@@ -48,11 +49,12 @@ text { font: 12px sans-serif; fill: #1a1a1a } .head { font-size: 16px; font-weig
 .mark { fill: #8a1c00 } .axis { stroke: #1a1a1a }
 """
 
+# After the number.
 WORDS: Final = {
-    Kind.REPLACED: "keys replaced",
-    Kind.REQUESTS: "keys with several requests",
-    Kind.RESENT: "sent again",
-    Kind.REMINTED: "keys minted anew",
+    Kind.REPLACED: ("key replaced", "keys replaced"),
+    Kind.REQUESTS: ("key with several requests", "keys with several requests"),
+    Kind.RESENT: ("sent again", "sent again"),
+    Kind.REMINTED: ("key minted anew", "keys minted anew"),
 }
 
 
@@ -92,12 +94,16 @@ def picture(report: Report) -> str:
 
 def described(report: Report) -> str:
     """The picture in words."""
-    said = [f"{report.tally.lines:,} lines from the hops {', '.join(report.hops)}."]
+    said = [f"{counted(report.tally.lines, 'line')} from the hops {', '.join(report.hops)}."]
     for hop in report.hops:
-        found = [f"{report.count(kind, hop):,} {words}" for kind, words in WORDS.items() if report.count(kind, hop)]
+        found = _told({kind: report.count(kind, hop) for kind in Kind})
         if found:
             said.append(f"{hop}: {', '.join(found)}.")
     return " ".join(said if len(said) > 1 else [*said, "No leaks."])
+
+
+def _told(counts: Mapping[Kind, int]) -> list[str]:
+    return [f"{count:,} {WORDS[kind][count != 1]}" for kind, count in counts.items() if count]
 
 
 def _gathered(cells: Sequence[Cell], first: int, span: int, count: int) -> list[Bar]:
@@ -114,17 +120,17 @@ def _row(hop: str, bars: Sequence[Bar], top: int, time: tuple[int, int]) -> list
     """One hop: its name, its bars, and what leaked there in all."""
     most = max(max((bar.lines for bar in bars), default=0), 1)
     step = (WIDTH - LEFT - RIGHT) / len(bars)
-    base = top + 12 + BAR
+    base, busiest = top + 12 + BAR, counted(most, "line")
     parts = [
         f'<text x="16" y="{base - 20}">{_text(_short(hop))}</text>',
-        f'<text class="small" x="16" y="{base - 4}">up to {most:,} lines</text>',
+        f'<text class="small" x="16" y="{base - 4}">up to {busiest}</text>',
         f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>',
     ]
     for number, bar in enumerate(bars):
         if bar.lines:
             parts += _bar(bar, (LEFT + number * step, base, max(step - 1, 1)), most, time[0] + number * time[1])
     total = {kind: sum(cell.leaks(kind) for bar in bars for cell in bar.cells) for kind in Kind}
-    told = [f"{count:,} {WORDS[kind]}" for kind, count in total.items() if count] or ["no leaks"]
+    told = _told(total) or ["no leaks"]
     start = base - 12 * (len(told) - 1) - 8
     parts += [
         f'<text x="{WIDTH - RIGHT + 12}" y="{start + 14 * line}">{_text(words)}</text>'
@@ -136,7 +142,7 @@ def _row(hop: str, bars: Sequence[Bar], top: int, time: tuple[int, int]) -> list
 def _bar(bar: Bar, place: tuple[float, int, float], most: int, begins: int) -> list[str]:
     x, base, width = place
     high = max(bar.lines / most * BAR, 1)
-    words = f"{_clock(begins)}: {bar.lines:,} lines, {bar.leaks:,} leaks"
+    words = f"{_clock(begins)}: {counted(bar.lines, 'line')}, {counted(bar.leaks, 'leak')}"
     parts = [f"<g><title>{words}</title>", _rect("lines", x, base - high, width, high)]
     if bar.leaks:
         leaks = min(max(bar.leaks / most * BAR, LEAK_MIN), BAR)

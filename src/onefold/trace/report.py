@@ -9,15 +9,13 @@ from typing import Any, Final
 import msgspec
 
 from onefold import UsageError
+from onefold.health.report import counted
 from onefold.trace.leaks import Kind, Leak, Repeated, of_keys, of_message
-from onefold.trace.lines import HOUR, Progress, Tally, read
+from onefold.trace.lines import HOPS_MAX, HOUR, Progress, Tally, read
 from onefold.trace.shelf import Shelf
 
 # As many of each kind are shown at each hop: enough to look one up in the logs.
 EXAMPLES_MAX: Final = 10
-
-# A hop is a place in your system. Thousands of them are ids of something, in the wrong field.
-HOPS_MAX: Final = 1_000
 
 # A log of ten years from ten hops. More are times that are none.
 CELLS_MAX: Final = 1_000_000
@@ -177,6 +175,6 @@ def _nothing(files: Sequence[str], tally: Tally) -> str:
         else f" The first that cannot be read is line {broken.number} of {broken.file}: {broken.why}"
     )
     return (
-        f"there is no line of a hop in {', '.join(files)}: {tally.broken:,} lines are broken, {tally.others:,} are "
-        f"about something else, {tally.blank:,} are blank.{first}"
+        f"there is no line of a hop in {', '.join(files)}: {counted(tally.broken, 'line')} broken, {tally.others:,} "
+        f"about something else, {tally.blank:,} blank.{first}"
     )
