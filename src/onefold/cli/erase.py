@@ -28,6 +28,7 @@ from onefold.cli._shared import (
     print_json,
     visible,
 )
+from onefold.health.report import counted
 from onefold.retention.copy import is_live
 from onefold.retention.purge import purge
 from onefold.stores.base import Query
@@ -102,7 +103,7 @@ def _question(scope: str, running: int, by_operation: Counter[str]) -> str:
     more = ", and others" if len(by_operation) > NAMED_MAX else ""
     besides = f" {running:,} of them are running, and stay." if running else ""
     return (
-        f"Erase {by_operation.total():,} records of {visible(scope)} ({kinds}{more})?{besides} "
+        f"Erase {counted(by_operation.total(), 'record')} of {visible(scope)} ({kinds}{more})?{besides} "
         "What is delivered for it after that will run, whatever has happened before."
     )
 
