@@ -77,7 +77,7 @@ CALLS = {
     "Guard": (onefold.Guard, ["Guard"]),
     "guard": (
         onefold.Guard,
-        ["idempotent", "transactional", "run", "run_batch", "within", "read", "resolve", "forget", "close"],
+        ["idempotent", "transactional", "run", "run_batch", "within", "read", "address", "resolve", "forget", "close"],
     ),
     "guard.within(connection)": (type(onefold.Guard("memory:").within(None)), ["run", "fresh"]),
     "current()": (

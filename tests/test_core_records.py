@@ -17,6 +17,7 @@ from onefold import (
     ClaimLost,
     Guard,
     InProgress,
+    MissingKey,
     OnHold,
     OutcomeUnknown,
     Policy,
@@ -270,6 +271,19 @@ def test_a_bypass_of_a_decorated_function_runs_it_and_is_refused_while_it_runs_o
         guard.run("charge", "running", pytest.fail, bypass=True)
     with pytest.raises(OnHold):
         charge(guard, pytest.fail, bypass=True)
+
+
+def test_the_address_of_a_key_is_that_of_its_record_in_the_guards_scope(store: MemoryStore) -> None:
+    guard = Guard(store, scope="acme")
+    guard.run("charge", 7, lambda: "ok")
+    guard.run("charge", 7, lambda: "ok", scope="bakery")
+
+    found = [guard.address("charge", 7), AsyncGuard("memory:").address("charge", "7", scope="bakery")]
+
+    assert [store.read(one) is not None for one in found] == [True, True]
+    assert [one.scope for one in found] == ["acme", "bakery"]
+    with pytest.raises(MissingKey):
+        guard.address("charge", "")
 
 
 def test_the_key_for_others_is_the_same_on_every_attempt_machine_and_rerun(clock: Clock) -> None:

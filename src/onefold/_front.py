@@ -32,6 +32,7 @@ from onefold.current import is_inside
 from onefold.errors import InsideItself, ResultNotKept, UsageError
 from onefold.events import Listener, Teller
 from onefold.heartbeat import AsyncHeartbeat, Heartbeat
+from onefold.keys import Key
 from onefold.stores._open import check_source, open_store, without_password
 from onefold.stores.base import Joinable
 
@@ -85,6 +86,10 @@ class Front:
         self._opened: Opened | None = None
         self._opening = threading.Lock()
         self._closed = False
+
+    def address(self, operation: str, key: Key, *, scope: str | None = None) -> Address:
+        """Where the record of this key is. Its `digest` belongs into logs, where the key does not."""
+        return keys.address(operation, key, self._scoped(scope))
 
     @property
     def store(self) -> Any:
