@@ -20,6 +20,7 @@ stores:
   redis: {url: "redis://localhost:6379/1"}
   lasting: {url: "redis://localhost:6379/2", evicts: false}
   memory: {url: "memory:"}
+  dynamodb: {url: "dynamodb://eu-west-1/records"}
 guards:
 """
 
@@ -189,7 +190,7 @@ def test_the_floor_is_told_of_money_too_and_only_the_floor(tmp_path: Path) -> No
     assert [one.code for one in linted(tmp_path, f"{MONEY}, replays: {{dead_letter: 7d}}")] == ["OF001"]
 
 
-@pytest.mark.parametrize("store", ["redis", "memory"])
+@pytest.mark.parametrize("store", ["redis", "memory", "dynamodb"])
 def test_transactional_needs_a_store_with_transactions(tmp_path: Path, store: str) -> None:
     (found,) = linted(tmp_path, f"store: {store}, mode: transactional")
 

@@ -19,7 +19,7 @@ TWICE: Final = 2
 # These forget what they know when they are full, unless they are told not to.
 CACHES: Final = frozenset({"redis", "rediss", "valkey", "valkeys"})
 # These have no transaction that your rows could share.
-WITHOUT_TRANSACTIONS: Final = CACHES | {"memory"}
+WITHOUT_TRANSACTIONS: Final = CACHES | {"dynamodb", "memory"}
 
 FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
 
