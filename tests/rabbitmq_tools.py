@@ -89,7 +89,7 @@ class Consumer:
         self,
         colour: Colour,
         place: Place,
-        store: str,
+        store: Any,
         handler: Callable[..., Any],
         *,
         policy: Policy | None = None,
@@ -137,7 +137,7 @@ class Consumer:
         finally:
             self._ready.set()
 
-    def _pika(self, store: str, handler: Callable[..., Any]) -> None:
+    def _pika(self, store: Any, handler: Callable[..., Any]) -> None:
         with Guard(store) as guard:
             try:
                 self._consume(onefold_pika.guarded(guard, "charge", handler, **self._options))
@@ -166,10 +166,10 @@ class Consumer:
             channel.stop_consuming()
             assert callback.drain(connection, within=PATIENCE)
 
-    def _aio_pika(self, store: str, handler: Callable[..., Any]) -> None:
+    def _aio_pika(self, store: Any, handler: Callable[..., Any]) -> None:
         asyncio.run(self._awaited(store, awaited(handler)))
 
-    async def _awaited(self, store: str, handler: Callable[..., Any]) -> None:
+    async def _awaited(self, store: Any, handler: Callable[..., Any]) -> None:
         connection = await aio_pika.connect(self.place.url, heartbeat=self.heartbeat)
         async with AsyncGuard(store) as guard, connection:
             callback = self._callback = onefold_aio_pika.guarded(guard, "charge", handler, **self._options)

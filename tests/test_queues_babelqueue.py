@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from babelqueue import idempotency
+from babelqueue import BabelQueue, idempotency
+from babelqueue.codec import EnvelopeCodec
 
-from onefold import AsyncGuard, Guard, InProgress, Policy, UsageError
-from onefold.queues.babelqueue import IdempotencyStore, wrap
-from support import PATIENCE, eventually
+from onefold import AsyncGuard, Guard, InProgress, Policy, StoreUnavailable, UsageError
+from onefold.queues.babelqueue import CannotWork, IdempotencyStore, wrap
+from support import PATIENCE, ProxyStore, eventually
 
 CONFORMANCE = Path(os.environ.get("ONEFOLD_CONFORMANCE", Path(__file__).parents[2] / "shared" / "conformance"))
 SUITE = CONFORMANCE / "babelqueue" / "idempotency.json"
@@ -171,3 +172,35 @@ def test_an_async_handler_is_refused_at_once() -> None:
         wrap(guard, handler)
     with pytest.raises(UsageError, match="takes Guard"):
         wrap(AsyncGuard("memory:"), lambda data, meta: None)  # type: ignore[arg-type]
+
+
+def test_a_guard_that_is_closed_stops_the_runtime_and_buries_no_message() -> None:
+    app = BabelQueue("memory://", queue="orders", max_attempts=1, dead_letter=True)
+    body = EnvelopeCodec.encode(EnvelopeCodec.make("urn:babel:orders:created", {}, queue="orders"))
+    guard = Guard("memory:")
+    app.register("urn:babel:orders:created", wrap(guard, lambda data, meta: pytest.fail("it ran"), operation="charge"))
+    guard.close()
+    app.transport.publish("orders", body)
+
+    with pytest.raises(CannotWork, match="charge: this guard is closed"):
+        app.consume(max_messages=1)
+
+    transport: Any = app.transport
+    assert transport.size("orders.dlq") == 0
+
+
+def test_a_store_that_is_away_is_told_by_its_cause_and_by_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    class Down(ProxyStore):
+        def claim(self, *_: Any, **__: Any) -> Any:
+            raise StoreUnavailable("the server does not take this login")
+
+    with Guard(Down()) as guard:
+        wrapped = wrap(guard, lambda data, meta: None, operation="charge")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                wrapped({}, {"id": "secret-id"})
+
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("charge [key ")
+    assert line.endswith("StoreUnavailable: the server does not take this login")
+    assert "secret-id" not in caplog.text

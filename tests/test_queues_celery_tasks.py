@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,24 @@ from celery import Celery, chain, chord, group, signals
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
 
-from onefold import AsyncGuard, Guard, KeyReused, MissingKey, Policy, ResultNotKept, StoreUnavailable, UsageError
+from onefold import (
+    AsyncGuard,
+    Event,
+    Guard,
+    KeyReused,
+    MissingKey,
+    Policy,
+    ResultNotKept,
+    StoreUnavailable,
+    UsageError,
+    subscribe,
+)
+from onefold.events import Kind
 from onefold.queues._verdict import HELD_DELAY, HELD_MAX
 from onefold.queues.celery import OnefoldTask, guarded, send
 from onefold.queues.keys import header, position
+from onefold.stores.base import Address
+from onefold.stores.memory import MemoryStore
 from support import ProxyStore
 
 KEY = "idempotency-key"
@@ -85,9 +100,16 @@ def test_an_async_task_is_refused_at_once(app: Celery, guard: Guard) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"operation": "add"}, "takes Guard"),
+        ({"operation": "add"}, "the task .*add: it has no guard"),
         ({"guard": AsyncGuard("memory:"), "operation": "add"}, "takes Guard"),
-        ({"guard": Guard("memory:")}, "has to be a name"),
+        ({"guard": Guard("memory:")}, "the task .*add: it has no operation"),
+        (
+            {"guard": Guard("memory:"), "operation": "add", "fingerprint": 3},
+            "the task .*add: fingerprint=3 has to name",
+        ),
+        ({"guard": Guard("memory:"), "operation": "add", "fingerprint": ["a", 3]}, "has to name arguments"),
+        ({"guard": Guard("memory:"), "operation": "add", "fingerprint": "c"}, "the task has no argument 'c'"),
+        ({"guard": Guard("memory:"), "operation": "add", "wait": "soon"}, "the task .*add: wait='soon'"),
         ({"guard": Guard("memory:"), "operation": "add", "missing_key": "maybe"}, "neither 'never' nor 'run'"),
         ({"guard": Guard("memory:"), "operation": "add", "key": "a..id"}, "has to name a field"),
         ({"guard": Guard("memory:"), "operation": "add", "key": "c"}, "the task has no argument 'c'"),
@@ -126,10 +148,8 @@ def test_what_another_guard_says_inside_a_task_is_the_tasks_own_error(app: Celer
     "policy", [Policy(remember=(Exception,)), Policy(after_crash="hold", unknown=(Exception,))], ids=["final", "held"]
 )
 def test_a_policy_that_would_take_a_retry_for_an_end_is_refused(app: Celery, guard: Guard, policy: Policy) -> None:
-    refused = task(app, guard, add, policy=policy)
-
-    with pytest.raises(UsageError, match="Retry, Ignore and Reject"):
-        refused.delay(1, 2)
+    with pytest.raises(UsageError, match=r"the task add: .*Retry, Ignore and Reject"):
+        task(app, guard, add, policy=policy)
 
 
 def test_without_celery_one_line_says_what_to_install() -> None:
@@ -185,10 +205,10 @@ def test_the_callbacks_of_a_task_have_ids_that_follow_from_its_own(app: Celery, 
     assert "task_id" not in callback.options
 
 
-def test_a_sender_needs_no_transaction(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+def test_a_sender_needs_no_transaction(app: Celery, sent: list[dict[str, Any]]) -> None:
     def credit(account: str, *, tx: Any) -> None: ...
 
-    crediting = task(app, guard, credit)
+    crediting = task(app, Guard("sqlite:///never-opened.db"), credit)
     crediting.delay("ada")
 
     assert len(sent) == 1
@@ -353,3 +373,128 @@ def test_a_missing_key_that_may_run_gets_a_transaction_all_the_same(app: Celery,
 
     with Guard(f"sqlite:///{tmp_path}/records.db") as guard:
         assert work(task(app, guard, credit, missing_key="run"), "ada") == ("SUCCESS", "ada")
+
+
+# Whose mistake it is, and who is told.
+
+
+def test_a_worker_whose_guard_is_closed_sends_its_messages_again_and_rejects_none(
+    app: Celery, sent: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = Guard("memory:")
+    adding = task(app, guard, add)
+    guard.close()
+
+    state, _ = work(adding, 1, 2, **{KEY: "k"})
+
+    assert (state, len(sent)) == ("IGNORED", 1)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "onefold.queues.celery"]
+    assert line == f"celery: add [key {ADDED.digest}]: again in 60 s: UsageError: this guard is closed"
+
+
+def test_a_store_without_transactions_rejects_no_message_of_a_task_with_tx(
+    app: Celery, guard: Guard, sent: list[dict[str, Any]]
+) -> None:
+    def credit(account: str, *, tx: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="the task credit: the handler takes tx, and memory has no transactions"):
+        task(app, guard, credit)
+    with Guard(MemoryStore) as late:
+        assert work(task(app, late, credit), "ada", **{KEY: "k"})[0] == "IGNORED"
+    assert len(sent) == 1
+
+
+def test_what_is_wrong_with_the_arguments_or_inside_the_task_is_rejected(app: Celery, guard: Guard) -> None:
+    def wrong() -> None:
+        raise UsageError("inside")
+
+    for fingerprint in ("*", "a", ["a"], lambda a, b: a):
+        adding = task(app, guard, add, fingerprint=fingerprint, operation=f"add {fingerprint}")
+        assert work(adding, object(), 2, **{KEY: "k"})[0] == "REJECTED"
+    assert work(task(app, guard, wrong), **{KEY: "k"})[0] == "REJECTED"
+
+
+def test_a_rejected_message_is_told_by_its_digest_and_as_an_event(
+    app: Celery, guard: Guard, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Event] = []
+    adding = task(app, guard, add)
+    stop = subscribe(heard.append)
+    for args, headers in (((1, 2), {KEY: "secret"}), ((3, 4), {KEY: "secret"}), ((1, 2), {})):
+        work(adding, *args, **headers)
+    stop()
+
+    buried = [event for event in heard if event.kind == Kind.BURIED]
+    digest = Address("", "add", "secret").digest
+    assert [event.address.key for event in buried] == ["secret", ""]
+    assert "another payload" in buried[0].detail
+    assert "has no key" in buried[1].detail
+    lines = [record.getMessage() for record in caplog.records if record.name == "onefold.queues.celery"]
+    assert lines[0].startswith(f"celery: add [key {digest}]: rejected, never again: KeyReused")
+    assert lines[1].startswith("celery: add: rejected, never again: MissingKey")
+    assert "secret" not in "".join(lines)
+
+
+def test_a_store_that_is_away_is_told_by_its_cause_and_by_no_key(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "onefold.queues.celery")
+    with Guard(Down()) as down:
+        adding = task(app, down, add)
+        for _ in range(2):
+            work(adding, 1, 2, **{KEY: "k"})
+
+    lines = [record for record in caplog.records if record.name == "onefold.queues.celery"]
+    assert [(line.levelname, line.getMessage()) for line in lines] == [
+        ("WARNING", f"celery: add [key {ADDED.digest}]: again in 1 s: StoreUnavailable: not now")
+    ]
+
+
+def test_that_another_worker_runs_it_is_no_warning(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "onefold.queues.celery")
+    with Guard("memory:") as guard, ThreadPoolExecutor(1) as another:
+        adding = task(app, guard, add, wait=0, fingerprint=None)
+
+        def meanwhile() -> None:
+            another.submit(work, adding, 1, 2, **{KEY: "k"}).result()
+
+        guard.run("add", "k", meanwhile)
+
+    (line,) = [record for record in caplog.records if record.name == "onefold.queues.celery"]
+    assert line.levelname == "INFO"
+    assert ": InProgress: " in line.getMessage()
+
+
+ADDED = Address("", "add", "k")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"guard": "memory:"}, "the task .*Shop: guard= is str"),
+        ({"fingerprint": 3}, "the task .*Shop: fingerprint=3 has to name"),
+        ({"missing_key": "maybe"}, "the task .*Shop: missing_key='maybe'"),
+        ({"wait": "soon"}, "the task .*Shop: wait='soon'"),
+        ({"policy": {}}, "the task .*Shop: policy= is dict"),
+        ({"key": header}, "the task .*Shop: key=header is not called"),
+    ],
+)
+def test_a_base_class_that_cannot_work_is_refused_when_it_is_defined(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        type("Shop", (OnefoldTask,), options)
+
+
+def test_a_guard_from_a_file_refuses_another_operation_when_decorating(app: Celery) -> None:
+    class Declared(Guard):
+        def idempotent(self, operation: str, **_: Any) -> Any:
+            raise UsageError(f"not declared: {operation}")
+
+    with pytest.raises(UsageError, match="the task add: not declared: add"):
+        task(app, Declared("memory:"), add)
+
+
+def test_a_result_is_found_by_the_key_where_the_task_is_named_by_it(eager: Celery, guard: Guard) -> None:
+    eager.conf.task_store_eager_result = True
+    adding = task(eager, guard, add)
+
+    key = send(adding, (1, 2), key="order-17", task_id="order-17")
+
+    assert (key, adding.AsyncResult(key).get(timeout=10)) == ("order-17", 3)

@@ -9,14 +9,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import redis
 
 from onefold import AsyncGuard, Guard, MissingKey, Policy, StoreUnavailable, UsageError
 from onefold.queues import keys
+from onefold.queues._checked import check_transactions
 from onefold.queues._consuming import AsyncConsuming, Consuming
-from onefold.queues._polls import JoinedPolls, Polls
-from onefold.queues._verdict import ACK, Failed, Later, Never, Verdict
+from onefold.queues._joined_polls import JoinedPolls
+from onefold.queues._polls import Polls
+from onefold.queues._verdict import ACK, HELD_DELAY, Failed, Later, Never, Verdict
 from onefold.queues.babelqueue import wrap
 from onefold.queues.keys import Message
+from onefold.stores.memory import AsyncMemoryStore, MemoryStore
+from onefold.stores.sqlite import SqliteStore
 from support import PATIENCE, ProxyStore
 
 
@@ -287,3 +292,117 @@ def test_messages_without_any_field_of_a_content_hash_are_not_one_message() -> N
 
 def test_a_message_that_is_done_is_acknowledged_whatever_the_handler_returns() -> None:
     assert deliver(lambda body: {"a": object()}) == ACK
+
+
+# The worker's mistakes, and the message's.
+
+
+def with_tx(body: str, *, tx: Any) -> None: ...
+
+
+async def with_tx_async(body: str, *, tx: Any) -> None: ...
+
+
+def verdict_of_a_closed_guard(handler: Callable[..., Any] = handle) -> Verdict:
+    guard = Guard("memory:")
+    consuming = Consuming(guard, "charge", handler, key=keys.header())
+    guard.close()
+    return consuming.deliver(SENT, "")
+
+
+def verdict_of_a_closed_async_guard() -> Verdict:
+    async def main() -> Verdict:
+        async with AsyncGuard("memory:") as guard:
+            consuming = AsyncConsuming(guard, "charge", handle_async, key=keys.header())
+        return await consuming.deliver(SENT, "")
+
+    return asyncio.run(main())
+
+
+def verdict_without_transactions(sent: Message = SENT) -> Verdict:
+    # What a function will give is not known before it is called.
+    with Guard(MemoryStore) as guard:
+        return Consuming(guard, "charge", with_tx, key=keys.header(), missing_key="run").deliver(sent, "")
+
+
+def verdict_without_transactions_async() -> Verdict:
+    async def main() -> Verdict:
+        async with AsyncGuard(AsyncMemoryStore) as guard:
+            return await AsyncConsuming(guard, "charge", with_tx_async, key=keys.header()).deliver(SENT, "")
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("deliver", "says"),
+    [
+        (verdict_of_a_closed_guard, "this guard is closed"),
+        (verdict_of_a_closed_async_guard, "this guard is closed"),
+        (verdict_without_transactions, "MemoryStore has no transactions"),
+        (verdict_without_transactions_async, "AsyncMemoryStore has no transactions"),
+        (lambda: verdict_without_transactions(Message(b"{}", {})), "MemoryStore has no transactions"),
+    ],
+)
+def test_a_worker_that_cannot_work_buries_no_message(deliver: Callable[[], Verdict], says: str) -> None:
+    verdict = deliver()
+
+    assert isinstance(verdict, Later)
+    assert (verdict.delay, verdict.limited) == (HELD_DELAY, False)
+    assert says in verdict.reason
+
+
+def test_what_is_wrong_inside_the_handler_is_not_taken_for_the_workers_mistake() -> None:
+    guard = Guard("memory:")
+
+    def closes_the_guard(body: str) -> None:
+        guard.close()
+        raise UsageError("this guard is closed")
+
+    with guard:
+        verdict = Consuming(guard, "charge", closes_the_guard, key=keys.header()).deliver(SENT, "")
+
+    assert isinstance(verdict, Never)
+
+
+def test_a_payload_that_cannot_be_compared_is_the_messages_fault() -> None:
+    with Guard("memory:") as guard:
+        consuming = Consuming(guard, "charge", handle, key=keys.header(), fingerprint=lambda _: object())
+
+        assert isinstance(consuming.deliver(SENT, ""), Never)
+
+
+def test_a_claim_that_was_lost_in_a_guard_that_was_closed_is_not_buried() -> None:
+    class Lost(ProxyStore):
+        def finish(self, *_: Any, **__: Any) -> bool:
+            guard.close()
+            return False
+
+    with Guard(Lost()) as guard:
+        verdict = Consuming(guard, "charge", handle, key=keys.header()).deliver(SENT, "")
+
+    assert isinstance(verdict, Later)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("memory:", "memory has no transactions"),
+        ("redis://user:secret@localhost/0", "redis has no transactions"),
+        ("Valkeys+cluster://localhost", "valkeys has no transactions"),
+        ("dynamodb://records?region=eu-central-1", "dynamodb has no transactions"),
+        (MemoryStore(), "MemoryStore has no transactions"),
+        (redis.Redis(), "redis has no transactions"),
+    ],
+)
+def test_a_handler_with_tx_on_a_store_without_transactions_is_refused_at_once(source: Any, says: str) -> None:
+    guard = Guard(source)
+
+    with pytest.raises(UsageError, match=says) as refused:
+        check_transactions(guard, with_tx)
+    assert "secret" not in str(refused.value)
+    check_transactions(guard, handle)
+
+
+@pytest.mark.parametrize("source", ["sqlite:///app.db", "postgresql://localhost", SqliteStore, MemoryStore])
+def test_a_store_that_has_transactions_or_is_not_known_yet_is_not_refused(source: Any) -> None:
+    check_transactions(Guard(source), with_tx)

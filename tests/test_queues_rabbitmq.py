@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +18,16 @@ from typing import Any, get_args
 import pytest
 
 import rabbitmq_tools
-from onefold import AsyncGuard, Guard, Policy, UsageError
+from onefold import AsyncGuard, Event, Guard, Policy, UsageError, subscribe
+from onefold.events import Kind
 from onefold.queues import _rabbitmq
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
 from onefold.queues._rabbitmq import OWN_EXCHANGE, Delivery, Rules
 from onefold.queues._verdict import Failed
 from onefold.queues.keys import body, field, first_of, header, message_id
+from onefold.stores.base import Address
+from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from rabbitmq_tools import COLOURS, Colour, Consumer, Place, awaited, until
 from support import PATIENCE
 from wallet import add, balance
@@ -95,7 +99,7 @@ class TestVerdicts:
             # Its wait is over at once: it has to be kept, and delivered again in place.
             with Consumer(colour, place, store, handle, wait=0) as second:
                 place.send_keyed("pay-1")
-                until(lambda: caplog.text.count("charge: again in") >= 2, "the duplicate is delivered, and again")
+                until(lambda: caplog.text.count("]: again in") >= 2, "the duplicate is delivered, and again")
                 assert (first.acks, second.acks) == (0, 0)
                 gate.set()
                 until(lambda: (first.acks, second.acks) == (1, 1), "both are acknowledged")
@@ -136,6 +140,7 @@ class TestVerdicts:
             "x-onefold-operation": "charge",
             "x-onefold-exchange": "",
             "x-onefold-routing-key": place.queue,
+            "x-onefold-digest": Address("", "charge", "pay-1").digest,
         }
         assert (properties.delivery_mode, properties.expiration, properties.app_id) == (2, None, "x")
         assert place.count() == 0
@@ -222,7 +227,7 @@ class TestVerdicts:
         place.send_keyed("pay-1", times=2)
         two = [Consumer(colour, place, store, slow, prefetch=1, wait=0) for _ in range(2)]
         with two[0], two[1]:
-            until(lambda: caplog.text.count("charge: again in") >= 3, "it came three times; the limit is one")
+            until(lambda: caplog.text.count("]: again in") >= 3, "it came three times; the limit is one")
             assert place.count(place.dead) == 0
             gate.set()
             until(lambda: [one.acks for one in two] == [1, 1], "both are acknowledged")
@@ -321,6 +326,111 @@ class TestVerdicts:
         assert body == b"no key"
         assert properties.headers["x-first-death-reason"] == "rejected"
         assert "charge: to the dead letters: it has no key" in caplog.text
+
+
+class TestTelling:
+    """Dead letters as events, and lines that lead to a record."""
+
+    @pytest.fixture(autouse=True)
+    def buried(self) -> Iterator[list[Event]]:
+        heard: list[Event] = []
+        stop = subscribe(lambda event: heard.append(event) if event.kind == Kind.BURIED else None)
+        yield heard
+        stop()
+
+    def test_every_dead_letter_is_an_event_without_a_payload(
+        self, colour: Colour, place: Place, store: str, buried: list[Event]
+    ) -> None:
+        place.send_keyed("pay-1")
+        with Consumer(colour, place, store, Handled(failures=99), attempts=1):
+            place.letter()
+            place.send(b"no key")
+            place.letter()
+            until(lambda: len(buried) == 2, "both are told")
+
+        assert [event.address for event in buried] == [Address("", "charge", "pay-1"), Address("", "charge", "")]
+        assert buried[0].detail.startswith("it failed once, with ValueError")
+        assert buried[1].detail == "it has no key"
+        assert "4111" not in buried[0].detail
+
+    def test_a_dead_letter_is_told_once_it_is_one(
+        self, colour: Colour, place: Place, store: str, buried: list[Event], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with place.channel() as channel:
+            channel.queue_delete(place.dead)
+        place.send(b"no key")
+
+        with Consumer(colour, place, store, Handled()):
+            until(lambda: caplog.text.count("does not take a dead letter") > 1, "it was tried, and again")
+            assert buried == []
+            with place.channel() as channel:
+                channel.queue_declare(place.dead, durable=True)
+            until(lambda: buried, "it is told")
+
+        assert len(buried) == 1
+
+    def test_what_is_rejected_is_told_as_well(
+        self, colour: Colour, place: Place, store: str, buried: list[Event]
+    ) -> None:
+        place.send(b"no key")
+
+        with Consumer(colour, place, store, Handled(), dead_letter=OWN_EXCHANGE):
+            until(lambda: buried, "it is told")
+
+        assert buried[0].detail == "it has no key"
+
+    def test_lines_have_the_queue_the_operation_and_the_digest_and_never_a_key(
+        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        place.send(headers={"idempotency-key": "secret-key"}, message_id="secret-key")
+
+        with Consumer(colour, place, store, Handled(failures=99), attempts=2):
+            place.letter()
+
+        lines = [record.getMessage() for record in caplog.records if record.name == "onefold.queues.rabbitmq"]
+        where = f"{place.queue}: charge [key {Address('', 'charge', 'secret-key').digest}]: "
+        assert lines[0].startswith(f"{where}attempt 1 failed: ValueError")
+        assert lines[1].startswith(f"{where}to the dead letters: it failed 2 times")
+        assert "secret-key" not in "".join(lines)
+
+    def test_a_worker_that_cannot_work_buries_nothing_and_says_why(
+        self, colour: Colour, place: Place, buried: list[Event], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def credit(delivery: Delivery, *, tx: Any) -> None: ...
+
+        place.send_keyed("pay-1", times=2)
+        with Consumer(colour, place, MemoryStore if colour == "pika" else AsyncMemoryStore, credit) as consumer:
+            until(lambda: "again in 60 s: UsageError: " in caplog.text, "it is told")
+
+        assert "MemoryStore has no transactions" in caplog.text
+        assert [record.levelname for record in caplog.records if "UsageError" in record.getMessage()] == ["ERROR"]
+        assert (consumer.acks, buried) == (0, [])
+        assert (place.count(), place.count(place.dead)) == (2, 0)
+
+    def test_a_store_that_is_away_is_told_with_its_cause(
+        self, colour: Colour, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        place.send_keyed("pay-1", times=3)
+
+        with Consumer(colour, place, f"sqlite:///{tmp_path}/nowhere/records.db", Handled()):
+            until(lambda: "StoreUnavailable: " in caplog.text, "it is told")
+
+        assert "the file cannot be opened" in caplog.text
+        assert [record.levelname for record in caplog.records if record.name == "onefold.queues.rabbitmq"] == [
+            "WARNING"
+        ]
+
+    def test_a_handler_with_tx_on_a_store_without_transactions_is_refused_at_once(self) -> None:
+        def credit(delivery: Delivery, *, tx: Any) -> None: ...
+
+        async def credit_async(delivery: Delivery, *, tx: Any) -> None: ...
+
+        with pytest.raises(UsageError, match="memory has no transactions"):
+            onefold_pika.guarded(Guard("memory:"), "charge", credit, key=header(), dead_letter="dead")
+        with pytest.raises(UsageError, match="redis has no transactions"):
+            onefold_aio_pika.guarded(
+                AsyncGuard("redis://localhost"), "charge", credit_async, key=header(), dead_letter="dead"
+            )
 
 
 HOLD = Policy(after_crash="hold", unknown=(TimeoutError,))
@@ -660,6 +770,8 @@ class TestRefusals:
             {"threads": 1.5},
             {"missing_key": "skip"},
             {"unacked_max": -1},
+            {"unacked_max": "30m"},
+            {"unacked_max": "2h"},
         ],
     )
     def test_wrong_options_are_refused_at_once(self, wrong: dict[str, Any]) -> None:

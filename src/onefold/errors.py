@@ -155,7 +155,7 @@ class OutcomeUnknown(OnefoldError):
     """For handlers to raise when nobody knows whether the effect happened (a lost answer, say)."""
 
 
-Queue = Literal["ack", "later", "never", "by policy", "read once", "the broker's own rule"]
+Queue = Literal["ack", "later", "never", "later or never", "by policy", "read once", "the broker's own rule"]
 
 
 class Meaning(NamedTuple):
@@ -168,7 +168,8 @@ class Meaning(NamedTuple):
 
 # The one source of the table "errors, and what each means outside"; adapters and documentation read it.
 MEANINGS: dict[type[Exception], Meaning] = {
-    UsageError: Meaning(500, "never"),
+    # Later while the guard itself refuses: no message is to blame. Never once the message or its handler is.
+    UsageError: Meaning(500, "later or never"),
     MissingKey: Meaning(400, "by policy"),
     KeyReused: Meaning(422, "never"),
     InProgress: Meaning(409, "later", retry_after=True),

@@ -1,30 +1,31 @@
-"""What Celery's messages are made of: their keys, their links, and the message that comes again. No verdicts."""
+"""What Celery's messages are made of: their keys, their links, and the message that comes again."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 from celery.canvas import maybe_signature
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject
 from celery.states import SUCCESS
 
-from onefold import Guard, Policy, UsageError
+from onefold import UsageError
 from onefold.queues import keys
-from onefold.queues._checked import check
-from onefold.queues._verdict import HELD_DELAY, Later
-from onefold.queues.keys import KEY_HEADER, KeyOf
-
-# What `guarded` takes besides Celery's own.
-OPTIONS: Final = ("key", "missing_key", "wait", "policy", "fingerprint")
+from onefold.queues._telling import address_of as _address_of
+from onefold.queues._telling import buried, waits_of
+from onefold.queues._telling import found_at as _found_at
+from onefold.queues._verdict import HELD_DELAY, Later, Verdict, of_error, of_state
+from onefold.queues.keys import KEY_HEADER
+from onefold.stores.base import Address
 
 # Set in a request that is under way: a task that calls itself calls a function.
 KEY: Final = "onefold_key"
+# Set once its function is called.
+BEGUN: Final = "onefold_begun"
 
 # How often a message has come again, and how often of these because it was on hold.
 TIMES: Final = "x-onefold-times"
@@ -37,44 +38,6 @@ DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
 DOUBLINGS_MAX: Final = 10
 
 log = logging.getLogger("onefold.queues.celery")
-
-
-def checked(policy: Policy) -> Policy:
-    """Refuse a policy that takes Celery's own words for an end: a task that asks for a retry is not done."""
-    kinds = (*policy.remember, *(() if policy.after_crash == "rerun" else policy.unknown))
-    for kind in kinds:
-        if isinstance(kind, type) and any(issubclass(word, kind) for word in (Retry, Ignore, Reject)):
-            raise UsageError(
-                f"the policy takes every {kind.__name__} for an end, and with it Celery's Retry, Ignore and Reject: "
-                "name the exceptions that are meant in remember= and unknown="
-            )
-    return policy
-
-
-def prepared(guard: object, operation: object, run: Callable[..., Any], base: Any, options: Mapping[str, Any]) -> KeyOf:
-    """How a message of this task is asked for its key; what would fail for every message is refused."""
-    given = {name: getattr(base, name) for name in OPTIONS} | dict(options)
-    check(guard, Guard, operation, run, missing_key=given["missing_key"], policy=given["policy"])
-    for name in given:
-        # Celery takes any word.
-        if not hasattr(base, name) and (meant := _meant(name, OPTIONS)):
-            raise UsageError(f"unknown option {name!r}{meant}")
-    return _key_of(given["key"], run)
-
-
-def _key_of(key: object, run: Callable[..., Any]) -> KeyOf:
-    if not isinstance(key, str):
-        return keys.checked(key)
-    name, parameters = key.partition(".")[0], inspect.signature(run).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    if name and name not in parameters and not takes_any:
-        raise UsageError(f"key={key!r}: the task has no argument {name!r}{_meant(name, parameters)}")
-    return keys.field(key)
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1, 0.8)
-    return f": did you mean {near[0]}?" if near else ""
 
 
 def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
@@ -99,14 +62,51 @@ def _with_id(link: Any, name: str) -> Any:
 
 def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """The arguments by name, as JSON, for keys that are read from them. A wrong call raises what it always would."""
+    arguments = _bound(run, args, kwargs)
+    try:
+        return msgspec.json.encode(arguments)
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return b""
+
+
+def _bound(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     whole = inspect.signature(run)
     whole = whole.replace(parameters=[one for name, one in whole.parameters.items() if name != "tx"])
     bound = whole.bind(*args, **kwargs)
     bound.apply_defaults()
-    try:
-        return msgspec.json.encode(bound.arguments)
-    except (TypeError, ValueError, msgspec.MsgspecError):
-        return b""
+    return bound.arguments
+
+
+def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the message or its task is, and not the worker: a guard that is closed, a store that cannot."""
+    known = vars(task.request)
+    if not isinstance(error, UsageError) or KEY not in known or BEGUN in known:
+        return True
+    chosen = type(task).fingerprint
+    if chosen is None:
+        return False
+    if callable(chosen):
+        return not keys.can_be_compared(chosen(*args, **kwargs))
+    arguments = _bound(task.run, args, kwargs)
+    names = arguments if chosen == "*" else (chosen,) if isinstance(chosen, str) else chosen
+    return not keys.can_be_compared([arguments[name] for name in names])
+
+
+def address_of(task: Any) -> Address:
+    """Of the record of the running task; an empty key where its message has none that can be used."""
+    return _address_of(task.guard, task.operation, vars(task.request).get(KEY))
+
+
+def found_at(task: Any) -> str:
+    """By what its message is found in the log. The id of the task is not said: it may be the key."""
+    return _found_at(str((task.request.delivery_info or {}).get("routing_key") or ""), address_of(task))
+
+
+def rejected(task: Any, reason: str) -> Reject:
+    """What ends a message for good: to the dead-letter exchange of its queue, or to nowhere."""
+    log.error("%s: rejected, never again: %s", found_at(task), reason)
+    buried(address_of(task), reason)
+    return Reject(reason, requeue=False)
 
 
 def sent_again(task: Any, later: Later) -> Exception:
@@ -116,12 +116,12 @@ def sent_again(task: Any, later: Later) -> Exception:
     times = _number_in(headers, TIMES)
     delay = min(later.delay * 2 ** min(times, DOUBLINGS_MAX), max(HELD_DELAY, later.delay))
     counted = {TIMES: times + 1, HELD: _number_in(headers, HELD) + later.limited}
+    waits_of(task.guard).tell(log, found_at(task), later, delay=delay)
     try:
         again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
         again.apply_async(add_to_parent=False)
     except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
         return Reject(error, requeue=True)
-    log.warning("%s[%s] comes again in %.3g s: %s", task.name, request.id, delay, later.reason)
     return Ignore(later.reason)
 
 
@@ -133,6 +133,15 @@ def _number_in(headers: Mapping[str, Any] | None, name: str) -> int:
     """A count in a header of ours; what is none, or another's, is 0."""
     found = (headers or {}).get(name, 0)
     return found if isinstance(found, int) and found > 0 else 0
+
+
+def looked(task: Any) -> Verdict:
+    """Whose claim was lost: another worker's result is this one's too, once it is there."""
+    try:
+        record = task.guard.read(task.operation, vars(task.request)[KEY])
+    except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
+        return of_error(error, begun=False) or of_state(None)
+    return of_state(None if record is None else record.state.value)
 
 
 def somebody_waits(task: Any) -> bool:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from onefold import OPERATION_MAX, Policy, UsageError
+from onefold.stores.base import Joinable, Store
+
+# What a guard may be made with, and has no transactions: schemes of URLs, and the packages of clients.
+WITHOUT_TRANSACTIONS: Final = {
+    *("memory", "redis", "rediss", "valkey", "valkeys", "dynamodb"),
+    *("aioboto3", "aiobotocore", "boto3", "botocore"),
+}
 
 
 def takes_tx(handler: Callable[..., Any]) -> bool:
@@ -40,12 +48,35 @@ def check(
     if is_async != awaited:
         have, want = ("async def", "def") if is_async else ("def", "async def")
         raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
-    if missing_key not in ("never", "run"):
-        raise UsageError(f"missing_key={missing_key!r} is neither 'never' nor 'run'")
+    check_options(missing_key, policy)
     if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
         raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
+
+
+def check_options(missing_key: object, policy: object) -> None:
+    if missing_key not in ("never", "run"):
+        raise UsageError(f"missing_key={missing_key!r} is neither 'never' nor 'run'")
     if policy is not None and not isinstance(policy, Policy):
         raise UsageError(f"policy= is {type(policy).__name__}, and has to be a Policy, such as guard.policy.but(...)")
+
+
+def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
+    """Refuse a handler with tx where the guard's store has no transactions, if that is known before it is opened."""
+    kind = _without_transactions(getattr(guard, "_source", None)) if takes_tx(handler) else ""
+    if kind:
+        raise UsageError(
+            f"the handler takes tx, and {kind} has no transactions of its own: take a store in your database, such as "
+            "sqlite:///app.db, or leave tx out"
+        )
+
+
+def _without_transactions(source: object) -> str:
+    """What to call a store without transactions. Empty: it has them, or nobody knows yet."""
+    if isinstance(source, Store) and not isinstance(source, type):
+        return "" if isinstance(source, Joinable) else type(source).__name__
+    named = source.partition(":")[0].lower() if isinstance(source, str) else type(source).__module__
+    kind = re.split("[+.]", named)[0]
+    return kind if kind in WITHOUT_TRANSACTIONS else ""
 
 
 def whole(name: str, value: object, least: int) -> int:

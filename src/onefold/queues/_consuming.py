@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import check, check_arguments, takes_tx
+from onefold.queues._telling import address_of
 from onefold.queues._verdict import ACK, Failed, Never, Verdict, of_error, of_state
-from onefold.queues.keys import KeyOf, Message, PayloadOf, checked, checked_payload, usable
+from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, checked, checked_payload, usable
+from onefold.stores.base import Address
 
 MissingKeyRule = Literal["never", "run"]
 
@@ -25,6 +27,25 @@ NO_KEY: Final = Never("it has no key")
 
 # How long a duplicate waits in place for the running one, before it is given back.
 WAIT: Final = 5.0
+
+
+class Call:
+    """The call of a handler for one message. How far it came says whose mistake an error is."""
+
+    __slots__ = ("arguments", "asked", "begun", "key", "payload")
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self.arguments = arguments
+        self.key: str | None = None
+        self.payload: object = None
+        # The message was read, and the guard was asked; then the handler was called.
+        self.asked = False
+        self.begun = False
+
+    @property
+    def is_to_blame(self) -> bool:
+        """Whether the message or its handler is, and not the worker: a guard that is closed, a store that cannot."""
+        return self.begun or not self.asked or not can_be_compared(self.payload)
 
 
 class _Prepared(Generic[G]):
@@ -62,17 +83,30 @@ class _Prepared(Generic[G]):
     def _transactional(self) -> Callable[..., Any]:
         raise NotImplementedError
 
-    def _payload(self, message: Message) -> object:
-        return None if self._fingerprint is None else self._fingerprint(message)
+    def address_of(self, message: Message) -> Address:
+        """By what this message is found in logs, events and records. Without a usable key: an empty one."""
+        try:
+            key = usable(self._key(message))
+        except Exception:  # noqa: BLE001 - its verdict has said so
+            key = None
+        return address_of(self._guard, self._operation, key)
+
+    def _read(self, call: Call, message: Message) -> None:
+        """What the message says by itself; then the guard is asked."""
+        call.key = usable(self._key(message))
+        if call.key is not None and self._fingerprint is not None:
+            call.payload = self._fingerprint(message)
+        call.asked = True
 
     @property
     def _compared(self) -> str | None:
         """The argument of a transactional handler that is compared with that of the first delivery."""
         return None if self._fingerprint is None else "payload"
 
-    def _verdict_of(self, error: Exception, key: str | None, held_before: int) -> Verdict | None:
-        final = self._policy.remember
-        return of_error(error, own=(self._operation, key), final=final, held_before=held_before)
+    def _verdict_of(self, error: Exception, call: Call, held_before: int) -> Verdict | None:
+        own, final = (self._operation, call.key), self._policy.remember
+        begun = not isinstance(error, UsageError) or call.is_to_blame
+        return of_error(error, own=own, final=final, held_before=held_before, begun=begun)
 
 
 class Consuming(_Prepared[Guard]):
@@ -83,49 +117,43 @@ class Consuming(_Prepared[Guard]):
 
     def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Run the handler once for this message's key, with these arguments; what becomes of the message."""
-        key = None
+        call = Call(arguments)
         try:
-            key = usable(self._key(message))
-            if key is not None:
-                self._run(key, self._payload(message), arguments)
-            elif self._runs_without_key:
-                self._run_unguarded(arguments)
-            else:
+            self._read(call, message)
+            if call.key is None and not self._runs_without_key:
                 return NO_KEY
+            self._run(call)
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
-            verdict = self._verdict_of(error, key, held_before)
-            return self._looked(key) if verdict is None else verdict
+            verdict = self._verdict_of(error, call, held_before)
+            return self._looked(call.key) if verdict is None else verdict
         return ACK
 
-    def _run(self, key: str, payload: object, arguments: tuple[Any, ...]) -> None:
-        if self._with_tx is not None:
-            self._with_tx(key, payload, arguments)
-            return
-
+    def _run(self, call: Call) -> None:
         def handle() -> None:
-            nothing(self._handler(*arguments))
+            call.begun = True
+            nothing(self._handler(*call.arguments))
 
-        self._guard.run(self._operation, key, handle, fingerprint=payload, policy=self._policy)
-
-    def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
-        if self._with_tx is None:
-            nothing(self._handler(*arguments))
+        if self._with_tx is not None:
+            # Without a key it wants a transaction all the same; nobody will ask for this one again.
+            self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
+        elif call.key is None:
+            handle()
         else:
-            # It wants a transaction all the same; nobody will ask for this key again.
-            self._with_tx(throw_away_key(), None, arguments)
+            self._guard.run(self._operation, call.key, handle, fingerprint=call.payload, policy=self._policy)
 
     def _looked(self, key: Any) -> Verdict:
         try:
             record = self._guard.read(self._operation, key)
         except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
-            return of_error(error) or Failed(error)
+            return of_error(error, begun=False) or Failed(error)
         return of_state(None if record is None else record.state.value)
 
     def _transactional(self) -> Callable[..., Any]:
-        def handle(key: Any, payload: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - for the guard
-            nothing(self._handler(*arguments, tx=tx))
+        def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
+            call.begun = True
+            nothing(self._handler(*call.arguments, tx=tx))
 
         guarded = self._guard.transactional(self._operation, key="key", fingerprint=self._compared, policy=self._policy)
         return guarded(handle)
@@ -139,47 +167,42 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
 
     async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Await the handler once for this message's key, with these arguments; what becomes of the message."""
-        key = None
+        call = Call(arguments)
         try:
-            key = usable(self._key(message))
-            if key is not None:
-                await self._run(key, self._payload(message), arguments)
-            elif self._runs_without_key:
-                await self._run_unguarded(arguments)
-            else:
+            self._read(call, message)
+            if call.key is None and not self._runs_without_key:
                 return NO_KEY
+            await self._run(call)
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
-            verdict = self._verdict_of(error, key, held_before)
-            return await self._looked(key) if verdict is None else verdict
+            verdict = self._verdict_of(error, call, held_before)
+            return await self._looked(call.key) if verdict is None else verdict
         return ACK
 
-    async def _run(self, key: str, payload: object, arguments: tuple[Any, ...]) -> None:
+    async def _run(self, call: Call) -> None:
         async def handle() -> None:
-            await finished(self._handler(*arguments))
+            call.begun = True
+            await finished(self._handler(*call.arguments))
 
         if self._with_tx is not None:
-            await self._with_tx(key, payload, arguments)
+            await self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
+        elif call.key is None:
+            await handle()
         else:
-            await self._guard.run(self._operation, key, handle, fingerprint=payload, policy=self._policy)
-
-    async def _run_unguarded(self, arguments: tuple[Any, ...]) -> None:
-        if self._with_tx is None:
-            await finished(self._handler(*arguments))
-        else:
-            await self._with_tx(throw_away_key(), None, arguments)
+            await self._guard.run(self._operation, call.key, handle, fingerprint=call.payload, policy=self._policy)
 
     async def _looked(self, key: Any) -> Verdict:
         try:
             record = await self._guard.read(self._operation, key)
         except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
-            return of_error(error) or Failed(error)
+            return of_error(error, begun=False) or Failed(error)
         return of_state(None if record is None else record.state.value)
 
     def _transactional(self) -> Callable[..., Any]:
-        async def handle(key: Any, payload: Any, arguments: tuple[Any, ...], *, tx: Any) -> None:  # noqa: ARG001 - as above
-            await finished(self._handler(*arguments, tx=tx))
+        async def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - as above
+            call.begun = True
+            await finished(self._handler(*call.arguments, tx=tx))
 
         guarded = self._guard.transactional(self._operation, key="key", fingerprint=self._compared, policy=self._policy)
         return guarded(handle)

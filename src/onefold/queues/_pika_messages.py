@@ -14,6 +14,7 @@ from pika.exceptions import AMQPError, UnroutableError
 from onefold.queues import _rabbitmq
 from onefold.queues._rabbitmq import Dead, Delivery
 from onefold.queues.keys import Key, minted
+from onefold.stores.base import Address
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -24,6 +25,8 @@ class Job:
     tag: int
     delivery: Delivery
     since: float
+    # That of its record, once something is to be said of it.
+    address: Address | None = None
 
     @property
     def unacked_for(self) -> float:

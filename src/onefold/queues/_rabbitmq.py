@@ -17,12 +17,16 @@ from typing import Any, Final, Literal, NamedTuple
 from onefold import UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import whole
+from onefold.queues._telling import Waits, buried, found_at
 from onefold.queues._verdict import SOON, Ack, Failed, Later, Never, Verdict, named
 from onefold.queues.keys import KEY_HEADER, Message
+from onefold.stores.base import Address
 
 log = logging.getLogger("onefold.queues.rabbitmq")
 
 REASON_HEADER: Final = "x-onefold-reason"
+# Of the key, as logs and `onefold show` have it.
+DIGEST_HEADER: Final = "x-onefold-digest"
 DROPPED_HEADER: Final = "x-onefold-dropped-headers"
 
 # As often as `Policy.attempts_max`: then the message goes to the dead letters.
@@ -34,6 +38,7 @@ FAILED_DELAY_MAX: Final = 60.0
 DOUBLINGS_MAX: Final = 10
 
 # RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes (its `consumer_timeout`).
+CONSUMER_TIMEOUT: Final = 30 * 60.0
 UNACKED_MAX: Final = 15 * 60.0
 
 # A dead-letter queue that does not take a message is asked again.
@@ -133,46 +138,58 @@ class Rules:
     dead_letter: str | DeadLetter
     attempts: int = ATTEMPTS
     unacked_max: float = UNACKED_MAX
+    waits: Waits = field(default_factory=Waits)
     _failures: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
-    def after(self, verdict: Verdict, delivery: Delivery, unacked_for: float) -> Step:
-        """What to do with a message that was delivered so many seconds ago."""
+    def after(self, verdict: Verdict, delivery: Delivery, unacked_for: float, address: Address | None = None) -> Step:
+        """What to do with a message that was delivered so many seconds ago. The address is that of its record."""
+        where = self.found_at(delivery, address)
         match verdict:
             case Ack():
                 if self._failures:
                     self._failures.pop(_digest(delivery), None)
                 return Step("ack")
-            case Later(delay, reason, limited):
-                return self._later(delay, reason, unacked_for, limited=limited)
+            case Later():
+                return self._later(verdict, where, unacked_for)
             case Failed(error):
-                return self._failed(error, delivery)
+                return self._failed(error, delivery, where)
             case Never(reason):
-                return self._never(reason)
+                return self._never(reason, where)
 
-    def _later(self, delay: float, reason: str, unacked_for: float, *, limited: bool) -> Step:
-        if unacked_for + delay <= self.unacked_max:
-            log.info("%s: again in %.3g s: %s", self.operation, delay, reason)
-            return Step("again", delay)
-        if limited:
-            return self._never(reason)
-        log.warning("%s: given back after %.0f s: %s", self.operation, unacked_for, reason)
+    def found_at(self, delivery: Delivery, address: Address | None) -> str:
+        """By what a message is found in the log. Its own id is not said: it may be the key."""
+        return found_at(delivery.routing_key, address or Address("", self.operation, ""))
+
+    def _later(self, later: Later, where: str, unacked_for: float) -> Step:
+        if unacked_for + later.delay <= self.unacked_max:
+            self.waits.tell(log, where, later)
+            return Step("again", later.delay)
+        if later.limited:
+            return self._never(later.reason, where)
+        self.waits.tell(log, where, later, delay=GIVEN_BACK.delay)
+        log.warning("%s: given back after %.0f s: %s", where, unacked_for, later.reason)
         return GIVEN_BACK
 
-    def _failed(self, error: Exception, delivery: Delivery) -> Step:
+    def _failed(self, error: Exception, delivery: Delivery, where: str) -> Step:
         attempt = self._attempt(delivery)
         what = named(error)
-        log.debug("%s: the handler raised", self.operation, exc_info=error)
+        log.debug("%s: the handler raised", where, exc_info=error)
         if attempt >= self.attempts:
             # It may be moved back, and is new then.
             self._failures.pop(_digest(delivery), None)
-            return self._never(f"it failed {attempt} times, the last time with {what}")
+            times = "once," if attempt == 1 else f"{attempt} times, the last time"
+            return self._never(f"it failed {times} with {what}", where)
         delay = min(FAILED_DELAY * 2 ** min(attempt - 1, DOUBLINGS_MAX), FAILED_DELAY_MAX)
-        log.warning("%s: attempt %d failed: %s; given back in %.3g s", self.operation, attempt, what, delay)
+        log.warning("%s: attempt %d failed: %s; given back in %.3g s", where, attempt, what, delay)
         return Step("give back", delay)
 
-    def _never(self, reason: str) -> Step:
-        log.error("%s: to the dead letters: %s", self.operation, reason)
+    def _never(self, reason: str, where: str) -> Step:
+        log.error("%s: to the dead letters: %s", where, reason)
         return Step("reject" if isinstance(self.dead_letter, DeadLetter) else "bury", reason=reason)
+
+    def buried(self, reason: str, address: Address | None) -> None:
+        """It is a dead letter now: whoever listens is told."""
+        buried(address or Address("", self.operation, ""), reason)
 
     def _attempt(self, delivery: Delivery) -> int:
         digest = _digest(delivery)
@@ -183,8 +200,8 @@ class Rules:
             self._failures.popitem(last=False)
         return attempt
 
-    def dead(self, delivery: Delivery, reason: str) -> Dead:
-        """The message as a dead letter: as it came, and why it is dead."""
+    def dead(self, delivery: Delivery, reason: str, address: Address | None = None) -> Dead:
+        """The message as a dead letter: as it came, why it is dead, and by what its record is found."""
         headers = _fitting({name: value for name, value in delivery.headers.items() if name not in NOT_COPIED})
         headers |= {
             REASON_HEADER: reason[:REASON_MAX],
@@ -192,24 +209,32 @@ class Rules:
             "x-onefold-exchange": delivery.exchange,
             "x-onefold-routing-key": delivery.routing_key,
         }
+        if address is not None and address.key:
+            headers[DIGEST_HEADER] = address.digest
         properties = {name: getattr(delivery.native, name, None) for name in COPIED}
         return Dead(
             str(self.dead_letter), delivery.body, properties | {"headers": headers, "delivery_mode": PERSISTENT}
         )
 
-    def refused(self, error: Exception, reason: str, unacked_for: float) -> Step:
+    def refused(self, error: Exception, reason: str, unacked_for: float, where: str) -> Step:
         """What to do with a message that its dead-letter queue has not taken. It is never lost for that."""
-        log.error("%s: %s does not take a dead letter: %s", self.operation, self.dead_letter, type(error).__name__)
+        log.error("%s: %s does not take a dead letter: %s", where, self.dead_letter, type(error).__name__)
         if unacked_for + DEAD_LETTER_DELAY > self.unacked_max:
             return GIVEN_BACK
         return Step("bury", DEAD_LETTER_DELAY, reason)
 
 
-def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_max: Duration) -> Rules:
+def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_max: Duration, waits: Waits) -> Rules:
     """The rules, once what a user wrote has been checked."""
     if not dead_letter or not isinstance(dead_letter, (str, DeadLetter)):
         raise UsageError("dead_letter= is the name of a queue, or OWN_EXCHANGE for the one that the queue itself names")
-    return Rules(operation, dead_letter, whole("attempts", attempts, 1), seconds(unacked_max, "unacked_max"))
+    kept = seconds(unacked_max, "unacked_max")
+    if kept >= CONSUMER_TIMEOUT:
+        raise UsageError(
+            f"unacked_max={unacked_max!r} has to be less than 30 min, after which RabbitMQ closes the channel of a "
+            "consumer that keeps a message (consumer_timeout)"
+        )
+    return Rules(operation, dead_letter, whole("attempts", attempts, 1), kept, waits)
 
 
 def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: str | None) -> dict[str, Any]:

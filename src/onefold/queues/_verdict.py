@@ -8,13 +8,13 @@ from __future__ import annotations
 import traceback
 from typing import Final, NamedTuple
 
-from onefold import InProgress, OnefoldError, OnHold, RememberedFailure, StoreUnavailable
+from onefold import InProgress, OnefoldError, OnHold, RememberedFailure
 from onefold.errors import MEANINGS, Meaning
 
 # Where nothing says how long: a store may be back, and another worker done, in a moment.
 SOON: Final = 1.0
 
-# A person resolves what is on hold; asking often does not help.
+# A person resolves what is on hold, and mends a worker; asking often does not help.
 HELD_DELAY: Final = 60.0
 
 # How often a message that is on hold comes again before it goes to the dead letters: a working day, and a night.
@@ -36,6 +36,8 @@ class Later(NamedTuple):
     reason: str
     # Of these only so many are given back; then it is `Never`.
     limited: bool = False
+    # What it waits for, for logs: the store's error, or that of a worker who cannot work.
+    error: Exception | None = None
 
 
 class Never(NamedTuple):
@@ -61,10 +63,12 @@ def of_error(
     own: tuple[str, object] = ("", ""),
     final: tuple[type[Exception], ...] = (),
     held_before: int = 0,
+    begun: bool = True,
 ) -> Verdict | None:
     """What this error means for the message of this operation and key. None: look at its record, and ask `of_state`.
 
-    `final` are the errors that the policy remembers.
+    `final` are the errors that the policy remembers. `begun`: the handler was called, or the message itself was read;
+    before that a `UsageError` is the worker's mistake, which would bury every message of the queue.
     """
     meaning = meaning_of(error)
     if meaning is None:
@@ -78,13 +82,15 @@ def of_error(
         case "later" if isinstance(error, OnHold):
             if held_before >= HELD_MAX:
                 return Never(reason_of(error))
-            return Later(HELD_DELAY, reason_of(error), limited=True)
+            return Later(HELD_DELAY, reason_of(error), limited=True, error=error)
         case "later":
             wait = error.retry_after if isinstance(error, InProgress) else SOON
-            return Later(max(wait, SOON), reason_of(error))
+            return Later(max(wait, SOON), reason_of(error), error=error)
+        case "later or never" if not begun:
+            return Later(HELD_DELAY, reason_of(error), error=error)
         case "read once":
             return None
-        case "never" | "by policy":
+        case "never" | "later or never" | "by policy":
             return Never(reason_of(error))
         case "the broker's own rule":
             return Failed(error)
@@ -104,11 +110,9 @@ def meaning_of(error: Exception) -> Meaning | None:
 
 def reason_of(error: Exception) -> str:
     """For a dead letter, and for logs: our own messages hold digests, and no keys or payloads."""
-    if isinstance(error, StoreUnavailable):
-        return "the store did not answer"
     if isinstance(error, RememberedFailure):
-        return f"it failed for good before, with {error.type_name}"
-    return f"{type(error).__name__}: {error}"
+        return f"it failed for good before, {f'with {error.type_name}' if error.type_name else 'resolved by hand'}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def named(error: Exception) -> str:

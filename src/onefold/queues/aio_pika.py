@@ -15,9 +15,13 @@ from typing import Any
 from onefold import AsyncGuard, Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues import _rabbitmq
+from onefold.queues._checked import check_transactions
 from onefold.queues._consuming import WAIT, AsyncConsuming, MissingKeyRule
 from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
+from onefold.queues._telling import waits_of
+from onefold.queues._verdict import ACK
 from onefold.queues.keys import KeyOf, PayloadOf
+from onefold.stores.base import Address
 
 try:
     from aio_pika.abc import AbstractIncomingMessage
@@ -50,7 +54,8 @@ def guarded(
     """
     asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
     consuming = AsyncConsuming(guard, operation, handler, policy=policy, **asked)
-    return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max))
+    check_transactions(guard, handler)
+    return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard)))
 
 
 class GuardedCallback:
@@ -73,7 +78,7 @@ class GuardedCallback:
         await asyncio.shield(task)
 
     async def drain(self, within: Duration = 30) -> bool:
-        """After `queue.cancel`: settle what runs. False: something still runs.
+        """After `queue.cancel`: settle what runs. False: after `within` something still runs.
 
         What waits for its turn goes back to the queue when the channel is closed.
         """
@@ -86,14 +91,17 @@ class GuardedCallback:
         return not self._unsettled
 
     async def _consume(self, message: AbstractIncomingMessage) -> None:
+        delivery = delivery_of(message)
         try:
-            await self._settle(message, delivery_of(message))
+            await self._settle(message, delivery)
         except CONNECTION_EXCEPTIONS as error:
-            log.info("%s: %s, the broker delivers it again", self._rules.operation, type(error).__name__)
+            where = self._rules.found_at(delivery, self._consuming.address_of(delivery.message))
+            log.info("%s: %s, the broker delivers it again", where, type(error).__name__)
 
     async def _settle(self, message: AbstractIncomingMessage, delivery: Delivery) -> None:
         now = asyncio.get_running_loop().time
         since, step = now(), Step("again")
+        address: Address | None = None
         while True:
             await self._pause(step.delay, message)
             match step.action:
@@ -101,13 +109,24 @@ class GuardedCallback:
                     return await message.ack()
                 case "again":
                     verdict = await self._consuming.deliver(delivery.message, delivery)
-                    step = self._rules.after(verdict, delivery, now() - since)
+                    if verdict != ACK:
+                        address = self._consuming.address_of(delivery.message)
+                    step = self._rules.after(verdict, delivery, now() - since, address)
                 case "give back":
                     return await message.nack(requeue=True)
                 case "reject":
-                    return await message.reject(requeue=False)
+                    await message.reject(requeue=False)
+                    return self._rules.buried(step.reason, address)
                 case "bury":
-                    step = await self._buried(message, delivery, step.reason, now() - since)
+                    dead = self._rules.dead(delivery, step.reason, address)
+                    try:
+                        await bury(message.channel.connection, dead)
+                    except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on
+                        where = self._rules.found_at(delivery, address)
+                        step = self._rules.refused(error, step.reason, now() - since, where)
+                    else:
+                        self._rules.buried(step.reason, address)
+                        step = Step("ack")
 
     async def _pause(self, delay: float, message: AbstractIncomingMessage) -> None:
         """Raises where there is nothing to wait for: the message goes back by itself."""
@@ -120,13 +139,3 @@ class GuardedCallback:
                 self._waiting.discard(task)
         if message.channel.is_closed or (delay and self._draining):
             raise ConnectionError("it goes back to its queue")
-
-    async def _buried(
-        self, message: AbstractIncomingMessage, delivery: Delivery, reason: str, unacked_for: float
-    ) -> Step:
-        """What to do once the dead letter was sent, or was not."""
-        try:
-            await bury(message.channel.connection, self._rules.dead(delivery, reason))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on, and the message is kept
-            return self._rules.refused(error, reason, unacked_for)
-        return Step("ack")

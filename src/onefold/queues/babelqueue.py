@@ -9,16 +9,28 @@ is tried again by the runtime. A running duplicate waits within a bound instead 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from onefold import KEY_MAX, Guard, Policy
+from onefold import KEY_MAX, Guard, Policy, StoreUnavailable, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import check
 from onefold.queues._consuming import nothing
+from onefold.queues._telling import address_of, found_at, waits_of
+from onefold.queues._verdict import Later, reason_of
+
+log = logging.getLogger("onefold.queues.babelqueue")
 
 # How long a duplicate waits in place for the running one. After it the runtime is told to try again.
 WAIT: Final = 30.0
+
+
+class CannotWork(BaseException):
+    """The guard itself refuses, as when it is closed: the runtime stops, and the message is not counted as failed.
+
+    The runtime takes every `Exception` for a failed attempt: a queue of good messages would end in the dead letters.
+    """
 
 
 def wrap(
@@ -35,11 +47,25 @@ def wrap(
 
     @functools.wraps(handler)
     def wrapped(*args: Any) -> None:
-        key = _id_of(args)
-        if key is None:
+        key, begun = _id_of(args), False
+
+        def handle() -> None:
+            nonlocal begun
+            begun = True
             nothing(handler(*args))
-        else:
-            guard.run(operation, key, lambda: nothing(handler(*args)), policy=patient)
+
+        if key is None:
+            return handle()
+        try:
+            guard.run(operation, key, handle, policy=patient)
+        except UsageError as error:
+            if begun:
+                raise
+            raise CannotWork(f"{operation}: {error}. No message is to blame: mend the worker") from error
+        except StoreUnavailable as error:
+            where = found_at("", address_of(guard, operation, key))
+            waits_of(guard).tell(log, where, Later(0, reason_of(error), error=error))
+            raise
 
     return wrapped
 

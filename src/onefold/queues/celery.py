@@ -18,16 +18,16 @@ from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import takes_tx
 from onefold.queues._consuming import WAIT, MissingKeyRule
-from onefold.queues._verdict import Failed, Later, Never, Verdict, of_error, of_state
+from onefold.queues._verdict import Failed, Later, Never, of_error
 from onefold.queues.keys import KEY_HEADER, Key, KeyOf, Message, header, minted, usable
 
 try:
     from celery import Celery, Task
-    from celery.exceptions import Ignore, Reject
+    from celery.exceptions import Ignore
     from celery.utils import uuid
 
-    from onefold.queues import _celery
-    from onefold.queues._celery import KEY
+    from onefold.queues import _celery, _celery_checked
+    from onefold.queues._celery import BEGUN, KEY
 except ImportError as error:
     raise UsageError("Celery is not installed: `pip install 'onefold[celery]'`") from error
 
@@ -46,14 +46,19 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
     policy: Policy | None = None
     fingerprint: Any = "*"
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _celery_checked.check_class(cls)
+
     def __init__(self) -> None:
         kind = type(self)
-        self._key_of = _celery.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
-        policy = _celery.checked((kind.policy or kind.guard.policy).but(wait=seconds(kind.wait, "wait")))
+        self._key_of = _celery_checked.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
+        policy = (kind.policy or kind.guard.policy).but(wait=seconds(kind.wait, "wait"))
         self._transactional = takes_tx(self.run)
 
         @functools.wraps(self.run)
         def run(*args: Any, **kwargs: Any) -> Any:
+            self.request.update({BEGUN: True})
             # What `autoretry_for` has made of it by now: its Retry has to release the claim.
             return self.run(*args, **kwargs)
 
@@ -72,14 +77,14 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         try:
             return self._deliver(args, kwargs)
         except Exception as error:
-            own = (self.operation, vars(request).get(KEY))
-            verdict = of_error(error, own=own, held_before=_celery.held_before(request))
+            own, begun = (self.operation, vars(request).get(KEY)), _celery.is_to_blame(self, error, args, kwargs)
+            verdict = of_error(error, own=own, held_before=_celery.held_before(request), begun=begun)
             if verdict is None:
-                verdict = self._looked()
+                verdict = _celery.looked(self)
             if request.is_eager or isinstance(verdict, Failed):
                 raise
             if isinstance(verdict, Never):
-                raise Reject(verdict.reason, requeue=False) from error
+                raise _celery.rejected(self, verdict.reason) from error
             if isinstance(verdict, Later):
                 raise _celery.sent_again(self, verdict) from error
             if isinstance(error, ClaimLost):
@@ -100,14 +105,6 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         # A retry, and a task that replaces itself, may have other arguments under the same key.
         changed = request.retries or request.replaced_task_nesting
         return (self._again if changed else self._first)(*args, **kwargs)
-
-    def _looked(self) -> Verdict:
-        """Whose claim was lost: another worker's result is this one's too, once it is there."""
-        try:
-            record = self.guard.read(self.operation, vars(self.request)[KEY])
-        except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
-            return of_error(error) or of_state(None)
-        return of_state(None if record is None else record.state.value)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None,
                     link: Any = None, link_error: Any = None, *more: Any, **options: Any) -> Any:  # fmt: skip
@@ -135,7 +132,7 @@ def guarded(
 
     def decorate(handler: Callable[..., Any]) -> OnefoldTask:
         # Celery makes the task later, when the app is used; what cannot work is said now.
-        _celery.prepared(guard, operation, handler, base, options)
+        _celery_checked.prepared(guard, operation, handler, base, options)
         made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
         return made(handler)
 
@@ -143,7 +140,10 @@ def guarded(
 
 
 def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | None = None, **options: Any) -> str:
-    """Send a task or a signature under this key, or a new one; the answer is the key, to send it again with."""
+    """Send a task or a signature under this key, or a new one. Returns the key, to send it again with.
+
+    For an `AsyncResult`, name the task too: `send(…, key=key, task_id=key)`, then `task.AsyncResult(key)`.
+    """
     chosen = minted(key)
     options["headers"] = {**(options.get("headers") or {}), KEY_HEADER: chosen}
     task.apply_async(args, kwargs, **options)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from onefold import KEY_MAX, MissingKey, UsageError
+from onefold.keys import fingerprint as fingerprint_of
 
 # The header in which a sender puts its key, whatever the broker.
 KEY_HEADER: Final = "idempotency-key"
@@ -147,6 +148,15 @@ def checked_payload(fingerprint: object) -> PayloadOf | None:
     if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
         raise UsageError("fingerprint= is body() of onefold.queues.keys, or a plain function of a message")
     return fingerprint
+
+
+def can_be_compared(payload: object) -> bool:
+    """Whether a fingerprint can be made of it: that it cannot is the fault of its message, and not of a worker."""
+    try:
+        fingerprint_of(b"", payload)
+    except UsageError:
+        return False
+    return True
 
 
 def _check_called(name: str, given: object) -> None:

@@ -18,10 +18,11 @@ from weakref import WeakSet
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues import _rabbitmq
-from onefold.queues._checked import whole
+from onefold.queues._checked import check_transactions, whole
 from onefold.queues._consuming import WAIT, Consuming, MissingKeyRule
 from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues._verdict import SOON, Later, Verdict
+from onefold.queues._telling import waits_of
+from onefold.queues._verdict import ACK, SOON, Later, Verdict
 from onefold.queues.keys import KeyOf, PayloadOf
 
 try:
@@ -57,7 +58,9 @@ def guarded(
     whole("threads", threads, 1)
     asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
     consuming = Consuming(guard, operation, handler, policy=policy, **asked)
-    return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max), threads)
+    check_transactions(guard, handler)
+    rules = _rabbitmq.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
+    return GuardedCallback(consuming, rules, threads)
 
 
 class GuardedCallback:
@@ -78,7 +81,7 @@ class GuardedCallback:
         self._start(Job(channel, method.delivery_tag, delivery, time.monotonic()))
 
     def drain(self, connection: BlockingConnection, within: Duration = 30) -> bool:
-        """After `stop_consuming`: start nothing more, and settle what runs. False: something still runs.
+        """After `stop_consuming`: start nothing more, and settle what runs. False: after `within` something still runs.
 
         What was not started goes back to the queue when the channel is closed.
         """
@@ -101,16 +104,19 @@ class GuardedCallback:
                 verdict = self._consuming.deliver(job.delivery.message, job.delivery)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell; its claim is kept until it ends
             verdict = Later(SOON, f"the handler raised {type(error).__name__}")
+        if verdict not in (None, ACK):
+            job.address = self._consuming.address_of(job.delivery.message)
         try:
             job.channel.connection.add_callback_threadsafe(functools.partial(self._settle, job, verdict))
         except AMQPError:
-            log.info("%s: the connection is gone, the broker delivers it again", self._rules.operation)
+            where = self._rules.found_at(job.delivery, job.address)
+            log.info("%s: the connection is gone, the broker delivers it again", where)
 
     def _settle(self, job: Job, verdict: Verdict | None) -> None:
         """In the connection's thread, as everything from here on."""
         self._at_work.discard(job)
         if verdict is not None:
-            self._take(job, self._rules.after(verdict, job.delivery, job.unacked_for))
+            self._take(job, self._rules.after(verdict, job.delivery, job.unacked_for, job.address))
 
     def _take(self, job: Job, step: Step) -> None:
         if not job.channel.is_open:
@@ -127,13 +133,16 @@ class GuardedCallback:
                 job.channel.basic_nack(job.tag, requeue=True)
             case "reject":
                 job.channel.basic_reject(job.tag, requeue=False)
+                self._rules.buried(step.reason, job.address)
             case "bury":
                 self._take(job, self._buried(job, step.reason))
 
     def _buried(self, job: Job, reason: str) -> Step:
         """What to do once the dead letter was sent, or was not."""
         try:
-            bury(job.channel.connection, self._rules.dead(job.delivery, reason))
+            bury(job.channel.connection, self._rules.dead(job.delivery, reason, job.address))
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on, and the message is kept
-            return self._rules.refused(error, reason, job.unacked_for)
+            where = self._rules.found_at(job.delivery, job.address)
+            return self._rules.refused(error, reason, job.unacked_for, where)
+        self._rules.buried(reason, job.address)
         return Step("ack")
