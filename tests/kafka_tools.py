@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import confluent_kafka
@@ -114,6 +116,9 @@ class Worker:
     def send(self, topic: str, value: bytes, **options: Any) -> Any:
         return self.adapter.send(self.producer, topic, value, **options)
 
+    def close_guard(self) -> None:
+        self.guard.close()
+
     def close(self) -> None:
         self.consumer.close()
         self.guard.close()
@@ -207,6 +212,9 @@ class AsyncWorker:
     def send(self, topic: str, value: bytes, **options: Any) -> Any:
         return self._runner.run(self.adapter.send(self.producer, topic, value, **options))
 
+    def close_guard(self) -> None:
+        self._runner.run(self.guard.aclose())
+
     def close(self) -> None:
         async def end() -> None:
             if self._reading is not None:
@@ -227,6 +235,52 @@ class AsyncWorker:
 
 
 WORKERS: dict[str, Any] = {"confluent": Worker, "aiokafka": AsyncWorker}
+
+
+class Wallet:
+    """A table of credits in a file, whose transactions can be made to fail."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.poison = b"poison"
+        self.calls: list[int] = []
+        self.down = False
+        with self.begin() as tx:
+            tx.execute("CREATE TABLE credits (body TEXT)")
+        # The records' own table.
+        with Guard(f"sqlite:///{path}") as guard:
+            guard.run("other", "k", lambda: None)
+
+    @contextmanager
+    def begin(self) -> Iterator[sqlite3.Connection]:
+        if self.down:
+            raise ConnectionError("the database is away")
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=PATIENCE)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    def credit_all(self, messages: list[Any], *, tx: sqlite3.Connection) -> None:
+        self.calls.append(len(messages))
+        for message in messages:
+            self.credit(message, tx=tx)
+
+    def credit(self, message: Any, *, tx: sqlite3.Connection) -> None:
+        tx.execute("INSERT INTO credits VALUES (?)", (value_of(message).decode(),))
+        if value_of(message) == self.poison:
+            raise ValueError("cannot be done")
+
+    @property
+    def credits(self) -> list[str]:
+        with self.begin() as tx:
+            return [row[0] for row in tx.execute("SELECT body FROM credits ORDER BY rowid")]
+
+    def next_offsets(self) -> list[tuple[Any, ...]]:
+        with self.begin() as tx:
+            return tx.execute("SELECT topic, partition_number, next_offset FROM onefold_offsets ORDER BY 2").fetchall()
 
 
 def awaited(handler: Callable[..., Any]) -> Callable[..., Any]:

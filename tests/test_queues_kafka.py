@@ -277,7 +277,7 @@ def test_without_dead_letters_the_consumer_stops_rather_than_lose(
     effects = Effects()
 
     with worker(kafka_url, kafka_topic, effects, dead_letter="stop") as one:
-        with pytest.raises(one.adapter.Undeliverable, match=f"{kafka_topic}/0 offset 1: it has no key"):
+        with pytest.raises(one.adapter.Undeliverable, match=f"{kafka_topic}/0 offset 1: credit: it has no key"):
             one.until(lambda: False)
         for _ in range(3):
             one.step()

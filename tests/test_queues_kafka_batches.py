@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from kafka_tools import (
     SHORT_SESSION_MS,
     WORKERS,
+    Wallet,
     awaited_transaction,
     committed,
     headers_of,
@@ -29,52 +29,6 @@ from support import PATIENCE, Handler
 @pytest.fixture(params=sorted(WORKERS))
 def worker(request: pytest.FixtureRequest) -> Any:
     return WORKERS[request.param]
-
-
-class Wallet:
-    """A table of credits in a file, whose transactions can be made to fail."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.poison = b"poison"
-        self.calls: list[int] = []
-        self.down = False
-        with self.begin() as tx:
-            tx.execute("CREATE TABLE credits (body TEXT)")
-        # The records' own table.
-        with Guard(f"sqlite:///{path}") as guard:
-            guard.run("other", "k", lambda: None)
-
-    @contextmanager
-    def begin(self) -> Iterator[sqlite3.Connection]:
-        if self.down:
-            raise ConnectionError("the database is away")
-        connection = sqlite3.connect(self.path, isolation_level=None, timeout=PATIENCE)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
-        finally:
-            connection.close()
-
-    def credit_all(self, messages: list[Any], *, tx: sqlite3.Connection) -> None:
-        self.calls.append(len(messages))
-        for message in messages:
-            self.credit(message, tx=tx)
-
-    def credit(self, message: Any, *, tx: sqlite3.Connection) -> None:
-        tx.execute("INSERT INTO credits VALUES (?)", (value_of(message).decode(),))
-        if value_of(message) == self.poison:
-            raise ValueError("cannot be done")
-
-    @property
-    def credits(self) -> list[str]:
-        with self.begin() as tx:
-            return [row[0] for row in tx.execute("SELECT body FROM credits ORDER BY rowid")]
-
-    def next_offsets(self) -> list[tuple[Any, ...]]:
-        with self.begin() as tx:
-            return tx.execute("SELECT topic, partition_number, next_offset FROM onefold_offsets ORDER BY 2").fetchall()
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from onefold import InProgress, OnHold, StoreUnavailable, UsageError
 from onefold.queues import _kafka
-from onefold.queues._kafka import Bury, Commit, Delivery, GoBack, Ledger, Partition, Position, Resume
+from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Position, Resume
 from onefold.queues._kafka_messages import letter_headers, message_of
+from onefold.queues._kafka_places import Delivery, Partition
 from onefold.queues._verdict import ACK, Failed, Later, Never, Verdict
 from onefold.queues.keys import Message
 from support import Clock
@@ -174,6 +176,48 @@ def test_a_partition_that_goes_while_a_dead_letter_is_confirmed_is_left_alone() 
     shell.ledger.forget([P0])
 
     assert steps.send(True) == Commit({P1: 4})
+
+
+def test_a_worker_s_own_mistake_is_raised_and_commits_what_is_below_it() -> None:
+    shell, closed = Shell(), UsageError("this guard is closed")
+    deliveries = [shell.delivery(offset) for offset in (5, 6, 7)]
+    steps = shell.ledger.settle(deliveries, [ACK, Later(60.0, "closed", error=closed), Never("no key")])
+
+    done = [next(steps), steps.send(None)]
+    with pytest.raises(UsageError, match="this guard is closed"):
+        steps.send(True)
+
+    # Nothing is buried, and the offset stays where it is.
+    assert done == [Commit({P0: 6}), GoBack(P0, 6)]
+
+
+def test_a_store_that_is_away_is_told_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    shell, away = Shell(), StoreUnavailable("redis://cache:6379: the password is wrong")
+    later = Later(1.0, "StoreUnavailable: redis://cache:6379: the password is wrong", error=away)
+    told = []
+
+    for _ in range(125):
+        shell.settle((7, later))
+        told.append(caplog.text.count("the password is wrong"))
+        shell.clock.advance(1.0)
+        shell.wake()
+        assert shell.admits(7)
+
+    assert (told[0], told[59], told[60], told[-1]) == (1, 1, 2, 3)
+
+
+def test_that_another_worker_runs_it_is_no_warning_and_what_is_on_hold_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    shell = Shell()
+    shell.settle((7, Later(1.0, "InProgress: running", error=InProgress())))
+    assert caplog.text == ""
+
+    for _ in range(3):
+        shell.clock.advance(61.0)
+        shell.wake()
+        assert shell.admits(7)
+        shell.settle((7, Later(60.0, "OnHold: somebody has to look", limited=True, error=OnHold())))
+
+    assert caplog.text.count("OnHold") == 1
 
 
 def test_the_last_header_of_a_name_counts() -> None:

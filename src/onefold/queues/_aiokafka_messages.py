@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onefold import UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues._kafka import Delivery, Ledger, log
+from onefold.queues._checked import takes_tx
+from onefold.queues._kafka import Ledger
 from onefold.queues._kafka_messages import (
     WITHIN,
     NotConfirmed,
@@ -17,6 +18,9 @@ from onefold.queues._kafka_messages import (
     message_of,
     sent_headers,
 )
+from onefold.queues._kafka_notices import log
+from onefold.queues._kafka_places import Delivery
+from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KEY_HEADER, Key
 
 try:
@@ -89,3 +93,15 @@ def delivery_of(message: Any, ledger: Ledger) -> Delivery:
 
 def _bytes(value: bytes | str | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
+
+
+def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
+    """The handler, and the next offset in its transaction."""
+    if not takes_tx(handler):
+        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
+
+    async def handle(message: Any, *, tx: Any) -> None:
+        await handler(message, tx=tx)
+        await offsets.save_async(tx, message.topic, message.partition, message.offset + 1)
+
+    return handle

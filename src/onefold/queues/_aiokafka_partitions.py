@@ -17,23 +17,31 @@ from onefold.queues._aiokafka_messages import (
     KafkaError,
     TopicPartition,
 )
-from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Partition, Position, Resume, Step, Steps, log
+from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Position, Resume, Step, Steps
 from onefold.queues._kafka_messages import check_consumer, check_undecoded, dead_letter_stops
+from onefold.queues._kafka_notices import UNHEARD, AddressOf, log
+from onefold.queues._kafka_places import Partition
 
 
 class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
     """What is done to the partitions, and heard of them."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, dead_letter: Any, operation: str, options: Options) -> None:
-        self._ledger = Ledger(options, stops=dead_letter_stops(dead_letter, DeadLetters))
+    def __init__(
+        self, consumer: AIOKafkaConsumer, dead_letter: Any, operation: str, options: Options, address_of: AddressOf
+    ) -> None:
+        stops = dead_letter_stops(dead_letter, DeadLetters)
+        self._ledger = Ledger(options, stops=stops, address_of=address_of)
         self._consumer = _checked(consumer)
         self._dead_letter = dead_letter
         self._operation = operation
         self._offsets = options.get("offsets")
         self._alarm: asyncio.TimerHandle | None = None
+        # Whether somebody tells us of partitions that come and go.
+        self._hears = False
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe the consumer, and hear of its partitions' coming and going."""
+        self._hears = True
         self._consumer.subscribe(topics=list(topics), listener=self)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
@@ -42,10 +50,18 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """For a listener of your own."""
+        self._hears = True
         self._ledger.forget(assigned)
         if self._offsets is not None:
             for partition, offset in (await self._offsets.load_async(assigned)).items():
                 self._consumer.seek(TopicPartition(*partition), offset)
+
+    def _warn_of_silence(self) -> None:
+        """Once. Where a consumer is assigned by hand, its partitions do not come and go."""
+        subscription = getattr(self._consumer, "_subscription", None)
+        if not self._hears and getattr(subscription, "partitions_auto_assigned", bool)():
+            log.warning(UNHEARD, "handle.on_partitions_assigned and handle.on_partitions_revoked")
+        self._hears = True
 
     async def _perform(self, steps: Steps) -> Any:
         answer = None
@@ -120,6 +136,8 @@ def _checked(consumer: AIOKafkaConsumer) -> AIOKafkaConsumer:
     """The consumer, if it leaves the offsets to us."""
     check_consumer(consumer, AIOKafkaConsumer)
     check_undecoded(consumer)
+    if getattr(consumer, "_group_id", "") is None:
+        raise UsageError("the consumer has no group, and nothing can be committed for it. Make it with group_id=...")
     if getattr(consumer, "_enable_auto_commit", False):
         raise UsageError(
             "the consumer commits offsets before their messages are handled. Make it with enable_auto_commit=False; "

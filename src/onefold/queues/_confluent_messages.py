@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from onefold import UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues._kafka import Delivery, Ledger, log
+from onefold.queues._checked import takes_tx
+from onefold.queues._kafka import Ledger
 from onefold.queues._kafka_messages import (
     WITHIN,
     NotConfirmed,
@@ -17,6 +18,9 @@ from onefold.queues._kafka_messages import (
     message_of,
     sent_headers,
 )
+from onefold.queues._kafka_notices import log
+from onefold.queues._kafka_places import Delivery
+from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KEY_HEADER, Key
 
 try:
@@ -28,6 +32,8 @@ __all__ = ["Consumer", "DeadLetters", "KafkaException", "Message", "Producer", "
 
 # A delivery report is looked for so often.
 REPORT_POLL: Final = 0.1
+
+TOO_LATE: Final = "Set max.poll.interval.ms above your longest handler, or poll, and above wait="
 
 
 class DeadLetters:
@@ -107,5 +113,18 @@ def is_news(message: Any) -> bool:
     if error is not None and error.fatal():
         raise KafkaException(error)
     if error is not None and error.code() != KafkaError._PARTITION_EOF:
-        log.warning("the consumer says: %s", error)
+        late = error.code() == KafkaError._MAX_POLL_EXCEEDED
+        log.warning("the consumer says: %s%s", error, f". {TOO_LATE}" if late else "")
     return error is not None
+
+
+def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
+    """The handler, and the next offset in its transaction."""
+    if not takes_tx(handler):
+        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
+
+    def handle(message: Any, *, tx: Any) -> None:
+        handler(message, tx=tx)
+        offsets.save(tx, message.topic(), message.partition(), message.offset() + 1)
+
+    return handle

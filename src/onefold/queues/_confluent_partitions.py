@@ -12,26 +12,35 @@ from typing import Any
 
 from onefold import UsageError
 from onefold.queues._confluent_messages import Consumer, DeadLetters, KafkaException, TopicPartition
-from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Partition, Position, Resume, Step, Steps
+from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Position, Resume, Step, Steps
 from onefold.queues._kafka_messages import check_consumer, check_undecoded, dead_letter_stops
+from onefold.queues._kafka_notices import UNHEARD, AddressOf, log
+from onefold.queues._kafka_places import Partition
 
 
 class Partitions:
     """What is done to the partitions, and heard of them."""
 
-    def __init__(self, consumer: Consumer, dead_letter: Any, operation: str, options: Options) -> None:
-        self._ledger = Ledger(options, stops=dead_letter_stops(dead_letter, DeadLetters))
+    def __init__(
+        self, consumer: Consumer, dead_letter: Any, operation: str, options: Options, address_of: AddressOf
+    ) -> None:
+        stops = dead_letter_stops(dead_letter, DeadLetters)
+        self._ledger = Ledger(options, stops=stops, address_of=address_of)
         self._consumer = _checked(consumer)
         self._dead_letter = dead_letter
         self._operation = operation
         self._offsets = options.get("offsets")
+        # Whether somebody tells us of partitions that come and go.
+        self._hears = False
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe the consumer, and hear of its partitions' coming and going."""
+        self._hears = True
         self._consumer.subscribe(list(topics), on_assign=self.assigned, on_revoke=self.revoked, on_lost=self.lost)
 
     def assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """For an `on_assign` of your own."""
+        self._hears = True
         self.lost(consumer, partitions)
         if self._offsets is None:
             return
@@ -53,6 +62,12 @@ class Partitions:
     def lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """For an `on_lost` of your own."""
         self._ledger.forget((one.topic, one.partition) for one in partitions)
+
+    def _warn_of_silence(self) -> None:
+        """Once. A consumer without a member id is assigned by hand: its partitions do not come and go."""
+        if not self._hears and self._consumer.memberid():
+            log.warning(UNHEARD, "handle.assigned, handle.revoked and handle.lost")
+        self._hears = True
 
     def _perform(self, steps: Steps) -> Any:
         answer = None

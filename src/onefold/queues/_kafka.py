@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -18,13 +17,13 @@ from onefold import Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._checked import whole
 from onefold.queues._consuming import MissingKeyRule
+from onefold.queues._kafka_notices import AddressOf, Notices, Undeliverable, log, unaddressed
+from onefold.queues._kafka_places import Delivery, Partition, Spot
 from onefold.queues._verdict import ACK, Ack, Failed, Later, Never, Verdict, named
-from onefold.queues.keys import KeyOf, Message, PayloadOf
+from onefold.queues.keys import KeyOf, PayloadOf
 
 if TYPE_CHECKING:
     from onefold.queues.kafka_offsets import Offsets
-
-log = logging.getLogger("onefold.queues.kafka")
 
 # A partition that waits is behind; a failure that lasts longer than this is found by people, not by asking faster.
 BACKOFF_MAX: Final = 60.0
@@ -43,31 +42,6 @@ HELD_TIMES: Final = 10
 
 # A handler was interrupted, and the consumer may live on: its message is read again at once.
 INTERRUPTED: Final = Later(0.0, "interrupted")
-
-
-class Partition(NamedTuple):
-    topic: str
-    number: int
-
-
-class Spot(NamedTuple):
-    """Where a message was, and in which turn its partition was ours when it was read."""
-
-    partition: Partition
-    offset: int
-    turn: int
-
-    @property
-    def place(self) -> tuple[Partition, int]:
-        return self.partition, self.offset
-
-
-class Delivery(NamedTuple):
-    """A message on its way: where it was, as the keys see it, and as the client gave it."""
-
-    spot: Spot
-    message: Message
-    native: Any
 
 
 class Bury(NamedTuple):
@@ -106,10 +80,6 @@ Step = Bury | Commit | GoBack | Resume | Position
 Steps = Generator[Step, Any, Any]
 
 
-class Undeliverable(RuntimeError):
-    """A message can never be handled, and there are no dead letters for it: the consumer was told to stop."""
-
-
 class Options(TypedDict, total=False):
     """What `guarded` and `guarded_batches` of both clients take besides."""
 
@@ -145,7 +115,14 @@ class Waiting:
 class Ledger:
     """What one consumer knows of its partitions. Attempts are counted here, in memory: Kafka counts nothing."""
 
-    def __init__(self, options: Options, *, stops: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        stops: bool,
+        address_of: AddressOf = unaddressed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         unknown = sorted(set(options) - set(Options.__annotations__))
         if unknown:
             near = difflib.get_close_matches(unknown[0], Options.__annotations__, 1)
@@ -155,6 +132,7 @@ class Ledger:
         self._backoff = seconds(options.get("backoff", BACKOFF), "backoff")
         self._stops = stops
         self._clock = clock
+        self._notices = Notices(address_of, clock)
         self._waiting: dict[Partition, Waiting] = {}
         self._failures: Counter[tuple[Partition, int]] = Counter()
         self._held: Counter[tuple[Partition, int]] = Counter()
@@ -202,7 +180,8 @@ class Ledger:
             if not waiting.sought or position <= spot.offset:
                 return False
             # Read after the partition went back: what it went back to is gone, or was finished by another consumer.
-            log.warning("%s is read instead of offset %s, which is gone", _name(spot), waiting.offset)
+            place = f"{spot.partition.topic}/{spot.partition.number}"
+            log.warning("%s offset %s is read instead of %s, which is gone", place, spot.offset, waiting.offset)
         del self._waiting[spot.partition]
         return True
 
@@ -210,23 +189,20 @@ class Ledger:
         """Finish what is finished, up to the first message of each partition that is not; go back to that one."""
         done: dict[Partition, int] = {}
         back: dict[Partition, Waiting] = {}
-        stopped: Undeliverable | None = None
+        stopped: Exception | None = None
         for delivery, verdict in zip(deliveries, verdicts, strict=True):
             spot = delivery.spot
             if not self._is_ours(spot):
                 continue
-            ending = self._ended(spot, verdict)
+            ending = self._ended(delivery, verdict)
             if spot.partition in back:
                 # It is above an unfinished one, and comes again with it.
                 continue
-            if isinstance(ending, Never) and self._stops:
-                stopped = stopped or Undeliverable(f"{_name(spot)}: {ending.reason}")
-                ending = Later(BURY_AGAIN, ending.reason)
-            elif isinstance(ending, Never):
-                log.error("%s goes to the dead letters: %s", _name(spot), ending.reason)
-                ending = ACK if (yield Bury(delivery, ending.reason[:REASON_MAX])) else Later(BURY_AGAIN, "unconfirmed")
+            if isinstance(ending, Never):
+                ending = yield from self._bury(delivery, ending.reason[:REASON_MAX])
             if isinstance(ending, Later):
-                log.info("%s comes again in %.3g s: %s", _name(spot), ending.delay, ending.reason)
+                problem = self._told(delivery, ending)
+                stopped = stopped or problem
                 back[spot.partition] = Waiting(spot.offset, self._clock() + ending.delay)
             else:
                 done[spot.partition] = spot.offset + 1
@@ -241,24 +217,36 @@ class Ledger:
         if stopped is not None:
             raise stopped
 
+    def _bury(self, delivery: Delivery, reason: str) -> Steps:
+        if self._stops:
+            return Later(BURY_AGAIN, reason, error=self._notices.undeliverable(delivery, reason))
+        if not (yield Bury(delivery, reason)):
+            return Later(BURY_AGAIN, "its dead letter was not confirmed")
+        self._notices.buried(delivery, reason)
+        return ACK
+
+    def _told(self, delivery: Delivery, later: Later) -> Exception | None:
+        """What the caller has to know, because the loop must not go on; the others are told that it waits."""
+        if isinstance(later.error, (Undeliverable, UsageError)):
+            # A worker's own mistake would bury every message, or make every one wait.
+            return later.error
+        self._notices.waits(delivery, later)
+        return None
+
     def _is_ours(self, spot: Spot) -> bool:
         return spot.turn == self._turns[spot.partition]
 
-    def _ended(self, spot: Spot, verdict: Verdict) -> Ack | Later | Never:
+    def _ended(self, delivery: Delivery, verdict: Verdict) -> Ack | Later | Never:
+        place = delivery.spot.place
         if isinstance(verdict, Failed):
-            self._failures[spot.place] += 1
-            count, what = self._failures[spot.place], named(verdict.error)
-            log.debug("%s: the handler raised", _name(spot), exc_info=verdict.error)
-            log.warning("%s: attempt %d of %d failed: %s", _name(spot), count, self._attempts, what)
+            self._failures[place] += 1
+            count, what = self._failures[place], named(verdict.error)
+            self._notices.failed(delivery, f"attempt {count} of {self._attempts}", what, verdict.error)
             if count >= self._attempts:
                 return Never(f"it failed {count} times, the last time with {what}")
             return Later(min(self._backoff * 2 ** min(count - 1, DOUBLINGS_MAX), BACKOFF_MAX), what)
         if isinstance(verdict, Later) and verdict.limited:
-            self._held[spot.place] += 1
+            self._held[place] += 1
             # A person may need a day; its partition must not wait for that.
-            return verdict if self._held[spot.place] <= self._held_times else Never(verdict.reason)
+            return verdict if self._held[place] <= self._held_times else Never(verdict.reason)
         return verdict
-
-
-def _name(spot: Spot) -> str:
-    return f"{spot.partition.topic}/{spot.partition.number} offset {spot.offset}"

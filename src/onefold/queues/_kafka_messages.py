@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.queues._kafka import Spot
+from onefold.durations import Duration, seconds
+from onefold.queues._kafka_places import Spot
 from onefold.queues.keys import Key, Message, minted
 
 # How long a delivery report may take.
@@ -27,6 +28,15 @@ def check_undecoded(consumer: object) -> None:
     if any(getattr(consumer, name, None) is not None for name in names):
         raise UsageError(
             "the consumer decodes messages by itself. Decode them in the handler: what it raises is buried"
+        )
+
+
+def check_wait(wait: Duration, interval_ms: object) -> None:
+    """While a duplicate waits in place nothing is polled, and the broker gives the partitions to another."""
+    if isinstance(interval_ms, int) and seconds(wait, "wait") * 1000 >= interval_ms:
+        raise UsageError(
+            f"wait={wait!r} is not below the consumer's max_poll_interval_ms={interval_ms}: a duplicate that waits so "
+            "long loses its partitions. Wait less: it comes again by itself"
         )
 
 

@@ -1,20 +1,17 @@
 """Whole polls: all messages under a guard at once, and a verdict for each. For clients that hand out many at a time.
 
-`Polls` gives them to `run_batch`. `JoinedPolls` gives them to `fresh`, in one transaction of the caller's; where that
-transaction fails, each message gets one of its own, so that one poison message fails alone.
+`Polls` gives them to `run_batch`. In one transaction of the caller's: `_joined_polls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from onefold import AsyncGuard, Fresh, Guard, MissingKey, OnefoldError, Policy, UsageError
-from onefold.queues._checked import takes_tx
+from onefold import AsyncGuard, Fresh, Guard, MissingKey, Policy
 from onefold.queues._consuming import NO_KEY, MissingKeyRule, finished, nothing
-from onefold.queues._verdict import ACK, SOON, Failed, Later, Never, Verdict, of_error
-from onefold.queues.keys import KeyOf, Message, PayloadOf, usable
+from onefold.queues._verdict import ACK, SOON, Later, Never, Verdict, of_error
+from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, usable
 
 
 class OnItsWay(Protocol):
@@ -27,8 +24,6 @@ class OnItsWay(Protocol):
 
 
 Numbers = list[int]
-# What a poll of these messages has finished, for an offset that is kept with the work.
-Finished = Callable[[Any, Numbers], Any]
 
 
 class Sorted:
@@ -40,6 +35,9 @@ class Sorted:
         self.keys: dict[int, str] = {}
         self._payloads: dict[int, object] = {}
         self.unguarded: Numbers = []
+        # The keys whose handler was called, and those that a transaction of the caller's has recorded.
+        self.begun: set[str] = set()
+        self.recorded: list[str] = []
         self.verdicts: list[Verdict] = [ACK] * len(deliveries)
         for number, delivery in enumerate(deliveries):
             try:
@@ -64,13 +62,19 @@ class Sorted:
         """The outcomes or errors of those with a key, in order."""
         for (number, key), result in zip(self.keys.items(), results, strict=True):
             if isinstance(result, Exception):
-                self.verdicts[number] = verdict_of(result, own=(operation, key), final=policy.remember)
+                begun = key in self.begun or self._is_to_blame(number)
+                self.verdicts[number] = verdict_of(result, own=(operation, key), final=policy.remember, begun=begun)
 
     def take_fresh(self, fresh: Fresh[int]) -> Numbers:
         """The numbers of those that are to be worked on."""
         for number, problem in zip(fresh.unsettled, fresh.problems, strict=True):
-            self.verdicts[number] = verdict_of(problem)
+            self.verdicts[number] = verdict_of(problem, begun=self._is_to_blame(number))
+        self.recorded = [self.keys[number] for number in fresh.new]
         return sorted([*fresh.new, *self.unguarded])
+
+    def _is_to_blame(self, number: int) -> bool:
+        """Whether it was the message, and not the worker, before its handler was called."""
+        return not can_be_compared(self._payloads.get(number))
 
     @property
     def finished(self) -> Numbers:
@@ -113,8 +117,12 @@ class Polls:
                 nothing(self._handler(deliveries[number].native))
             except Exception as error:  # noqa: BLE001 - it fails alone
                 sort.verdicts[number] = verdict_of(error)
-        results = self._run(sort, lambda number: nothing(self._handler(deliveries[number].native)))
-        sort.take(results, self._operation, self._policy)
+
+        def handle(number: int) -> None:
+            sort.begun.add(sort.keys[number])
+            nothing(self._handler(deliveries[number].native))
+
+        sort.take(self._run(sort, handle), self._operation, self._policy)
         return sort.verdicts
 
     async def deliver_async(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
@@ -126,6 +134,7 @@ class Polls:
                 sort.verdicts[number] = verdict_of(error)
 
         async def handle(number: int) -> None:
+            sort.begun.add(sort.keys[number])
             await finished(self._handler(deliveries[number].native))
 
         sort.take(await self._run(sort, handle), self._operation, self._policy)
@@ -142,134 +151,3 @@ class Polls:
             fingerprint=sort.fingerprint,
             policy=self._policy,
         )
-
-
-class JoinedPolls:
-    """A handler for the new messages of a poll, which works in the transaction in which they are recorded."""
-
-    def __init__(
-        self,
-        guard: Guard | AsyncGuard,
-        operation: str,
-        handler: Callable[..., Any],
-        transaction: Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]],
-        *,
-        key: KeyOf,
-        missing_key: MissingKeyRule,
-        policy: Policy | None,
-        fingerprint: PayloadOf | None = None,
-    ) -> None:
-        if not callable(transaction):
-            raise UsageError("transaction= is a function that opens one: engine.begin, pool.connection, ...")
-        if not takes_tx(handler):
-            raise UsageError("guarded_batches() works in a transaction: the handler has to take tx")
-        self._guard: Any = guard
-        self._operation = operation
-        self._handler = handler
-        self._transaction: Any = transaction
-        self._key = key
-        self._missing_key = missing_key
-        self._fingerprint = fingerprint
-        self._policy = policy
-
-    def deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        try:
-            return self._together(deliveries, then)
-        except Unopened as error:
-            return [Later(SOON, str(error))] * len(deliveries)
-        except WrongTransaction:
-            raise
-        except Exception as error:  # noqa: BLE001 - the handler's, or the database's
-            if len(deliveries) == 1:
-                return [_failed(error)]
-        verdicts: list[Verdict] = []
-        for number, delivery in enumerate(deliveries):
-            verdicts += self.deliver([delivery], _after(then, number, verdicts))
-        return verdicts
-
-    def _together(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
-        with ExitStack() as stack:
-            with _opening():
-                tx = stack.enter_context(_coloured(self._transaction(), "__enter__"))
-            new = sort.take_fresh(self._fresh(tx, sort))
-            if new:
-                nothing(self._handler([deliveries[number].native for number in new], tx=tx))
-            if then is not None:
-                then(tx, sort.finished)
-        return sort.verdicts
-
-    async def deliver_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        try:
-            return await self._together_async(deliveries, then)
-        except Unopened as error:
-            return [Later(SOON, str(error))] * len(deliveries)
-        except WrongTransaction:
-            raise
-        except Exception as error:  # noqa: BLE001 - the handler's, or the database's
-            if len(deliveries) == 1:
-                return [_failed(error)]
-        verdicts: list[Verdict] = []
-        for number, delivery in enumerate(deliveries):
-            verdicts += await self.deliver_async([delivery], _after(then, number, verdicts))
-        return verdicts
-
-    async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
-        async with AsyncExitStack() as stack:
-            with _opening():
-                tx = await stack.enter_async_context(_coloured(self._transaction(), "__aenter__"))
-            new = sort.take_fresh(await self._fresh(tx, sort))
-            if new:
-                await finished(self._handler([deliveries[number].native for number in new], tx=tx))
-            if then is not None:
-                await then(tx, sort.finished)
-        return sort.verdicts
-
-    def _fresh(self, tx: Any, sort: Sorted) -> Any:
-        keys = sort.keys
-        joined = self._guard.within(tx)
-        return joined.fresh(
-            self._operation,
-            list(keys),
-            key=keys.__getitem__,
-            fingerprint=sort.fingerprint,
-            policy=self._policy,
-        )
-
-
-class Unopened(Exception):
-    """No transaction could be opened: the database is away, and no message has failed."""
-
-
-class WrongTransaction(UsageError):
-    """What `transaction=` gives can never be opened here. The messages are not to blame: the caller is told."""
-
-
-def _coloured(transaction: Any, way_in: str) -> Any:
-    if not hasattr(transaction, way_in):
-        kind, words = type(transaction).__name__, "async with" if way_in == "__aenter__" else "with"
-        raise WrongTransaction(f"transaction= gives {kind}, and this client opens it by `{words}`")
-    return transaction
-
-
-@contextmanager
-def _opening() -> Iterator[None]:
-    try:
-        yield
-    except WrongTransaction:
-        raise
-    except Exception as error:
-        raise Unopened(f"no transaction: {type(error).__name__}") from error
-
-
-def _failed(error: Exception) -> Verdict:
-    return verdict_of(error) if isinstance(error, OnefoldError) else Failed(error)
-
-
-def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
-    """For one message alone: finished is also what was finished before it."""
-    if then is None:
-        return None
-    done = [at for at, verdict in enumerate(before) if verdict == ACK]
-    return lambda tx, numbers: then(tx, [*done, *([number] if numbers else [])])

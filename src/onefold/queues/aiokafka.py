@@ -15,13 +15,16 @@ from typing import Any, Literal, Unpack
 
 from onefold import AsyncGuard, Policy, UsageError
 from onefold.durations import Duration
-from onefold.queues._aiokafka_messages import AIOKafkaConsumer, DeadLetters, TopicPartition, delivery_of, send
+from onefold.queues._aiokafka_messages import AIOKafkaConsumer, DeadLetters, TopicPartition, delivery_of, saving, send
 from onefold.queues._aiokafka_partitions import Partitions
-from onefold.queues._checked import takes_tx
+from onefold.queues._checked import check_transactions, takes_tx
 from onefold.queues._consuming import WAIT, AsyncConsuming
-from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable, asked_of
-from onefold.queues._kafka_messages import NotConfirmed
-from onefold.queues._polls import JoinedPolls, Polls
+from onefold.queues._joined_polls import JoinedPolls
+from onefold.queues._kafka import INTERRUPTED, Options, asked_of
+from onefold.queues._kafka_messages import NotConfirmed, check_wait
+from onefold.queues._kafka_notices import AddressOf, Undeliverable
+from onefold.queues._kafka_places import Delivery
+from onefold.queues._polls import Polls
 from onefold.queues._verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
@@ -49,22 +52,22 @@ def guarded(
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
+    check_wait(wait, getattr(consumer, "_max_poll_interval_ms", None))
 
     def consuming(handler: Callable[..., Any]) -> AsyncConsuming:
         return AsyncConsuming(guard, operation, handler, wait=wait, **asked)
 
     # Of the wrong colour it is refused before it is wrapped.
     one = consuming(handler)
+    check_transactions(guard, handler)
     if offsets is not None:
-        one = consuming(_saving(handler, offsets))
-    polls = Polls(guard, operation, handler, **asked)
+        one = consuming(saving(handler, offsets))
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [await one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    return Guarded(
-        consumer, dead_letter, operation, options, deliver, None if takes_tx(handler) else polls.deliver_async
-    )
+    many = None if takes_tx(handler) else Polls(guard, operation, handler, **asked).deliver_async
+    return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, many)
 
 
 def guarded_batches(
@@ -85,13 +88,13 @@ def guarded_batches(
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses the wrong colour.
-    AsyncConsuming(guard, operation, handler, **asked)
+    one = AsyncConsuming(guard, operation, handler, **asked)
     polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return await polls.deliver_async(taken, None if offsets is None else offsets.saving_async(taken))
 
-    return Guarded(consumer, dead_letter, operation, options, deliver, deliver)
+    return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, deliver)
 
 
 class Guarded(Partitions):
@@ -103,27 +106,38 @@ class Guarded(Partitions):
         dead_letter: DeadLetters | Literal["stop"],
         operation: str,
         options: Options,
+        address_of: AddressOf,
         one: Deliver,
         many: Deliver | None,
     ) -> None:
-        super().__init__(consumer, dead_letter, operation, options)
+        super().__init__(consumer, dead_letter, operation, options, address_of)
         self._one = one
         self._many = many
 
     async def __call__(self, message: Any) -> None:
         """Handle what `consumer.getone()` or `async for` gave."""
+        if not hasattr(message, "offset"):
+            raise UsageError(
+                f"handle() takes what getone() gave, not {type(message).__name__}: for getmany() say handle.batch()"
+            )
         await self._handle([message], self._one)
 
     async def batch(self, messages: Records) -> None:
         """Handle what `consumer.getmany()` gave, in a few round trips for all. Of equal keys one runs."""
         if self._many is None:
             raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+        if not isinstance(messages, Mapping):
+            raise UsageError(
+                f"handle.batch() takes what getmany() gave, not {type(messages).__name__}: for getone() say handle()"
+            )
         await self._handle([message for several in messages.values() for message in several], self._many)
 
     async def _handle(self, messages: Sequence[Any], deliver: Deliver) -> None:
         await self._perform(self._ledger.wake())
         deliveries = [delivery_of(message, self._ledger) for message in messages]
         taken = [delivery for delivery in deliveries if await self._perform(self._ledger.admit(delivery.spot))]
+        if taken and not self._hears:
+            self._warn_of_silence()
         verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
         try:
             if taken:
@@ -133,15 +147,3 @@ class Guarded(Partitions):
                 await self._perform(self._ledger.settle(taken, verdicts))
             finally:
                 self._set_alarm()
-
-
-def _saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
-    """The handler, and the next offset in its transaction."""
-    if not takes_tx(handler):
-        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
-
-    async def handle(message: Any, *, tx: Any) -> None:
-        await handler(message, tx=tx)
-        await offsets.save_async(tx, message.topic, message.partition, message.offset + 1)
-
-    return handle

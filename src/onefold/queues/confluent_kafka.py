@@ -15,13 +15,16 @@ from typing import Any, Literal, Unpack
 
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration
-from onefold.queues._checked import takes_tx
-from onefold.queues._confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, send
+from onefold.queues._checked import check_transactions, takes_tx
+from onefold.queues._confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
 from onefold.queues._confluent_partitions import Partitions
 from onefold.queues._consuming import WAIT, Consuming
-from onefold.queues._kafka import INTERRUPTED, Delivery, Options, Undeliverable, asked_of
+from onefold.queues._joined_polls import JoinedPolls
+from onefold.queues._kafka import INTERRUPTED, Options, asked_of
 from onefold.queues._kafka_messages import NotConfirmed
-from onefold.queues._polls import JoinedPolls, Polls
+from onefold.queues._kafka_notices import AddressOf, Undeliverable
+from onefold.queues._kafka_places import Delivery
+from onefold.queues._polls import Polls
 from onefold.queues._verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
@@ -54,14 +57,15 @@ def guarded(
 
     # Of the wrong colour it is refused before it is wrapped.
     one = consuming(handler)
+    check_transactions(guard, handler)
     if offsets is not None:
-        one = consuming(_saving(handler, offsets))
-    polls = Polls(guard, operation, handler, **asked)
+        one = consuming(saving(handler, offsets))
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    return Guarded(consumer, dead_letter, operation, options, deliver, None if takes_tx(handler) else polls.deliver)
+    many = None if takes_tx(handler) else Polls(guard, operation, handler, **asked).deliver
+    return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, many)
 
 
 def guarded_batches(
@@ -82,13 +86,13 @@ def guarded_batches(
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses the wrong colour.
-    Consuming(guard, operation, handler, **asked)
+    one = Consuming(guard, operation, handler, **asked)
     polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return polls.deliver(taken, None if offsets is None else offsets.saving(taken))
 
-    return Guarded(consumer, dead_letter, operation, options, deliver, deliver)
+    return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, deliver)
 
 
 class Guarded(Partitions):
@@ -100,42 +104,41 @@ class Guarded(Partitions):
         dead_letter: DeadLetters | Literal["stop"],
         operation: str,
         options: Options,
+        address_of: AddressOf,
         one: Deliver,
         many: Deliver | None,
     ) -> None:
-        super().__init__(consumer, dead_letter, operation, options)
+        super().__init__(consumer, dead_letter, operation, options, address_of)
         self._one = one
         self._many = many
 
     def __call__(self, message: Message | None) -> None:
         """Handle what `consumer.poll()` gave. Call it with None too: partitions that waited go on then."""
+        if message is not None and not isinstance(message, Message):
+            raise UsageError(
+                f"handle() takes what poll() gave, not {type(message).__name__}: for consume() say handle.batch()"
+            )
         self._handle([] if message is None else [message], self._one)
 
     def batch(self, messages: Sequence[Message]) -> None:
         """Handle what `consumer.consume()` gave, in a few round trips for all. Of equal keys one runs."""
         if self._many is None:
             raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+        if not isinstance(messages, list | tuple):
+            raise UsageError(
+                f"handle.batch() takes what consume() gave, not {type(messages).__name__}: for poll() say handle()"
+            )
         self._handle(messages, self._many)
 
     def _handle(self, messages: Sequence[Message], deliver: Deliver) -> None:
         self._perform(self._ledger.wake())
         deliveries = [delivery_of(message, self._ledger) for message in messages if not is_news(message)]
         taken = [delivery for delivery in deliveries if self._perform(self._ledger.admit(delivery.spot))]
+        if taken and not self._hears:
+            self._warn_of_silence()
         verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
         try:
             if taken:
                 verdicts = deliver(taken)
         finally:
             self._perform(self._ledger.settle(taken, verdicts))
-
-
-def _saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
-    """The handler, and the next offset in its transaction."""
-    if not takes_tx(handler):
-        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
-
-    def handle(message: Any, *, tx: Any) -> None:
-        handler(message, tx=tx)
-        offsets.save(tx, message.topic(), message.partition(), message.offset() + 1)
-
-    return handle
