@@ -80,13 +80,10 @@ class JoinedPolls:
             if sort.recorded:
                 self._check_committed(sort.recorded[0])
             return sort.verdicts
-        except Misused:
-            raise
-        except StoreAway as away:
-            return [away.verdict] * len(deliveries)
         except Exception as error:  # noqa: BLE001 - the handler's, or the database's
-            if len(deliveries) == 1:
-                return [_failed(error)]
+            settled = _settled(error, len(deliveries))
+        if settled is not None:
+            return settled
         verdicts: list[Verdict] = []
         for number, delivery in enumerate(deliveries):
             verdicts += self.deliver([delivery], _after(then, number, verdicts))
@@ -127,13 +124,10 @@ class JoinedPolls:
             if sort.recorded:
                 await self._check_committed_async(sort.recorded[0])
             return sort.verdicts
-        except Misused:
-            raise
-        except StoreAway as away:
-            return [away.verdict] * len(deliveries)
         except Exception as error:  # noqa: BLE001 - the handler's, or the database's
-            if len(deliveries) == 1:
-                return [_failed(error)]
+            settled = _settled(error, len(deliveries))
+        if settled is not None:
+            return settled
         verdicts: list[Verdict] = []
         for number, delivery in enumerate(deliveries):
             verdicts += await self.deliver_async([delivery], _after(then, number, verdicts))
@@ -242,8 +236,15 @@ def _away(error: Exception) -> Verdict:
     return verdict_of(error, begun=False)
 
 
-def _failed(error: Exception) -> Verdict:
-    return verdict_of(error) if isinstance(error, OnefoldError) else Failed(error)
+def _settled(error: Exception, count: int) -> list[Verdict] | None:
+    """What follows for so many messages from what went wrong; None: each gets a transaction of its own."""
+    if isinstance(error, Misused):
+        raise error
+    if isinstance(error, StoreAway):
+        return [error.verdict] * count
+    if count > 1:
+        return None
+    return [verdict_of(error) if isinstance(error, OnefoldError) else Failed(error)]
 
 
 def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
