@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import signal
 import sqlite3
 import threading
 import time
@@ -21,6 +22,10 @@ from wallet import connected, create
 # The servers; they start when a test asks for one.
 pytest_plugins = ["services.fixtures"]
 
+
+# Whoever starts the tests in the background, a runner of CI say, has Ctrl-C ignored by all of their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The servers of the tests are on this machine: no proxy of the environment is asked for them.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
