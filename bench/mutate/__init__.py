@@ -1,0 +1,1 @@
+"""Break the library in one place at a time, and see whether its tests notice."""
