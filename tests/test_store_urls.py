@@ -110,6 +110,38 @@ def test_a_url_that_is_written_well_is_taken(url: str) -> None:
     Guard(url).close()
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "dynamodb://onefold_records?region=x&aws_secret_access_key=sesame",
+        "dynamodb://onefold_records?aws_session_token=sesame&region=x",
+        "dynamodb://onefold_records?Secret=sesame",
+        "dynamodb://onefold_records?%73ecret=sesame",
+        "dynamodb://onefold_records?secretkey=ses%2Fame&endpoint_url=http://localhost",
+        "dynamodb://AKIA:sesame@onefold_records",
+        "dynamodb://AKIA:sesame?region=x",
+        "dynamodb://AKIA:sesame",
+        "redis://localhost:6379,other:sesame/0",
+        "redis://localhost:1/0?api_key=sesame",
+        "postgresql://localhost:1/db?sslpassword=sesame",
+    ],
+)
+def test_a_secret_in_any_place_of_a_url_is_not_shown(url: str) -> None:
+    for guard in (Guard, AsyncGuard):
+        try:
+            shown = repr(guard(url))
+        except UsageError as refused:
+            shown = str(refused)
+
+        assert "ame" not in shown
+        assert "***" in shown or shown.startswith("the PostgreSQL URL")
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    for url in ("dynamodb://records?region=eu-central-1", "redis://[::1]:6379/0?prefix=shop", "sqlite:///C:/a.db"):
+        assert repr(Guard(url)) == f"Guard({url!r})"
+
+
 def test_a_file_may_have_any_letter_in_its_name(tmp_path: Any) -> None:
     with Guard(f"sqlite:///{tmp_path}/a%23b%3Fc%25@d.db") as guard:
         guard.run("charge", "pay_1", lambda: 1)

@@ -168,14 +168,38 @@ def _what_it_takes(source: object) -> str:
     )
 
 
+# Options that hold a secret, whoever's they are: `sentinel_password=`, `aws_secret_access_key=`, `aws_session_token=`.
+# An option that a store refuses is masked, too: somebody has written a secret there all the same.
+_SECRET: Final = re.compile(
+    r"passw|pwd|passphrase|secret|token|credential|signature|api_?key|access_?key|private_?key", re.IGNORECASE
+)
+
+# What should be a port, after a host without brackets: a word is somebody's secret, whose @ is missing.
+_WORD_FOR_A_PORT: Final = re.compile(r"(?<=[^:/?#,]):(?![0-9]*(?:[,/?#]|$))[^,/?#]*")
+
+
 def without_password(url: str) -> str:
-    """The URL as a message may show it. An option can hold a password too: `sentinel_password=`."""
+    """Return the URL as a message may show it: without its password, and without the secrets in its options."""
     # What follows a # is no option, but may be the rest of a password that should have said %23.
-    url = re.sub(r"(password=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
+    url = re.sub(r"([?&][^=&#]*=)([^&]*)", _without_secret, url)
     before, at, after = url.rpartition("@")
     if not at:
-        return url
+        return _without_port_in_words(url)
     if "://" not in before:
         return f"***@{after}"
     scheme, _, credentials = before.partition("://")
     return f"{scheme}://{credentials.partition(':')[0]}:***@{after}"
+
+
+def _without_secret(option: re.Match[str]) -> str:
+    from urllib.parse import unquote
+
+    return f"{option[1]}***" if _SECRET.search(unquote(option[1])) else option[0]
+
+
+def _without_port_in_words(url: str) -> str:
+    scheme, slashes, rest = url.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if not slashes or "[" in authority:
+        return url
+    return f"{scheme}://{_WORD_FOR_A_PORT.sub(':***', authority)}{rest[len(authority) :]}"
