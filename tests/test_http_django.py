@@ -47,7 +47,8 @@ class Sender:
 
     def __call__(self, path: str, *, user: str = "1", key: str | None = None, **wish: Any) -> httpx.Response:
         body = {name: wish.pop(name) for name in ("json", "content", "data", "files") if name in wish}
-        headers = {"X-User": user, "Idempotency-Key": f'"{key or self.name}"', "Connection": "close"}
+        host = {"Host": wish.pop("host")} if "host" in wish else {}
+        headers = {"X-User": user, "Idempotency-Key": f'"{key or self.name}"', "Connection": "close", **host}
         return self.client.post(path, params={"name": self.name, **wish}, headers=headers, **body)
 
     def rows(self) -> int:
@@ -84,6 +85,13 @@ def test_a_view_in_a_transaction_is_refused_because_its_answer_would_be_remember
     assert "remembered before the commit" in service.log()
     assert send.rows() == 0
     assert service.effects(send.name) == 0
+
+
+def test_a_host_is_compared_as_django_sees_it(send: Sender) -> None:
+    answers = [send("/with-its-own", host=host) for host in ("a.example", "a.example:443", "b.example")]
+
+    assert [one.status_code for one in answers] == [201, 201, 422]
+    assert replays(*answers) == [False, True, False]
 
 
 def test_a_view_with_its_own_transaction_is_guarded(send: Sender) -> None:

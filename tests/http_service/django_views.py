@@ -33,7 +33,7 @@ if not settings.configured:
                 "ATOMIC_REQUESTS": True,
             }
         },
-        ALLOWED_HOSTS=["*"],
+        ALLOWED_HOSTS=["localhost", "127.0.0.1", ".example"],
         SECRET_KEY="for tests only",
         LOGGING_CONFIG=None,
         USE_TZ=True,

@@ -23,7 +23,7 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
-from onefold.http import _messages, _options, _problems, _rules
+from onefold.http import _fingerprints, _messages, _options, _problems, _rules
 from onefold.http._keys import HeaderKey, KeyOf
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http.scopes import ScopeOf, single_tenant
@@ -33,6 +33,9 @@ METHODS: Final = ("POST", "PATCH")
 
 # An answer up to here is remembered whole.
 BODY_MAX: Final = 1 << 20
+
+# The name of the host: a part of the request, which a retry repeats; a part of whose key it is; or neither.
+HOSTS: Final = ("compare", "separate", "ignore")
 
 SCOPES: Final = "by_header('X-Api-Key'), by_user, single_tenant, or a function of a request"
 
@@ -69,6 +72,8 @@ class Options(TypedDict, total=False):
     key: KeyOf
     # Only the quoted form of the header.
     strict: bool
+    # What the name of the host counts for: "compare" (the default), "separate", "ignore".
+    host: str
     operation: str
     # Where the policy is published: every refusal links to it.
     policy_url: str
@@ -90,6 +95,7 @@ class Exchange:
         methods: Iterable[str] = METHODS,
         key: KeyOf | None = None,
         strict: bool = False,
+        host: str = "compare",
         operation: str = "http",
         policy_url: str | None = None,
         body_max: int = BODY_MAX,
@@ -105,6 +111,7 @@ class Exchange:
         if key is not None and strict:
             raise UsageError("strict= is for the Idempotency-Key header, and key= names another place")
         self.rules = _rules.checked(rules)
+        self._host = _options.one_of("host", host, HOSTS)
         self.operation = checked_operation(operation)
         self.policy_url = policy_url
         self.body_max = body_max
@@ -131,8 +138,24 @@ class Exchange:
         if self._keyless(request, key):
             return None
         # A retry of what a framework has sent on to its path without the slash, or with it, is the same request.
-        payload = [request.method, _options.bare(request.path), request.query, body.digest]
-        return Ask(self.operation, cast("str", key), self._caller(request), payload)
+        content = _fingerprints.content_of(request, body)
+        payload = [request.method, _options.bare(request.path), request.query, *content, self._host_compared(request)]
+        return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
+
+    def _host_compared(self, request: Request) -> str:
+        """The name of the host. A machine's address is none: it may be any of those that serve one API."""
+        host = _fingerprints.host_of(request) if self._host == "compare" else ""
+        return "" if _fingerprints.is_address(host) else host
+
+    def _caller_at(self, request: Request) -> str | None:
+        """The caller; where each host is a tenant, the caller at this one. A host's name has no @."""
+        caller = self._caller(request)
+        if self._host != "separate":
+            return caller
+        host = _fingerprints.host_of(request)
+        if not host:
+            raise Refused("caller_unknown", "A request with a key needs the header Host, which says whose key it is.")
+        return _checked_caller(f"{caller or ''}@{host}")
 
     def _key_of(self, request: Request, body: Spooled) -> str | None:
         """The key. That a function gives what can be none is no fault of who sent the request."""
@@ -164,9 +187,7 @@ class Exchange:
         if not isinstance(caller, str):
             _options.check_not_awaited("scope", caller)
             raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
-        if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
-            raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
-        return caller
+        return _checked_caller(caller)
 
     def policy(self, guard: Guard | AsyncGuard) -> Policy:
         """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""
@@ -212,6 +233,12 @@ def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Option
     if getattr(options["scope"], "needs_endpoint", False) and not has_endpoint:
         raise UsageError(f"{owner} knows no arguments of an endpoint: by_argument is for FastAPI's idempotent_route")
     return options
+
+
+def _checked_caller(caller: str) -> str:
+    if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
+        raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
+    return caller
 
 
 def _keys_like(given: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Final
 
 import msgspec
@@ -19,10 +19,17 @@ CHUNK: Final = 1 << 16
 class Request:
     """What the rules have to know of a request. Header names are compared without regard to case."""
 
-    __slots__ = ("_headers", "method", "native", "path", "query")
+    __slots__ = ("_headers", "_host", "method", "native", "path", "query")
 
     def __init__(
-        self, method: str, path: str, query: bytes, headers: Sequence[tuple[bytes, bytes]], native: Any = None
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        native: Any = None,
+        *,
+        host: Callable[[], str] | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -30,6 +37,12 @@ class Request:
         # What the framework itself calls a request: a scope, an environ, a request object.
         self.native = native
         self._headers = headers
+        self._host = host
+
+    @property
+    def host(self) -> str:
+        """The host that this was sent to, as the framework sees it: with its port, if it was named."""
+        return self.header("Host") or "" if self._host is None else self._host()
 
     def headers(self, name: str) -> list[bytes]:
         """Every value of this header, as it was sent."""
@@ -90,11 +103,16 @@ class Spooled:
         return self._file.read()
 
     def chunks(self) -> Iterator[bytes]:
-        """The body again, from its beginning; at least one chunk."""
-        self._file.seek(0)
-        yield self._file.read(CHUNK)
-        while chunk := self._file.read(CHUNK):
+        """The body again, from its beginning; at least one chunk. Who reads it meanwhile does not disturb this."""
+        yield self._read_at(0)
+        place = CHUNK
+        while chunk := self._read_at(place):
             yield chunk
+            place += CHUNK
+
+    def _read_at(self, place: int) -> bytes:
+        self._file.seek(place)
+        return self._file.read(CHUNK)
 
     @property
     def file(self) -> IO[bytes]:

@@ -85,6 +85,15 @@ def check_bytes(option: str, given: object) -> None:
         raise UsageError(f"{option}={given!r:.60} is no number of bytes: write {option}=1_048_576, or 0 for no body")
 
 
+def one_of(option: str, given: object, words: tuple[str, ...]) -> str:
+    """One of these words."""
+    if given not in words:
+        near = difflib.get_close_matches(str(given), words, n=1)
+        question = f": did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{option}={given!r:.60} is none of {', '.join(map(repr, words))}{question}")
+    return str(given)
+
+
 def check_link(option: str, given: object) -> None:
     """A URL that can stand in a header."""
     if given is None:

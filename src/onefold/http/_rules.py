@@ -5,10 +5,10 @@ Everything that decides over a stored answer is here.
 
 from __future__ import annotations
 
-import difflib
 from typing import Final, Literal
 
-from onefold import Policy, UsageError
+from onefold import Policy
+from onefold.http import _options
 from onefold.http._messages import Answer
 
 Rules = Literal["below_500", "stripe", "success_only"]
@@ -62,11 +62,7 @@ class ServerFailed(NotFinal):
 
 
 def checked(rules: str) -> Rules:
-    if rules not in RULES:
-        near = difflib.get_close_matches(str(rules), RULES, n=1)
-        question = f": did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"rules={rules!r:.60} is none of {', '.join(map(repr, RULES))}{question}")
-    return rules  # type: ignore[return-value]
+    return _options.one_of("rules", rules, RULES)  # type: ignore[return-value]
 
 
 def is_final(rules: Rules, status: int) -> bool:

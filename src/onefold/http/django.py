@@ -24,7 +24,7 @@ from onefold.http.scopes import by_header, single_tenant
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction
-    from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+    from django.core.exceptions import BadRequest, DisallowedHost, PermissionDenied, SuspiciousOperation
     from django.core.handlers.exception import response_for_exception
     from django.db import connections
     from django.http import Http404, HttpResponse, RawPostDataException
@@ -171,7 +171,16 @@ class IdempotentMixin:
 
 def request_of(request: Any) -> Request:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
-    return Request(request.method, request.path, request.META.get("QUERY_STRING", "").encode(), headers, request)
+    query = request.META.get("QUERY_STRING", "").encode()
+    return Request(request.method, request.path, query, headers, request, host=lambda: _host_of(request))
+
+
+def _host_of(request: Any) -> str:
+    """The host as Django sees it behind its proxy; where it is none of ALLOWED_HOSTS, as it was sent."""
+    try:
+        return str(request.get_host())
+    except DisallowedHost:
+        return str(request.headers.get("Host", ""))
 
 
 def _body_of(request: Any) -> bytes:
