@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from onefold import UsageError
 
@@ -22,8 +22,11 @@ TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 METHODS_KNOWN: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 SLIP: Final = 0.75
 
-# How frameworks write a part of a path that varies.
-PLACEHOLDER: Final = re.compile(r"\{[^}]*\}|<[^>]*>")
+# How frameworks write a part of a path that varies: `{id}`, `<int:id>`, `[id]`, `[[...id]]`, `:id`.
+PLACEHOLDER: Final = re.compile(r"\{[^}]*\}|<[^>]*>|\[+[^\]]*\]+|(?<=/):[A-Za-z_]\w*[?*+]?")
+
+# What stands in a regular expression, and in no path: a group, a class, any number of anything, both ends.
+EXPRESSION: Final = re.compile(r"\(\?|\\|^\^|\$$|(?<!\*)\.[*+]|\[[^\]]*\][*+?{]")
 
 # Functions of ours that make what an option takes.
 MAKERS: Final = {
@@ -145,11 +148,26 @@ def paths(option: str, given: Any) -> tuple[str, ...]:
 
 def patterns(option: str, given: Any) -> tuple[str, ...]:
     """Paths in which `*` stands for any text."""
-    found = paths(option, given)
-    for one in found:
-        if PLACEHOLDER.search(one):
-            raise UsageError(f"{option}= has {one!r}, and `*` stands for any text: write {PLACEHOLDER.sub('*', one)!r}")
-    return found
+    found = given if isinstance(given, str) else _several(option, given, f"write paths such as {option}=['/payments']")
+    for one in () if isinstance(found, str) else found:
+        if isinstance(one, str):
+            _check_pattern(option, one)
+    return paths(option, found)
+
+
+def _check_pattern(option: str, one: str) -> None:
+    """Refuse what looks like a pattern, and matches no path: nobody would be asked for a key."""
+    if EXPRESSION.search(one):
+        raise UsageError(
+            f"{option}= has {one!r}, a regular expression, which no path matches. `*` stands for any text: '/orders/*'"
+        )
+    if PLACEHOLDER.search(one):
+        raise UsageError(f"{option}= has {one!r}, and `*` stands for any text: write {PLACEHOLDER.sub('*', one)!r}")
+    path = re.split(r"[?#]", one, maxsplit=1)[0].strip()
+    if path != one:
+        raise UsageError(f"{option}= has {one!r}, and a path ends before its query: write {path!r}")
+    if unquote(one) != one:
+        raise UsageError(f"{option}= has {one!r}, and a path is compared without escapes: write {unquote(one)!r}")
 
 
 def matching(chosen: tuple[str, ...]) -> Callable[[str], bool]:
