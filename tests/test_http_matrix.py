@@ -267,13 +267,16 @@ STATUSES = (201, 204, 307, 308, 400, 401, 403, 404, 409, 422, 429, 500)
     ("prefix", "final"),
     [
         ("below", {201, 204, 400, 404, 409, 422}),
-        ("stripe", set(STATUSES)),
+        ("stripe", {201, 204, 409, 500}),
         ("success", {201, 204}),
     ],
 )
 def test_the_rule_says_which_first_answers_are_replayed(
-    post: Post, service: Service, name: str, prefix: str, final: set[int]
+    post: Post, service: Service, framework: str, name: str, prefix: str, final: set[int]
 ) -> None:
+    if (framework, prefix) == ("fastapi", "stripe"):
+        # Its endpoint has begun when the claim is made: also its own 4xx are what came of the request.
+        final = final | {400, 404, 422}
     found = {}
     for status in STATUSES:
         first, second = (post(f"/{prefix}/pay", key=f"{name}-{status}", status=status) for _ in range(2))

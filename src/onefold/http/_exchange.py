@@ -100,6 +100,7 @@ class Exchange:
         policy_url: str | None = None,
         body_max: int = BODY_MAX,
         event_streams: bool = False,
+        begun: bool = False,
     ) -> None:
         _options.check_function("scope", scope, 1, SCOPES)
         _options.check_yes_or_no("strict", strict)
@@ -116,6 +117,8 @@ class Exchange:
         self.policy_url = policy_url
         self.body_max = body_max
         self.event_streams = event_streams
+        # Of a route, and no option: its endpoint has begun when the claim is made.
+        self._begun = begun
         self.always_required = required is True
         self._scope = scope
         self._required = _required(required)
@@ -196,7 +199,7 @@ class Exchange:
 
     def settled(self, answer: Answer) -> Answer:
         """What is remembered of the application's answer. Raises `NotFinal` where nothing is."""
-        return _rules.settled(self.rules, answer)
+        return _rules.settled(self.rules, answer, begun=self._begun)
 
     def broken(self, failure: _rules.ServerFailed) -> Answer:
         """What is remembered of an application that raised. Raises the failure where nothing is."""
@@ -220,7 +223,7 @@ class Exchange:
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
             return _problems.of_refusal(why, self.policy_url, getattr(self._key, "place", "The key"))
-        answer = _problems.of_error(why, self.policy_url)
+        answer = _problems.of_error(why, self.policy_url, reused=_rules.REUSED.get(self.rules))
         LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
         return answer
 

@@ -37,7 +37,10 @@ _PROBLEM: Final[dict[str, Any]] = {
 }
 
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"description": "The Idempotency-Key is missing or malformed", "content": _PROBLEM},
+    400: {
+        "description": "The Idempotency-Key is missing, malformed, or (by Stripe's rules) used with another request",
+        "content": _PROBLEM,
+    },
     409: {
         "description": "A request with this Idempotency-Key is in progress, or its outcome is unknown",
         "content": _PROBLEM,

@@ -46,7 +46,7 @@ CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
     (
         KeyReused,
         "key_reused",
-        "This key was used before with another method, path, query or body. Use a new key for a new request.",
+        "This key was used before with another host, method, path, query, media type or body. Use a new key.",
     ),
     (
         InProgress,
@@ -82,12 +82,17 @@ def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) ->
     return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
 
 
-def of_error(error: OnefoldError, policy_url: str | None) -> Answer:
-    """What the caller is told. An error that only a programmer can mend is raised: the server logs it, as a 500."""
+def of_error(error: OnefoldError, policy_url: str | None, *, reused: int | None = None) -> Answer:
+    """What the caller is told. An error that only a programmer can mend is raised: the server logs it, as a 500.
+
+    `reused` is the status for a key that was used with another request, where it is not the draft's.
+    """
     meaning = _meaning(error)
     for kind, code, detail in CODES:
         if isinstance(error, kind):
             status = CONFLICT if kind is ResultNotKept else meaning.http
+            if kind is KeyReused and reused is not None:
+                status = reused
             # Who lost the claim finds the answer of the one that took it.
             again = meaning.retry_after or kind is ClaimLost
             wait = getattr(error, "retry_after", RETRY_AFTER) if again else None
@@ -116,13 +121,14 @@ def problem(
     )
     headers = [
         (b"content-type", b"application/problem+json"),
+        (b"content-language", b"en"),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
     ]
     if retry_after is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
     if policy_url:
-        headers.append((b"link", f'<{policy_url}>; rel="help"'.encode("latin-1")))
+        headers.append((b"link", f'<{policy_url}>; rel="describedby"'.encode("latin-1")))
     return Answer(status, headers, body)
 
 

@@ -21,7 +21,14 @@ ELSEWHERE: Final = frozenset({307, 308})
 # And: who asked is not known yet, or it was asked too early or too often. The same request may get another answer.
 NEVER_FINAL: Final = ELSEWHERE | {401, 403, 408, 425, 429}
 
+# And: HTTP's own words for a request that was refused as it stands, before anything was done for it. Frameworks answer
+# so when they validate. Stripe saves nothing of the kind, so that a client may correct its request under the same key.
+REFUSED: Final = NEVER_FINAL | {400, 404, 405, 406, 411, 412, 413, 414, 415, 417, 421, 422, 426, 428, 431}
+
 SERVER_ERROR: Final = 500
+
+# What a key with another request is answered, where it is not the draft's 422.
+REUSED: Final[dict[str, int]] = {"stripe": 400}
 
 # It may never end, and is guarded only where that is asked for.
 EVENT_STREAM: Final = b"text/event-stream"
@@ -31,23 +38,47 @@ SUCCESS: Final = range(200, 300)
 # Answers without a body, and without a length.
 EMPTY: Final = frozenset({204, 304})
 
-# Of one connection, one moment, or one browser: a replay has its own, or none.
-NOT_REPLAYED: Final = frozenset(
+# Of one connection or one moment: a replay has its own.
+OF_ONE_DELIVERY: Final = frozenset(
     {
+        b"age",
+        b"alt-svc",
         b"connection",
         b"content-length",
         b"date",
         b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
         b"proxy-connection",
-        b"set-cookie",
+        b"server-timing",
         b"te",
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
     }
 )
+
+# Of one browser, one login or one session: whoever sends the key again, a replay changes none of his.
+OF_ONE_CLIENT: Final = frozenset(
+    {
+        b"authentication-control",
+        b"authentication-info",
+        b"clear-site-data",
+        b"dpop-nonce",
+        b"optional-www-authenticate",
+        b"proxy-authenticate",
+        b"proxy-authentication-info",
+        b"proxy-authorization",
+        b"sec-session-challenge",
+        b"sec-session-registration",
+        b"secure-session-challenge",
+        b"secure-session-registration",
+        b"set-cookie",
+        b"set-cookie2",
+        b"set-login",
+        b"www-authenticate",
+    }
+)
+
+NOT_REPLAYED: Final = OF_ONE_DELIVERY | OF_ONE_CLIENT
 
 REPLAYED: Final = (b"idempotent-replayed", b"true")
 CUT: Final = (b"idempotent-body", b"omitted")
@@ -65,20 +96,24 @@ def checked(rules: str) -> Rules:
     return _options.one_of("rules", rules, RULES)  # type: ignore[return-value]
 
 
-def is_final(rules: Rules, status: int) -> bool:
-    """Whether this answer is remembered and replayed."""
+def is_final(rules: Rules, status: int, *, begun: bool = False) -> bool:
+    """Whether this answer is remembered and replayed.
+
+    `begun`: it is the endpoint's own, because whatever validates has passed before the claim. Else nobody can tell
+    whether a 422 comes from the endpoint, or from the framework that has not called it.
+    """
     match rules:
         case "stripe":
-            return True
+            return status not in (NEVER_FINAL if begun else REFUSED)
         case "success_only":
             return status in SUCCESS
         case "below_500":
             return status < SERVER_ERROR and status not in NEVER_FINAL
 
 
-def settled(rules: Rules, answer: Answer) -> Answer:
+def settled(rules: Rules, answer: Answer, *, begun: bool = False) -> Answer:
     """What is remembered of an answer. Raises `NotFinal` where nothing is."""
-    if not is_final(rules, answer.status):
+    if not is_final(rules, answer.status, begun=begun):
         raise ServerFailed if answer.status >= SERVER_ERROR else NotFinal
     return Answer(answer.status, _of_every_delivery(answer), answer.body, answer.cut)
 

@@ -54,7 +54,7 @@ ORIGINAL: Final = "__onefold_endpoint__"
 
 def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> type[APIRoute]:
     """The class for routes whose requests are guarded: `APIRouter(route_class=idempotent_route(…))`."""
-    rules = _Rules(guard, Exchange(**known("idempotent_route", options, has_endpoint=True)))
+    rules = _Rules(guard, Exchange(**known("idempotent_route", options, has_endpoint=True), begun=True))
     scope = options["scope"]
 
     class IdempotentRoute(APIRoute):
@@ -232,6 +232,11 @@ class _Visit:
         async def perform() -> Answer:
             try:
                 self._returned.set_result(await _called(endpoint, arguments))
+            except asyncio.CancelledError as error:
+                if _is_being_cancelled():
+                    raise
+                # The endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to have.
+                self._returned.set_exception(error)
             except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
                 self._returned.set_exception(error)
             return await self._answer
@@ -268,6 +273,11 @@ def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(claiming, ORIGINAL, endpoint)
     return claiming
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _called(endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
