@@ -9,14 +9,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import flask
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from onefold import AsyncGuard
+from onefold import AsyncGuard, Guard
 from onefold.http.fastapi import IdempotencyMiddleware, by_header, idempotent_route
+from onefold.http.flask import IdempotencyMiddleware as WsgiMiddleware
 from support import in_time
 from test_docs_commits import Fuse, on_sqlite
 
@@ -90,6 +92,44 @@ async def posted(app: Any, path: str, times: int, **body: Any) -> list[httpx.Res
 
 def told(answers: list[Any]) -> list[tuple[int, bool]]:
     return [(one.status_code, "idempotent-replayed" in one.headers) for one in answers]
+
+
+HOOKS = ["after_request", "teardown_request", "call_on_close"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_wsgi_middleware_waits_for_whatever_of_flasks_may_commit(hook: str) -> None:
+    app = flask.Flask("shop")
+    runs: list[int] = []
+
+    def commit(response: Any = None) -> Any:
+        if len(runs) == 1:
+            raise OSError("the disk is full")
+        return response
+
+    @app.post("/credits")
+    def credit() -> flask.Response:
+        runs.append(5)
+        response = flask.make_response("credited")
+        if hook == "call_on_close":
+            response.call_on_close(commit)
+        return response
+
+    if hook != "call_on_close":
+        getattr(app, hook)(commit)
+    app.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, guard=Guard("memory:"), scope=by_header("X-Api-Key")
+    )
+
+    def post() -> tuple[int, bool]:
+        try:
+            return told([app.test_client().post("/credits", headers=HEADERS)])[0]
+        except OSError:
+            # A server answers 500.
+            return 500, False
+
+    assert [post() for _ in range(3)] == [(500, False), (200, False), (200, True)]
+    assert runs == [5, 5]
 
 
 # The examples.
