@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import asyncmy.connection
 import httpx
@@ -82,7 +82,7 @@ def on_sqlite(fuse: Fuse, patching: pytest.MonkeyPatch) -> None:
 
     def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         # A statement is looked at when it is prepared: one that is kept would be looked at once.
-        connection = open_it(*args, **{**kwargs, "cached_statements": 0})
+        connection: sqlite3.Connection = open_it(*args, **{**kwargs, "cached_statements": 0})
         is_ours: set[bool] = set()
 
         def may(action: int, name: str | None, *_more: str | None) -> int:
@@ -112,8 +112,9 @@ def on_mysql(fuse: Fuse, patching: pytest.MonkeyPatch) -> None:
         fuse.blow()
         return True
 
-    send = pymysql.connections.Connection._execute_command
-    send_async = asyncmy.connection.Connection._execute_command
+    plain: Any = pymysql.connections.Connection
+    awaited: Any = asyncmy.connection.Connection
+    send, send_async = plain._execute_command, awaited._execute_command
 
     def execute(connection: Any, command: int, sql: Any) -> None:
         if refused(sql):
@@ -125,8 +126,8 @@ def on_mysql(fuse: Fuse, patching: pytest.MonkeyPatch) -> None:
             raise asyncmy.errors.OperationalError(1180, "Got error 149 during COMMIT")
         await send_async(connection, command, sql)
 
-    patching.setattr(pymysql.connections.Connection, "_execute_command", execute)
-    patching.setattr(asyncmy.connection.Connection, "_execute_command", execute_async)
+    patching.setattr(plain, "_execute_command", execute)
+    patching.setattr(awaited, "_execute_command", execute_async)
 
 
 class PostgresFuse(Fuse):
@@ -256,4 +257,4 @@ def run(place: str, code: Any, module: types.ModuleType, fuse: Fuse) -> bool:
 def close_connections(module: types.ModuleType, *more: type) -> None:
     for value in vars(module).values():
         if isinstance(value, (psycopg.Connection, *more)):
-            value.close()
+            cast("Any", value).close()

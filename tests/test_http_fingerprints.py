@@ -21,7 +21,7 @@ from onefold import AsyncGuard, Guard
 from onefold.http import asgi, wsgi
 from onefold.http import fastapi as routes
 from onefold.http._exchange import Ask, Exchange
-from onefold.http._fingerprints import LABEL, content_of, host_of
+from onefold.http._fingerprints import LABEL, content_of, host_of, spooled_for
 from onefold.http._messages import CHUNK, Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
 from support import in_time
@@ -130,6 +130,19 @@ def test_pieces_of_any_size_give_the_same_digest() -> None:
             found = content_of(request(Content_Type="multipart/mixed; boundary=bb"), body)
 
         assert found == ("multipart/mixed", split_at_once(content, b"bb")), content
+
+
+def test_a_body_that_is_compared_as_it_comes_has_the_same_digest() -> None:
+    content = form("b", b"x" * 100, b"\r\n--b", b"--b--\r\n")
+    asking = request(Content_Type="multipart/form-data; boundary=b")
+    with closing(spooled_for(asking)) as body:
+        for place in range(0, len(content), 7):
+            body.add(content[place : place + 7])
+
+        found = [content_of(asking, body) for _ in range(2)]
+
+        assert found == [fingerprint(content, "multipart/form-data; boundary=b")] * 2
+        assert body.read() == content
 
 
 def test_a_large_upload_is_not_held_in_memory() -> None:

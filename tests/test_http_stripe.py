@@ -72,7 +72,7 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 
 
 def is_replay(answer: httpx.Response) -> bool:
-    return answer.headers.get("idempotent-replayed") == "true"
+    return bool(answer.headers.get("idempotent-replayed") == "true")
 
 
 def test_a_request_that_is_not_valid_saves_nothing_and_may_be_corrected_under_its_key(shop: Shop) -> None:

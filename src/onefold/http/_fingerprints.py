@@ -35,17 +35,29 @@ def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
     The boundary of a multipart body is a random word that each attempt of a client makes anew. It is no part of what
     was asked for: such a body is compared by what stands between its delimiters.
     """
-    given = request.header("Content-Type") or ""
-    kind, parameters = _media_type(given)
-    boundaries = [value for name, value in parameters if name == "boundary"]
-    if kind.startswith("multipart/") and len(boundaries) == 1 and BOUNDARY.fullmatch(boundaries[0]):
-        others = [one for one in parameters if one[0] != "boundary"]
-        return _written(kind, others), _digest_of_parts(body, boundaries[0].encode("ascii"))
-    return _written(kind, parameters), body.digest
+    kind, parameters = _media_type(request)
+    boundary = _boundary_of(kind, parameters)
+    if boundary is None:
+        return _written(kind, parameters), body.digest
+    others = [one for one in parameters if one[0] != "boundary"]
+    return _written(kind, others), body.parts() if isinstance(body, _SpooledParts) else _digest_of_parts(body, boundary)
 
 
-def _media_type(given: str) -> tuple[str, list[tuple[str, str]]]:
-    kind, semicolon, rest = given.partition(";")
+def spooled_for(request: Request) -> Spooled:
+    """Return what takes the body of this request, and compares it as it comes: an event loop is not kept for it."""
+    boundary = _boundary_of(*_media_type(request))
+    return Spooled() if boundary is None else _SpooledParts(boundary)
+
+
+def _boundary_of(kind: str, parameters: list[tuple[str, str]]) -> bytes | None:
+    found = [value for name, value in parameters if name == "boundary"]
+    if not kind.startswith("multipart/") or len(found) != 1 or not BOUNDARY.fullmatch(found[0]):
+        return None
+    return found[0].encode("ascii")
+
+
+def _media_type(request: Request) -> tuple[str, list[tuple[str, str]]]:
+    kind, semicolon, rest = (request.header("Content-Type") or "").partition(";")
     found = PARAMETER.findall(semicolon + rest)
     return kind.strip().lower(), [(name.lower(), _bare(value)) for name, value in found]
 
@@ -87,6 +99,7 @@ class _Parts:
         self._take(self._rest + chunk, is_last=False)
 
     def digest(self) -> bytes:
+        """Return the digest of all pieces: the body ends here."""
         self._take(self._rest, is_last=True)
         self._all.update(self._piece.digest())
         return self._all.digest()
@@ -106,6 +119,24 @@ class _Parts:
         end = max(certain, done)
         self._piece.update(data[done:end])
         self._rest = data[end:]
+
+
+class _SpooledParts(Spooled):
+    """A multipart body, whose parts are digested as they come."""
+
+    def __init__(self, boundary: bytes) -> None:
+        super().__init__()
+        self._parts = _Parts(boundary)
+        self._found: bytes | None = None
+
+    def add(self, chunk: bytes) -> None:
+        super().add(chunk)
+        self._parts.add(chunk)
+
+    def parts(self) -> bytes:
+        """Return the digest of the parts. The whole body has come."""
+        self._found = self._parts.digest() if self._found is None else self._found
+        return self._found
 
 
 def _ends_the_line(data: bytes, at: int) -> bool:

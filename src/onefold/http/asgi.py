@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from onefold import AsyncGuard, Guard, OnefoldError, UsageError
 from onefold.http._deliveries import deliver_async
 from onefold.http._exchange import Ask, Exchange, Options, known
+from onefold.http._fingerprints import spooled_for
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Refused, Request, Spooled
 from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
@@ -57,7 +58,7 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         with ExitStack() as closes:
-            body = closes.enter_context(closing(Spooled()))
+            body = closes.enter_context(closing(spooled_for(request)))
             try:
                 if not await read_body(receive, body):
                     return

@@ -20,6 +20,7 @@ from onefold import AsyncGuard, OnefoldError, Outcome, UsageError
 from onefold.http import _options
 from onefold.http._deliveries import deliver_async
 from onefold.http._exchange import METHODS, Ask, Exchange, Options, known
+from onefold.http._fingerprints import spooled_for
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._openapi import PARAMETER, RESPONSES, described
@@ -164,7 +165,7 @@ class _Rules:
             await _visiting(None, route)(scope, receive, send)
             return
         with ExitStack() as closes:
-            body = closes.enter_context(closing(Spooled()))
+            body = closes.enter_context(closing(spooled_for(request)))
             if not await read_body(receive, body):
                 return
             visit = _Visit(self, request, body)
