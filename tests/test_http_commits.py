@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +18,7 @@ from fastapi import Depends, FastAPI
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from onefold import AsyncGuard, Guard
+from onefold import AsyncGuard, Guard, StoreUnavailable
 from onefold.http.fastapi import IdempotencyMiddleware, by_header, idempotent_route
 from onefold.http.flask import IdempotencyMiddleware as WsgiMiddleware
 from support import in_time
@@ -178,3 +180,57 @@ def test_its_twin_in_flask_does_the_same(tmp_path: Path, fuse: Fuse) -> None:
     assert fuse.has_blown
     assert told(answers) == [(500, False), (201, False), (201, True)]
     assert answers[1].json["balance"] == 5800
+
+
+DJANGO = """
+import sys, tempfile
+from pathlib import Path
+import pytest
+sys.path[:0] = {folders!r}
+from test_docs_commits import Fuse, on_sqlite
+import payments_django as example
+
+fuse = Fuse()
+on_sqlite(fuse, pytest.MonkeyPatch())
+example.configure(Path({folder!r}))
+from django.db import connection, connections
+from django.test import Client
+
+with connection.cursor() as cursor:
+    cursor.execute("CREATE TABLE payment (charge_id TEXT PRIMARY KEY, account TEXT, amount INTEGER NOT NULL)")
+    cursor.execute("CREATE TABLE wallet (account TEXT PRIMARY KEY, balance INTEGER NOT NULL)")
+    cursor.execute("INSERT INTO wallet VALUES ('asha', 10000)")
+fuse.arm()
+client, body = Client(raise_request_exception=False), {{"account": "asha", "amount": 4200}}
+for _ in range(3):
+    answer = client.post("/payments", body, content_type="application/json", headers={headers!r})
+    print(answer.status_code, "Idempotent-Replayed" in answer, b"5800" in answer.content)
+print(fuse.has_blown)
+example.guard.close()
+connections.close_all()
+"""
+
+
+def test_its_twin_in_django_does_the_same(tmp_path: Path) -> None:
+    folders = [str(Path(__file__).parent), str(EXAMPLES.parent), str(EXAMPLES)]
+    code = DJANGO.format(folders=folders, folder=str(tmp_path), headers=HEADERS)
+
+    # Django is configured once in a process.
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    expected = ["500 False False", "201 False True", "201 True True", "True"]
+    assert found.stdout.splitlines() == expected, found.stderr
+
+
+def test_the_consumer_of_the_example_stops_at_a_commit_that_fails_and_remembers_nothing(
+    tmp_path: Path, fuse: Fuse
+) -> None:
+    fuse.arm()
+    with pytest.raises(StoreUnavailable):
+        example("wallet").main(tmp_path)
+
+    assert fuse.has_blown
+    with Guard(f"sqlite:///{tmp_path}/wallet.db") as guard:
+        assert guard.read("credit", "txn-001") is None
+    with closing(sqlite3.connect(tmp_path / "wallet.db")) as connection:
+        assert connection.execute("SELECT * FROM effects").fetchall() == []
