@@ -141,24 +141,8 @@ class Exchange:
         if self._keyless(request, key):
             return None
         # A retry of what a framework has sent on to its path without the slash, or with it, is the same request.
-        content = _fingerprints.content_of(request, body)
-        payload = [request.method, _options.bare(request.path), request.query, *content, self._host_compared(request)]
+        payload = [request.method, _options.bare(request.path), request.query, *self._more_compared(request, body)]
         return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
-
-    def _host_compared(self, request: Request) -> str:
-        """The name of the host. A machine's address is none: it may be any of those that serve one API."""
-        host = _fingerprints.host_of(request) if self._host == "compare" else ""
-        return "" if _fingerprints.is_address(host) else host
-
-    def _caller_at(self, request: Request) -> str | None:
-        """The caller; where each host is a tenant, the caller at this one. A host's name has no @."""
-        caller = self._caller(request)
-        if self._host != "separate":
-            return caller
-        host = _fingerprints.host_of(request)
-        if not host:
-            raise Refused("caller_unknown", "A request with a key needs the header Host, which says whose key it is.")
-        return _checked_caller(f"{caller or ''}@{host}")
 
     def _key_of(self, request: Request, body: Spooled) -> str | None:
         """The key. That a function gives what can be none is no fault of who sent the request."""
@@ -191,6 +175,21 @@ class Exchange:
             _options.check_not_awaited("scope", caller)
             raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
         return _checked_caller(caller)
+
+    def _caller_at(self, request: Request) -> str | None:
+        """The caller; where each host is a tenant, the caller at this one. A host's name has no @."""
+        caller = self._caller(request)
+        if self._host != "separate":
+            return caller
+        host = _fingerprints.host_of(request)
+        if not host:
+            raise Refused("caller_unknown", "A request with a key needs the header Host, which says whose key it is.")
+        return _checked_caller(f"{caller or ''}@{host}")
+
+    def _more_compared(self, request: Request, body: Spooled) -> tuple[str, bytes, str]:
+        """Media type, content, and the name of the host. A machine's address is none: several may serve one API."""
+        host = _fingerprints.host_of(request) if self._host == "compare" else ""
+        return *_fingerprints.content_of(request, body), "" if _fingerprints.is_address(host) else host
 
     def policy(self, guard: Guard | AsyncGuard) -> Policy:
         """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""

@@ -24,7 +24,7 @@ from onefold.http.scopes import by_header, single_tenant
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction
-    from django.core.exceptions import BadRequest, DisallowedHost, PermissionDenied, SuspiciousOperation
+    from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
     from django.core.handlers.exception import response_for_exception
     from django.db import connections
     from django.http import Http404, HttpResponse, RawPostDataException
@@ -179,7 +179,7 @@ def _host_of(request: Any) -> str:
     """The host as Django sees it behind its proxy; where it is none of ALLOWED_HOSTS, as it was sent."""
     try:
         return str(request.get_host())
-    except DisallowedHost:
+    except SuspiciousOperation:
         return str(request.headers.get("Host", ""))
 
 
