@@ -138,7 +138,8 @@ class PostgresFuse(Fuse):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._server = psycopg.connect(url, autocommit=True)
+        # A page that keeps its own transaction open on a table would be waited for without end.
+        self._server = psycopg.connect(url, autocommit=True, options="-c lock_timeout=60s")
         self._server.execute("CREATE SEQUENCE onefold_fuse")
         self._server.execute("""
             CREATE FUNCTION onefold_blow() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -149,10 +150,9 @@ class PostgresFuse(Fuse):
 
     def arm(self) -> None:
         super().arm()
-        for (table,) in self._server.execute(
-            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT LIKE 'onefold%'"
-        ).fetchall():
-            self._server.execute(f"DROP TRIGGER IF EXISTS onefold_fuse ON {table}")
+        for (table,) in self._server.execute("""
+            SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
+            AND relname NOT LIKE 'onefold%' AND NOT relhastriggers""").fetchall():
             self._server.execute(
                 f"CREATE CONSTRAINT TRIGGER onefold_fuse AFTER INSERT OR UPDATE OR DELETE ON {table} "
                 "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION onefold_blow()"
