@@ -183,6 +183,16 @@ def test_who_corrects_only_the_media_type_sends_another_request() -> None:
     assert all(found.count(one) == 1 for one in found)
 
 
+def test_who_corrects_only_the_encoding_sends_another_request() -> None:
+    exchange = Exchange(scope=single_tenant)
+
+    plain, zipped = asked(exchange), asked(exchange, Content_Encoding="gzip")
+
+    assert plain.fingerprint != zipped.fingerprint
+    assert plain.fingerprint == asked(exchange, Content_Encoding="identity").fingerprint
+    assert zipped.fingerprint == asked(exchange, Content_Encoding="GZip").fingerprint
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -30,13 +30,15 @@ PORT: Final = re.compile(r":[0-9]*$")
 
 
 def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
-    """Return the media type and the digest of a body.
+    """Return the media type of a body, with its encoding, and its digest.
 
     The boundary of a multipart body is a random word that each attempt of a client makes anew. It is no part of what
     was asked for: such a body is compared by what stands between its delimiters.
     """
     kind, parameters = _media_type(request)
     boundary = _boundary_of(kind, parameters)
+    if (encoding := (request.header("Content-Encoding") or "").lower()) not in ("", "identity"):
+        kind = f"{kind}|{encoding}"
     if boundary is None:
         return _written(kind, parameters), body.digest
     others = [one for one in parameters if one[0] != "boundary"]
