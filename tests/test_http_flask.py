@@ -318,3 +318,14 @@ def test_the_middleware_guards_every_view_and_remembers_after_the_teardown(app: 
     assert replays(first, second) == [False, True]
     assert ("Set-Cookie" in first.headers, "Set-Cookie" in second.headers) == (True, False)
     assert paid == ["5", "5"]
+
+
+def test_flask_login_is_not_asked_by_a_middleware_that_stands_outside_of_flask() -> None:
+    app = flask.Flask("shop")
+    flask_login.LoginManager(app)
+    app.wsgi_app = IdempotencyMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, guard=Guard("memory:"), scope=by_user
+    )
+
+    with pytest.raises(UsageError, match=r"stands outside of it. Decorate the view with @idempotent"):
+        app.test_client().post("/pay", headers={"Idempotency-Key": "key"})

@@ -121,7 +121,10 @@ def by_user(request: Request) -> str | None:
     """The caller is the authenticated user, as an authentication above this middleware left it in the scope."""
     user = request.native.get("user")
     if user is None:
-        raise UsageError("by_user: no authentication has run before. Put the middleware for it above this one")
+        raise UsageError(
+            "by_user: no authentication has run before. Put the middleware for it above this one; a dependency of "
+            "FastAPI's runs later: for that take idempotent_route and by_argument"
+        )
     if not getattr(user, "is_authenticated", False):
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
     for name in ("identity", "pk", "username"):

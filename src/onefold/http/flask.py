@@ -129,6 +129,11 @@ def by_user(_request: Request) -> str | None:
         from flask_login import current_user
     except ImportError as error:
         raise UsageError("by_user asks Flask-Login, which is not installed. Pass a function as scope=") from error
+    if not flask.has_request_context():
+        raise UsageError(
+            "by_user: Flask-Login knows who asks inside of Flask, and the middleware stands outside of it. Decorate "
+            "the view with @idempotent, or take by_header"
+        )
     if not current_user.is_authenticated:
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
     return str(current_user.get_id())
