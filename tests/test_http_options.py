@@ -223,6 +223,16 @@ def test_a_path_is_required_with_and_without_a_slash_at_its_end(patterns: list[s
     assert refused.value.code == "key_missing"
 
 
+@pytest.mark.parametrize("path", ["/caf\xc3\xa9", "/café", "/\xff"])
+def test_on_wsgi_a_path_is_compared_as_it_reads(path: str) -> None:
+    """A server hands its bytes over as Latin-1."""
+    asking = wsgi.request_of({"REQUEST_METHOD": "POST", "PATH_INFO": path})
+
+    assert asking.path == ("/café" if path.startswith("/caf") else path)
+    with pytest.raises(Refused):
+        Exchange(scope=single_tenant, required=["/café", "/\xff"]).passes(asking)
+
+
 @pytest.mark.parametrize(
     ("key", "title", "detail"),
     [

@@ -242,9 +242,18 @@ def request_of(environ: Environ) -> Request:
     ]
     if environ.get("CONTENT_TYPE"):
         headers.append((b"content-type", environ["CONTENT_TYPE"].encode("latin-1")))
-    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    path = _path_of(environ)
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     return Request(environ["REQUEST_METHOD"], path, query, headers, environ)
+
+
+def _path_of(environ: Environ) -> str:
+    """The path as it reads: in WSGI it is UTF-8 that somebody has taken for Latin-1."""
+    path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    try:
+        return path.encode("latin-1").decode()
+    except UnicodeError:
+        return path
 
 
 def read_body(environ: Environ, body: Spooled) -> None:
