@@ -325,6 +325,18 @@ def test_a_schema_is_described_by_paths_and_not_by_letters(options: Any, says: s
         fastapi.describe(FastAPI(), **options)
 
 
+def test_a_path_that_the_schema_does_not_have_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+
+    @app.post("/orders/{id}")
+    async def order(id: str) -> None: ...  # noqa: A002
+
+    fastapi.describe(app, paths=["/orders/:id"])
+    app.openapi()
+
+    assert caplog.messages == ["describe: the schema has no path '/orders/:id': did you mean '/orders/{id}'?"]
+
+
 # Packages that are not there.
 
 WITHOUT = """

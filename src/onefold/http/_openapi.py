@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
 from onefold import KEY_MAX
 from onefold.http._keys import HEADER
+from onefold.http._options import did_you_mean
+
+LOG = logging.getLogger("onefold.http")
 
 # The two forms of a key that a client should send: in quotes, and bare. Escapes inside of quotes are taken, too.
 PATTERN: Final = rf'^("[ !#-\[\]-~]{{1,{KEY_MAX}}}"|[!#-+\--~]{{1,{KEY_MAX}}})$'
@@ -55,8 +59,13 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 def described(
     schema: dict[str, Any], paths: Iterable[str] | None, methods: Iterable[str], *, required: bool
 ) -> dict[str, Any]:
-    """The schema with the header and its answers on every operation that is guarded."""
+    """The schema with the header and its answers on every operation that is guarded.
+
+    A path that it does not have is a warning: nobody would see the header there.
+    """
     chosen = None if paths is None else set(paths)
+    for path in sorted((chosen or set()) - set(schema.get("paths", {}))):
+        LOG.warning("describe: the schema has no path %r%s", path, did_you_mean(path, schema.get("paths", {})))
     verbs = {method.lower() for method in methods}
     for path, operations in schema.get("paths", {}).items():
         if chosen is not None and path not in chosen:
