@@ -194,10 +194,12 @@ def test_what_the_framework_raises_is_unknown_and_held(send: Sender, service: Se
 
 def test_forms_reach_a_rest_view_and_other_methods_are_not_touched(send: Sender, client: httpx.Client) -> None:
     files = {"receipt": b"r" * 100}
-    uploaded = send("/rest/payments", data={"amount": "7"}, files=files)
+    uploaded, again = (send("/rest/payments", data={"amount": "7"}, files=files) for _ in range(2))
     looked = client.get("/rest/payments", params={"name": send.name}, headers={"X-User": "1", "Idempotency-Key": "a b"})
 
     assert (uploaded.status_code, uploaded.json()["amount"]) == (201, 7)
+    # With another boundary.
+    assert replays(uploaded, again) == [False, True]
     assert looked.status_code == 400
     assert "code" not in looked.json()
 

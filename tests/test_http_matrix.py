@@ -258,6 +258,24 @@ def test_a_key_is_optional_and_where_it_is_required_its_absence_is_400_with_a_li
     assert service.effects(name) == 2
 
 
+def test_an_upload_that_is_sent_again_has_another_boundary_and_is_the_same_request(
+    client: httpx.Client, service: Service, name: str
+) -> None:
+    def upload(content: bytes) -> httpx.Response:
+        headers = {"Idempotency-Key": f'"{name}"'}
+        return client.post("/below/pay", params={"name": name}, headers=headers, files={"receipt": content})
+
+    # The second is larger than what is kept in memory.
+    for size in (10, 2 << 20):
+        name = f"{name}-{size}"
+        answers = [upload(b"x" * size), upload(b"x" * size), upload(b"y" * size)]
+
+        assert len({one.request.headers["content-type"] for one in answers}) == 3
+        assert [one.status_code for one in answers] == [200, 200, 422]
+        assert [is_replay(one) for one in answers] == [False, True, False]
+        assert service.effects(name) == 1
+
+
 # Replays.
 
 STATUSES = (201, 204, 307, 308, 400, 401, 403, 404, 409, 422, 429, 500)
