@@ -5,9 +5,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Each process starts its own servers: more than a few of them only wait for each other.
+PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more lint types services services-down simulate soak bench-quick docs format wheel clean
+.PHONY: help demo test test-more lint types services services-down simulate soak mutate bench-quick docs format wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,10 +18,10 @@ demo: $(READY)  ## the double charge, made real: without a guard, and with one
 	$(BIN)/onefold demo $(ARGS)
 
 test: $(READY)  ## all everyday tests, the simulator among them
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-more: $(READY)  ## the contract on further servers and drivers of the same kind
-	$(BIN)/python -m pytest -m more $(ARGS)
+	$(BIN)/python -m pytest -m more $(PARALLEL) $(ARGS)
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -39,12 +41,16 @@ simulate: $(READY)  ## every interleaving, deeper than in `make test`, with prog
 	$(BIN)/onefold simulate --deep $(ARGS)
 
 soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
-	$(if $(SHORT),,$(BIN)/python -m pytest -m more)
+	$(if $(SHORT),,$(BIN)/python -m pytest -m more $(PARALLEL))
 	$(if $(SHORT),,$(BIN)/onefold simulate --deep $(ARGS))
 	$(BIN)/python -m bench.soak --store all $(if $(SHORT),--short --strike-server)
 	$(BIN)/python -m bench.soak_http $(if $(SHORT),--megabytes 8)
 	$(BIN)/python -m bench.soak_rabbitmq $(if $(SHORT),--short)
 	$(if $(SHORT),,$(BIN)/python -m bench.soak --store postgres --store mariadb --store redis --strike-server)
+	$(if $(SHORT),,$(BIN)/python -m bench.mutate)
+
+mutate: $(READY)  ## break the library in fifty places, one at a time: which breaks does no test notice?
+	$(BIN)/python -m bench.mutate $(ARGS)
 
 bench-quick: $(READY)  ## what a guard costs on each store, against the raw driver: ratios, in a minute
 	$(BIN)/python -m bench.quick $(ARGS)
@@ -61,7 +67,7 @@ wheel: $(READY)  ## build the wheel and test it in an environment of its own
 
 clean:  ## remove what the other targets made
 	test ! -x $(BIN)/python || $(BIN)/python -m services down
-	rm -rf $(VENV) .services build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-* .services build dist .mypy_cache .ruff_cache .pytest_cache
 
 $(READY): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "onefold needs Python 3.11 or newer; try make PYTHON=python3.12")'
