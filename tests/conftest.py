@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import os
@@ -46,6 +47,13 @@ def no_round_trip_is_slow() -> Iterator[None]:
         # The package's own `examine` is the function.
         patching.setattr(importlib.import_module("onefold.health.examine"), "ROUND_TRIP_SLOW", math.inf)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaks_are_found_where_they_are_made() -> Iterator[None]:
+    """Collect at the end of a file: a connection that it left open in a cycle would fail another file's test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
