@@ -13,7 +13,7 @@ import onefold
 ROOT = Path(onefold.__file__).parent
 
 BOTTOM = {"errors", "durations", "_checks", "_model"}
-RULES = BOTTOM | {"_decide", "_steps", "_work", "codecs", "events"}
+RULES = BOTTOM | {"_bypass", "_decide", "_steps", "_work", "codecs", "events"}
 FLOWS = {
     "_flow",
     "_flow_batch",
@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
     "_model": BOTTOM,
-    "_decide": {"_model", "errors"},
+    "_bypass": {"_model"},
+    "_decide": {"_bypass", "_model", "errors"},
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_model", "codecs", "errors"},
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The simulator runs the production flows, and so it has to reach them.
 EXCEPTIONS = {"testing/simulate"}
 
-PURE = FLOWS | {"_decide", "_work"}
+PURE = FLOWS | {"_bypass", "_decide", "_work"}
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "secrets", "datetime"}
 
 
