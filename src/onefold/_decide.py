@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from onefold import _bypass
+from onefold._fingerprint import Compared, compare
 from onefold._model import (
-    RECIPE_BYTES,
     Answer,
     Asked,
     Done,
@@ -153,10 +153,13 @@ def decide(found: Record, asked: Asked, policy: Policy) -> Then:
 
 
 def reused(found: bytes | None, asked: bytes | None) -> bool:
-    """Both fingerprints exist, are of one recipe, and differ."""
-    if found is None or asked is None or found == asked:
-        return False
-    return found[:RECIPE_BYTES] == asked[:RECIPE_BYTES]
+    """Whether this is another payload, as far as both fingerprints know it."""
+    return found != asked and compare(found, asked) is Compared.DIFFERENT
+
+
+def uncompared(found: bytes | None, asked: bytes | None) -> bool:
+    """Whether another payload would not be noticed: a release has renamed an argument, or another function made it."""
+    return found != asked and compare(found, asked) is Compared.UNKNOWN
 
 
 class After(NamedTuple):

@@ -14,7 +14,7 @@ from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
 from onefold._steps import Claiming, Ended, Finishing, Flow, LeaseLeft, Pausing, Reading, Releasing, Running, Watching
-from onefold._work import Work, done, failed, refused, replay, stored_error
+from onefold._work import Work, done, failed, refused, replay, stored_error, tell_if_uncompared
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind
 
@@ -130,6 +130,8 @@ def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
 def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
     """The answer that the record itself gives: a replay, a refusal, or none where a claim has to be written."""
     address = work.asked.address
+    if found.fingerprint != work.asked.fingerprint:
+        tell_if_uncompared(work, found.fingerprint)
     if then is REPLAY:
         if waited:
             work.tell(Kind.WAITED, address, found.attempt)

@@ -28,9 +28,6 @@ KEY_MAX: Final = 255
 OPERATION_MAX: Final = 128
 SCOPE_MAX: Final = 255
 
-# A fingerprint starts with this many bytes that name its recipe; the digest follows.
-RECIPE_BYTES: Final = 4
-
 
 class State(enum.StrEnum):
     """What a store can say of an address that it knows."""

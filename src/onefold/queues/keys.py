@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from onefold import KEY_MAX, MissingKey, UsageError
-from onefold.keys import fingerprint as fingerprint_of
+from onefold.keys import canonical
 
 # The header in which a sender puts its key, whatever the broker.
 KEY_HEADER: Final = "idempotency-key"
@@ -153,7 +153,7 @@ def checked_payload(fingerprint: object) -> PayloadOf | None:
 def can_be_compared(payload: object) -> bool:
     """Whether a fingerprint can be made of it: that it cannot is the fault of its message, and not of a worker."""
     try:
-        fingerprint_of(b"", payload)
+        canonical(payload)
     except UsageError:
         return False
     return True
