@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from onefold import Policy, Record, State, _bypass
+from onefold import Policy, Record, State, StoreUnavailable, _bypass, _flow_steps
+from onefold._steps import Flow
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import EVERYDAY, Report, Scenario, Story, _scenario, read_code, search, tell
@@ -136,6 +137,21 @@ def test_a_dead_bypass_that_takes_what_was_done_along_is_told(monkeypatch: pytes
     monkeypatch.setattr(_bypass, "finished", lambda _found: None)
 
     assert story_of(bypass=True, ignoring=frozenset({4, 5})).number == 10
+
+
+def test_a_step_that_returns_before_its_log_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(_tell: Any, _claim: Any, step: Any, _what: str) -> Flow[Any]:
+        try:
+            return (yield step)
+        except StoreUnavailable:
+            return True
+
+    monkeypatch.setattr(_flow_steps, "insist", once)
+
+    story = story_of(steps=("reserve",))
+
+    assert story.number == 9
+    assert "goes on after its step" in str(story)
 
 
 def test_with_a_revision_that_restarts_a_stale_take_over_hits_another() -> None:

@@ -13,10 +13,22 @@ from typing import Any, Final, cast
 from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
-from onefold._steps import Claiming, Ended, Finishing, Flow, LeaseLeft, Pausing, Reading, Releasing, Running, Watching
+from onefold._steps import (
+    Claiming,
+    Ended,
+    Extending,
+    Finishing,
+    Flow,
+    LeaseLeft,
+    Pausing,
+    Reading,
+    Releasing,
+    Running,
+    Watching,
+)
 from onefold._work import Work, done, failed, refused, replay, stored_error, tell_if_uncompared
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
-from onefold.events import Kind
+from onefold.events import Kind, Teller
 
 # The members that almost every delivery meets: on Python 3.11 an enum gives its members out slowly.
 RUN: Final = Then.RUN
@@ -282,20 +294,28 @@ def _put_back(entry: Entry, ended: Ended) -> Flow[bool | None]:
 
 
 def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
-    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over.
+    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over."""
+    kept = yield from insist(work.tell, claim, Finishing(claim, ending), "finish")
+    # An effect that happened is never reported as failed.
+    return None if isinstance(kept, Exception) else kept
+
+
+def insist(tell: Teller, claim: Claim, step: Finishing | Extending, what: str) -> Flow[bool | Exception]:
+    """Ask until the store answers: whether it is ours; or what it failed with until the lease was nearly over.
 
     A heartbeat that still gets through must not make it endless: it ends after one lease in any case.
     """
     pause, waited = FINISH_PAUSE_FIRST, 0.0
     while True:
         try:
-            ours: bool = yield Finishing(claim, ending)
+            ours: bool = yield step
             return ours
-        except Exception as error:  # noqa: BLE001 - an effect that happened is never reported as failed
-            work.tell(Kind.STORE_FAILED, claim.address, detail=f"finish: {type(error).__name__}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is asked again: something has happened
+            failure = error
+        tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
         left = yield LeaseLeft(claim)
         if min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
-            return None
+            return failure
         waited += yield Pausing(min(pause, left / 2))
         pause = min(pause * 2, FINISH_PAUSE_MAX)
 

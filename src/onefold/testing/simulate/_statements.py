@@ -14,7 +14,7 @@ from onefold._steps import Ask, Claiming, Closing, Extending, Finishing, Reading
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import Scenario
-from onefold.testing.simulate._worker import Effect, End, Moment
+from onefold.testing.simulate._worker import Effect, End, Moment, Returned
 
 if TYPE_CHECKING:
     from onefold.testing.simulate._world import Worker
@@ -33,7 +33,7 @@ STATEMENTS: Final = {
     7: "transactional mode, and a downstream that deduplicates on key_for: at most one effect in every history",
     8: "once faults are over and the longest lease has passed, a fresh delivery runs, replays or is on hold, never "
     "in progress; nothing is lost, and nobody is refused by their own claim",
-    9: "no later attempt repeats a finished step",
+    9: "once step() has returned, no later attempt runs that step again",
     10: "while a bypass runs, and after one that failed, was cancelled or died, the earlier finish stands: every "
     "ordinary duplicate replays it, or waits; a bypass that is tried again has the same downstream key",
 }
@@ -202,6 +202,10 @@ class Statements:
         if len(keys) > 1:
             self._broken(7, "the system downstream got two different keys")
         return replace(past, keys=keys)
+
+    def returned(self, past: Past, worker: Worker, moment: Returned) -> Past:
+        """`step()` has returned: from now on it counts as finished, whatever is written of it."""
+        return replace(past, steps=past.steps | {moment.step}) if worker.epoch == past.epoch else past
 
     def chosen(self, past: Past, way: str) -> Past:
         return replace(past, not_done=past.not_done + 1) if way == "not done" else past

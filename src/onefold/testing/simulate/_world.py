@@ -21,7 +21,7 @@ from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, Scenario
 from onefold.testing.simulate._statements import Past, Statements
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Start, Watch
+from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Returned, Start, Watch
 
 # Not a worker: time, the network.
 NATURE = -1
@@ -254,6 +254,8 @@ class Physics:
             worker = replace(worker, inside=True, overlapped=overlapped)
         elif isinstance(moment, Effect):
             past = self.statements.happened(past, worker, moment)
+        elif isinstance(moment, Returned):
+            past = self.statements.returned(past, worker, moment)
         elif isinstance(moment, Watch):
             worker = replace(worker, watched=True)
             reply = 0.0 if worker.lapsed else LEASE
