@@ -119,7 +119,7 @@ def test_a_bypass_that_dies_leaves_what_was_there(store: ProxyStore, clock: Cloc
     clock.advance(6)
 
     seen = [guard.run("charge", "pay_1", pytest.fail) for _ in range(2)]
-    batch = guard.run_batch("charge", ["pay_1"], key=str, handler=pytest.fail)
+    batch: list[Any] = guard.run_batch("charge", ["pay_1"], key=str, handler=pytest.fail)
     looked = guard.run("charge", "pay_1", pytest.fail, policy=Policy(mode="seen"))
 
     assert [(one.value, one.replayed) for one in (*seen, *batch, looked)] == [("the receipt", True)] * 4

@@ -122,7 +122,7 @@ def _opened(value: Any) -> bytes | Parts:
             return Parts(iter(value), [], _array)
         if kind is frozenset:
             return Parts(iter(value), [], _sorted_array)
-        value = _simplifier(kind)(value)
+        value = _simplifier(kind)(value)  # type: ignore[arg-type]  # a type can be hashed
     raise ValueError("it is made of itself")
 
 
@@ -225,9 +225,9 @@ def _of_fields(kind: type) -> Simplifier:
     if hasattr(kind, "__dataclass_fields__"):
         import dataclasses
 
-        names = tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+        names = tuple(field.name for field in dataclasses.fields(kind))
         takes_more = (getattr(kind, "__pydantic_config__", None) or {}).get("extra") == "allow"
-        return lambda value: _given(value, names) | (vars(value) if takes_more else {})
+        return lambda value: _given(value, names) | (dict(vars(value)) if takes_more else {})
     return None
 
 
@@ -276,7 +276,8 @@ def _of_library(kind: type) -> Simplifier:
         return lambda value: [value.numerator, value.denominator]
     if "collections" in libraries and kind.__name__ == "UserString":
         return lambda value: value.data
-    return str if not TEXTS.isdisjoint(libraries) and kind.__str__ is not object.__str__ else None
+    has_text = "__str__" in {name for parent in kind.__mro__[:-1] for name in vars(parent)}
+    return str if has_text and not TEXTS.isdisjoint(libraries) else None
 
 
 def _of_container(kind: type) -> Simplifier:
