@@ -60,6 +60,7 @@ class Call:
         self._names = tuple(self.signature.parameters)
         self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
         self._simple = all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+        self._tails = self._defaults_after() if self._simple else ()
         self._key_names = () if callable(key) else self._checked(key, "key")
         self._key = key if callable(key) else None
         self._scope = scope if callable(scope) else keys.checked_scope(scope)
@@ -150,15 +151,24 @@ class Call:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The arguments in the order of the signature, defaults included; a wrong call raises what it always would."""
         if self._simple and len(args) <= len(self._names):
+            tail = None if kwargs else self._tails[len(args)]
+            if tail is not None:
+                return args + tail
             rest = self._names[len(args) :]
-            if not rest and not kwargs:
-                return args
             named = self._defaults | kwargs
             if kwargs.keys() <= set(rest) <= named.keys():
                 return [*args, *(named[name] for name in rest)]
         whole = self.signature.bind(*args, **kwargs)
         whole.apply_defaults()
         return [whole.arguments[name] for name in self._names]
+
+    def _defaults_after(self) -> tuple[tuple[Any, ...] | None, ...]:
+        """For each number of arguments, the defaults of all that follow; None where one of those has none."""
+        names, found = self._names, self._defaults
+        return tuple(
+            tuple(found[name] for name in names[count:]) if found.keys() >= set(names[count:]) else None
+            for count in range(len(names) + 1)
+        )
 
     def _payload_of(self, fingerprint: FingerprintOf) -> tuple[tuple[str, ...], Callable[..., Any] | None]:
         if callable(fingerprint):
