@@ -156,7 +156,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.remark.startswith(RESOLVED)
 
     def key_for(self, name: str) -> str:
-        """What `current().key_for(name)` gave the latest run of the handler: the other side knows it by this key."""
+        """What `current().key_for(name)` gave the run that this record tells of: by this the other side knows it."""
         return downstream(self.address, name, self.bypasses)
 
 
