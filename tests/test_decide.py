@@ -90,6 +90,29 @@ def test_a_bypass_runs_again_only_what_is_finished(state: State, then: Then) -> 
     assert decide(record(state), Asked(ADDRESS, None, True), Policy()) is then
 
 
+def abandoned_bypass(state: State) -> Record:
+    """What a bypass of something finished leaves when it dies."""
+    claim = entry(Then.RUN_AGAIN, record(state, result=b"the receipt"), Asked(ADDRESS, None, True), Policy(), b"new")
+    kept = {name: getattr(claim, name) for name in ("bypasses", "notes", "result")}
+    return record(State.RUNNING, lease_left=-1.0, **kept)
+
+
+@pytest.mark.parametrize(
+    ("state", "bypass", "then"),
+    [
+        (State.DONE, False, Then.REPLAY),
+        (State.FAILED, False, Then.REPLAY_ERROR),
+        (State.DONE, True, Then.RUN_AGAIN),
+        (State.FAILED, True, Then.RUN_AGAIN),
+    ],
+)
+@pytest.mark.parametrize("after_crash", ["rerun", "hold", "skip", probe])
+def test_what_a_bypass_found_stands_when_it_dies(state: State, bypass: bool, then: Then, after_crash: Any) -> None:
+    found = abandoned_bypass(state)
+
+    assert decide(found, Asked(ADDRESS, None, bypass), Policy(after_crash=after_crash)) is then
+
+
 def test_every_record_finds_a_row_and_every_row_is_found() -> None:
     policies = [
         Policy(),
@@ -101,9 +124,16 @@ def test_every_record_finds_a_row_and_every_row_is_found() -> None:
     ]
     found = itertools.product(State, (0, 1), (-1.0, 1.0), (None, UNSTARTED), (False, True), policies)
     hit = set()
-    for state, attempt, lease_left, notes, bypass, policy in found:
-        asked = Asked(ADDRESS, None, bypass)
-        one = record(state, attempt=attempt, lease_left=lease_left, notes=notes)
+    records = [
+        (record(state, attempt=attempt, lease_left=lease_left, notes=notes), bypass, policy)
+        for state, attempt, lease_left, notes, bypass, policy in found
+    ]
+    records += [
+        (abandoned_bypass(state), bypass, Policy())
+        for state, bypass in itertools.product((State.DONE, State.FAILED), (False, True))
+    ]
+    for one, bypass, policy in records:
+        asked, state = Asked(ADDRESS, None, bypass), one.state
         hit.add(next(row for row in FOUND if row.state is state and row.holds(one, asked, policy)))
 
         assert decide(one, asked, policy) in Then

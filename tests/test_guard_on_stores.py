@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from onefold import (
     AsyncGuard,
@@ -19,10 +20,12 @@ from onefold import (
     Outcome,
     OutcomeUnknown,
     Policy,
+    _decide,
     current,
     done,
 )
-from onefold._model import State
+from onefold._decide import Then
+from onefold._model import Asked, Claim, State
 from redis_tools import entry
 from support import eventually, in_time
 
@@ -197,3 +200,43 @@ def test_tenants_do_not_share_records(url: str) -> None:
         values = [guard.run("charge", "pay_1", partial(str, tenant), scope=tenant).value for tenant in "abcab"]
 
     assert values == ["a", "b", "c", "a", "b"]
+
+
+def test_a_bypass_that_fails_or_dies_leaves_what_was_done(url: str) -> None:
+    with Guard(url) as guard:
+        check_bypasses(guard)
+
+
+def test_on_dynamodb_a_bypass_that_fails_or_dies_leaves_what_was_done(dynamodb_url: str) -> None:
+    with Guard(dynamodb_url) as guard:
+        # Its leases are long: what a dead one left is read, and not waited for.
+        check_bypasses(guard, lease=60.0)
+
+
+def check_bypasses(guard: Guard, *, lease: float = 0.001) -> None:
+    """Finish; fail a bypass after a step; let another die; finish one. Duplicates replay what was finished last."""
+    guard.run("charge", "pay_1", lambda: "the receipt", fingerprint=42)
+    before = guard.read("charge", "pay_1")
+    assert before is not None
+    with pytest.raises(ZeroDivisionError):
+        guard.run("charge", "pay_1", _fails_after_a_step, fingerprint=42, bypass=True)
+    failed = guard.read("charge", "pay_1")
+    assert failed is not None
+    assert (failed.state, failed.result, failed.bypasses) == (State.DONE, before.result, 0)
+    assert failed.stay_left == pytest.approx(before.stay_left, abs=600)
+
+    dead = _decide.entry(Then.RUN_AGAIN, failed, Asked(failed.address, None, True), guard.policy, b"d" * 16)
+    assert guard.store.claim(replace(dead, lease=lease), replacing=failed) is None
+    assert guard.store.extend(Claim(dead.address, dead.token, lease, dead.stay), dead.notes) is True
+    running = guard.read("charge", "pay_1")
+    assert running is not None
+    assert (running.state, running.result, running.notes) == (State.RUNNING, before.result, dead.notes)
+    if lease > 1:
+        return
+    assert eventually(lambda: (guard.read("charge", "pay_1") or failed).lease_left <= 0)
+    assert guard.run("charge", "pay_1", pytest.fail, fingerprint=42).value == "the receipt"
+
+    steps: list[str] = []
+    again = guard.run("charge", "pay_1", lambda: current().step("first", lambda: steps.append("first")), bypass=True)
+    assert (again.replayed, steps) == (False, [])
+    assert guard.run("charge", "pay_1", pytest.fail, fingerprint=42).replayed

@@ -13,7 +13,7 @@ import onefold
 ROOT = Path(onefold.__file__).parent
 
 BOTTOM = {"errors", "durations", "_checks", "_model"}
-RULES = BOTTOM | {"_decide", "_steps", "_work", "codecs", "events"}
+RULES = BOTTOM | {"_bypass", "_canonical", "_decide", "_fingerprint", "_steps", "_work", "codecs", "events"}
 FLOWS = {
     "_flow",
     "_flow_batch",
@@ -34,17 +34,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
     "_model": BOTTOM,
-    "_decide": {"_model", "errors"},
+    "_bypass": {"_model"},
+    "_canonical": set(),
+    "_fingerprint": {"_canonical"},
+    "_decide": {"_bypass", "_fingerprint", "_model", "errors"},
     "codecs": {"errors"},
     "events": {"_model"},
-    "keys": {"_model", "codecs", "errors"},
+    "keys": {"_canonical", "_model", "errors"},
     "_steps": {"_model", "errors"},
-    "_work": {"_model", "codecs", "errors", "events"},
+    "_work": {"_decide", "_model", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},
     "heartbeat": {"_model", "errors", "events", "stores"},
     "current": RULES | FLOWS | {"keys", "heartbeat"},
-    "_calls": {"keys", "_checks", "errors"},
+    "_calls": {"keys", "_checks", "_fingerprint", "errors"},
     "_toolbox": {"_steps", "codecs", "current", "events", "heartbeat"},
     "_front": FRONT - {"guard", "guard_async"},
     "transactions": FRONT | {"transactions"},
@@ -56,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The simulator runs the production flows, and so it has to reach them.
 EXCEPTIONS = {"testing/simulate"}
 
-PURE = FLOWS | {"_decide", "_work"}
+PURE = FLOWS | {"_bypass", "_decide", "_fingerprint", "_work"}
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "secrets", "datetime"}
 
 

@@ -432,6 +432,18 @@ def test_the_same_key_with_another_payload_is_refused(worker: Worker, connection
     assert handler.starts == 1
 
 
+def test_a_bypass_that_fails_leaves_what_was_done_also_if_the_caller_commits(worker: Worker, connection: Any) -> None:
+    worker.within(connection, "m1", Handler("receipt"))
+    worker.on(connection, COMMIT)
+    with pytest.raises(ValueError, match="no"):
+        worker.within(connection, "m1", Handler(error=ValueError("no")), bypass=True)
+    worker.on(connection, COMMIT)
+
+    outcome = worker.within(connection, "m1", add)
+
+    assert (outcome.value, outcome.replayed) == ("receipt", True)
+
+
 def test_a_bypass_runs_it_once_more(worker: Worker, connection: Any, ledger: Ledger) -> None:
     worker.within(connection, "m1", add)
     worker.within(connection, "m1", add, bypass=True)

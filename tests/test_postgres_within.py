@@ -498,6 +498,22 @@ def test_two_tenants_may_use_the_same_key(worker: Worker) -> None:
     assert worker.play(story) == [False, False, True]
 
 
+def test_a_bypass_that_fails_leaves_what_was_done_also_if_the_caller_commits(worker: Worker, url: str) -> None:
+    async def story(worker: Worker) -> Any:
+        async with worker.connected() as caller:
+            async with caller.transaction():
+                await caller.within("m1", handling(Handler("receipt")))
+            async with caller.transaction():
+                with pytest.raises(ValueError, match="no"):
+                    await caller.within("m1", handling(Handler(error=ValueError("no"))), bypass=True)
+            async with caller.transaction():
+                return await caller.within("m1", add)
+
+    outcome = worker.play(story)
+
+    assert (outcome.value, outcome.replayed, balance(url)) == ("receipt", True, 0)
+
+
 def test_a_bypass_runs_it_once_more(worker: Worker, url: str) -> None:
     async def story(worker: Worker) -> None:
         async with worker.connected() as caller, caller.transaction():

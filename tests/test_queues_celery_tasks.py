@@ -242,6 +242,33 @@ def test_an_eager_task_raises_what_a_worker_would_have_rejected(eager: Celery, g
         adding.apply_async((3, 4), headers={KEY: "k"})
 
 
+LEGAL: dict[str, Any] = {
+    "wei": 2**64 + 1,
+    "half a surrogate pair": "\ud83d",
+    "keys that are numbers": {1: {2: "x"}},
+    "both": {"wei": [10**30, {"note": "\udc00"}]},
+}
+
+
+@pytest.mark.parametrize("by", ["the header", "an argument"])
+@pytest.mark.parametrize("what", LEGAL)
+def test_whatever_can_be_sent_runs_once(eager: Celery, guard: Guard, what: str, by: str) -> None:
+    runs: list[Any] = []
+    options: dict[str, Any] = {} if by == "the header" else {"key": "order_id"}
+
+    @eager.task(base=OnefoldTask, guard=guard, operation="pay", name="pay", **options)
+    def pay(order_id: str, amount: Any) -> int:
+        runs.append(amount)
+        return len(runs)
+
+    for _ in range(2):
+        pay.apply_async(("o_1", LEGAL[what]), headers={KEY: "pay_1"})
+    with pytest.raises(KeyReused):
+        pay.apply_async(("o_1", [LEGAL[what]]), headers={KEY: "pay_1"})
+
+    assert len(runs) == 1
+
+
 def test_an_eager_retry_runs_under_the_same_key(eager: Celery, guard: Guard) -> None:
     tries: list[int] = []
 

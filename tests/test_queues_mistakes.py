@@ -280,6 +280,14 @@ def test_a_body_that_is_too_deep_is_no_failed_attempt() -> None:
         keys.field("id")(Message(b"[" * 100_000, {}))
 
 
+def test_half_of_a_surrogate_pair_is_legal_json() -> None:
+    messages = [Message(b'{"id": "k", "note": "\\ud83d%d"}' % number, {}) for number in (1, 1, 2)]
+    hashes = [keys.content_hash(fields=["note"], identical_payloads_are_duplicates=True)(one) for one in messages]
+
+    assert [keys.field("id")(one) for one in messages] == ["k", "k", "k"]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_messages_without_any_field_of_a_content_hash_are_not_one_message() -> None:
     key = keys.content_hash(fields=["order", "line"], identical_payloads_are_duplicates=True)
 

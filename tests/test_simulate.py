@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from onefold import Record, State
+from onefold import Policy, Record, State, StoreUnavailable, _bypass, _flow_steps
+from onefold._steps import Flow
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import EVERYDAY, Report, Scenario, Story, _scenario, read_code, search, tell
@@ -125,6 +126,34 @@ def test_without_the_revision_check_a_live_claim_is_taken_over() -> None:
     """)
 
 
+def test_a_bypass_that_forgets_what_it_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bypass, "carrying", lambda entry, found: replace(entry, bypasses=found.bypasses + 1))
+
+    assert story_of(bypass=True).number == 4
+    assert story_of(bypass=True, ignoring=frozenset({4})).number == 10
+
+
+def test_a_dead_bypass_that_takes_what_was_done_along_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bypass, "finished", lambda _found: None)
+
+    assert story_of(bypass=True, ignoring=frozenset({4, 5})).number == 10
+
+
+def test_a_step_that_returns_before_its_log_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(_tell: Any, _claim: Any, step: Any, _what: str) -> Flow[Any]:
+        try:
+            return (yield step)
+        except StoreUnavailable:
+            return True
+
+    monkeypatch.setattr(_flow_steps, "insist", once)
+
+    story = story_of(steps=("reserve",))
+
+    assert story.number == 9
+    assert "goes on after its step" in str(story)
+
+
 def test_with_a_revision_that_restarts_a_stale_take_over_hits_another() -> None:
     story = story_of(WithRestartingRevision, workers=3)
 
@@ -235,7 +264,11 @@ def test_every_statement_can_fail(number: int, defect: dict[str, Any]) -> None:
 def test_one_token_for_two_transactions_commits_the_effect_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The claim of the second transaction would take the first one's record for its own, and run again."""
     make_work = _scenario._work
-    monkeypatch.setattr(_scenario, "_work", lambda *args: replace(make_work(*args), mint=lambda: str(args[0]).encode()))
+
+    def work(name: str, policy: Policy, *, bypass: bool = False) -> Any:
+        return replace(make_work(name, policy, bypass=bypass), mint=name.encode)
+
+    monkeypatch.setattr(_scenario, "_work", work)
 
     story = story_of(mode="transactional")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onefold import keys
 from onefold._checks import did_you_mean
+from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
 from onefold.errors import MissingKey, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Call:
         self._names = tuple(self.signature.parameters)
         self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
         self._simple = all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+        self._tails = self._defaults_after() if self._simple else ()
         self._key_names = () if callable(key) else self._checked(key, "key")
         self._key = key if callable(key) else None
         self._scope = scope if callable(scope) else keys.checked_scope(scope)
@@ -66,7 +68,9 @@ class Call:
         # None where the key is made of several arguments, or by a function.
         self._key_at = self._names.index(self._key_names[0]) if len(self._key_names) == 1 else None
         self._payload_from = _picker([self._names.index(name) for name in self._payload_names])
-        self._recipe = keys.recipe(*(self._payload_names if self._payload is None else (_recipe_name(self._payload),)))
+        self._recipe = (
+            recipe_of_parts(self._payload_names) if self._payload is None else recipe_of_whole(full_name(self._payload))
+        )
         self._no_payload = fingerprint is None
 
     def _without_tx(self) -> inspect.Signature:
@@ -102,12 +106,23 @@ class Call:
                 raise self._without_key(error) from None
         if self._no_payload:
             return scope, key, None
+        address = (scope, self.operation, key)
         if self._payload is not None:
-            return scope, key, keys.fingerprint(self._recipe, self._payload(*args, **kwargs))
+            return scope, key, self._computed(address, self._payload(*args, **kwargs))
         try:
-            return scope, key, keys.fingerprint(self._recipe, self._payload_from(bound))
-        except UsageError as error:
-            raise self._undigestible(bound, error) from error
+            return scope, key, of_parts(self._recipe, address, self._payload_from(bound))
+        except Exception as error:
+            raise self._undigestible(bound) from error
+
+    def _computed(self, address: tuple[str, str, str], payload: object) -> bytes:
+        """The fingerprint of what the user's own function made of the arguments."""
+        try:
+            return of_whole(self._recipe, address, payload)
+        except Exception as error:
+            raise UsageError(
+                f"{self.operation}: what fingerprint= made of the arguments of {self.name}() cannot be fingerprinted "
+                f"({error}). Nothing ran"
+            ) from error
 
     def _scope_of(self, found: str | None) -> str:
         """A function that finds no scope must not let two tenants share a record."""
@@ -125,26 +140,35 @@ class Call:
         named.operation = self.operation
         return named
 
-    def _undigestible(self, bound: Sequence[Any], error: UsageError) -> UsageError:
-        name = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
+    def _undigestible(self, bound: Sequence[Any]) -> UsageError:
+        name, why = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
         return UsageError(
             f"{self.operation}: the argument {name!r} of {self.name}() cannot be fingerprinted "
-            f"({error.__cause__}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "
+            f"({why}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "
             "or opt out with fingerprint=None"
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The arguments in the order of the signature, defaults included; a wrong call raises what it always would."""
         if self._simple and len(args) <= len(self._names):
+            tail = None if kwargs else self._tails[len(args)]
+            if tail is not None:
+                return args + tail
             rest = self._names[len(args) :]
-            if not rest and not kwargs:
-                return args
             named = self._defaults | kwargs
             if kwargs.keys() <= set(rest) <= named.keys():
                 return [*args, *(named[name] for name in rest)]
         whole = self.signature.bind(*args, **kwargs)
         whole.apply_defaults()
         return [whole.arguments[name] for name in self._names]
+
+    def _defaults_after(self) -> tuple[tuple[Any, ...] | None, ...]:
+        """For each number of arguments, the defaults of all that follow; None where one of those has none."""
+        names, found = self._names, self._defaults
+        return tuple(
+            tuple(found[name] for name in names[count:]) if found.keys() >= set(names[count:]) else None
+            for count in range(len(names) + 1)
+        )
 
     def _payload_of(self, fingerprint: FingerprintOf) -> tuple[tuple[str, ...], Callable[..., Any] | None]:
         if callable(fingerprint):
@@ -292,5 +316,6 @@ def _innermost(function: Callable[..., Any]) -> Any:
     return type(function).__call__
 
 
-def _recipe_name(function: Callable[..., Any]) -> str:
+def full_name(function: Callable[..., Any]) -> str:
+    """By what two functions are told apart."""
     return f"{getattr(function, '__module__', '')}.{name_of(function)}"

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from onefold import _bypass
+from onefold._fingerprint import Compared, compare
 from onefold._model import (
-    RECIPE_BYTES,
     Answer,
     Asked,
     Done,
@@ -73,6 +74,20 @@ def bypassed(_found: Record, asked: Asked, _policy: Policy) -> bool:
     return asked.bypass
 
 
+def stands_done(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    ended = _bypass.finished(found)
+    return ended is not None and ended.state is State.DONE
+
+
+def stands_failed(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    ended = _bypass.finished(found)
+    return ended is not None and ended.state is State.FAILED
+
+
+def bypassed_again(found: Record, asked: Asked, _policy: Policy) -> bool:
+    return asked.bypass and _bypass.finished(found) is not None
+
+
 def lease_live(found: Record, _asked: Asked, _policy: Policy) -> bool:
     return found.lease_left > 0
 
@@ -111,6 +126,9 @@ FOUND = (
     Row(State.OPEN, "otherwise", always, Then.TAKE_OVER, State.RUNNING),
     Row(State.RUNNING, "lease live", lease_live, Then.REFUSE_RUNNING, State.RUNNING),
     Row(State.RUNNING, "lease over, never started", never_started, Then.TAKE_OVER, State.RUNNING),
+    Row(State.RUNNING, "a bypass whose lease is over, bypass", bypassed_again, Then.RUN_AGAIN, State.RUNNING),
+    Row(State.RUNNING, "a bypass whose lease is over, done before", stands_done, Then.REPLAY, State.RUNNING),
+    Row(State.RUNNING, "a bypass whose lease is over, failed before", stands_failed, Then.REPLAY_ERROR, State.RUNNING),
     Row(State.RUNNING, "lease over, hold", may_hold, Then.HOLD, State.HELD),
     Row(State.RUNNING, "lease over, skip", may_skip, Then.SKIP, State.DONE),
     Row(State.RUNNING, "lease over, a probe", has_probe, Then.ASK, State.RUNNING),
@@ -135,10 +153,13 @@ def decide(found: Record, asked: Asked, policy: Policy) -> Then:
 
 
 def reused(found: bytes | None, asked: bytes | None) -> bool:
-    """Both fingerprints exist, are of one recipe, and differ."""
-    if found is None or asked is None or found == asked:
-        return False
-    return found[:RECIPE_BYTES] == asked[:RECIPE_BYTES]
+    """Whether this is another payload, as far as both fingerprints know it."""
+    return found != asked and compare(found, asked) is Compared.DIFFERENT
+
+
+def uncompared(found: bytes | None, asked: bytes | None) -> bool:
+    """Whether another payload would not be noticed: a release has renamed an argument, or another function made it."""
+    return found != asked and compare(found, asked) is Compared.UNKNOWN
 
 
 class After(NamedTuple):
@@ -254,7 +275,7 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
     if found is None or then is Then.RUN:
         return new
     if then is Then.RUN_AGAIN:
-        return change(new, bypasses=found.bypasses + 1)
+        return _bypass.carrying(new, found)
     kept = change(
         new,
         attempt=starts(found),

@@ -10,13 +10,25 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from onefold import _decide
+from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
-from onefold._steps import Claiming, Ended, Finishing, Flow, LeaseLeft, Pausing, Reading, Releasing, Running, Watching
-from onefold._work import Work, done, failed, refused, replay, stored_error
+from onefold._steps import (
+    Claiming,
+    Ended,
+    Extending,
+    Finishing,
+    Flow,
+    LeaseLeft,
+    Pausing,
+    Reading,
+    Releasing,
+    Running,
+    Watching,
+)
+from onefold._work import Work, done, failed, refused, replay, stored_error, tell_if_uncompared
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
-from onefold.events import Kind
+from onefold.events import Kind, Teller
 
 # The members that almost every delivery meets: on Python 3.11 an enum gives its members out slowly.
 RUN: Final = Then.RUN
@@ -130,12 +142,15 @@ def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
 def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
     """The answer that the record itself gives: a replay, a refusal, or none where a claim has to be written."""
     address = work.asked.address
+    if found.fingerprint != work.asked.fingerprint:
+        tell_if_uncompared(work, found.fingerprint)
     if then is REPLAY:
         if waited:
             work.tell(Kind.WAITED, address, found.attempt)
-        return replay(work, found)
+        return replay(work, _bypass.finished(found) or found)
     match then:
         case Then.REPLAY_ERROR:
+            found = _bypass.finished(found) or found
             work.tell(Kind.REPLAYED, address, found.attempt, "error")
             raise stored_error(work, found)
         case Then.REFUSE_REUSED:
@@ -181,6 +196,9 @@ def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
 def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
     """What follows from how the handler ended; its error is raised as it is."""
     then = _decide.after(ended.error, work.policy) if ended.started else Then.RELEASE
+    if then not in (FINISH, ASK) and _bypass.is_bypass(entry):
+        # Whatever is not known of a bypass, what it found is known: that is put back.
+        then = Then.RELEASE
     return close_done(work, entry, ended) if then is FINISH else close_raised(work, entry, ended, then)
 
 
@@ -205,7 +223,7 @@ def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Out
             answered = yield from _ask_after(work, entry, ended)
             if isinstance(answered, Done):
                 return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
-            if isinstance(answered, NotDone):
+            if isinstance(answered, NotDone) or _bypass.is_bypass(entry):
                 yield from give_back(work, entry, ended)
             else:
                 yield from close_otherwise(work, entry, ended, Then.HOLD)
@@ -236,34 +254,68 @@ def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[
 def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
     """Release the claim. A store that fails now changes nothing for the caller: the lease will end."""
     error = cast("BaseException", ended.error)
-    if ended.started:
-        left = _decide.memory(entry, error, ended.notes, work.policy)
-    else:
-        left = _decide.memory_unstarted(entry, work.policy)
     address, name = work.asked.address, type(error).__name__
     try:
-        ours = yield Releasing(claim_of(entry), left)
+        ours = yield from _release(work, entry, ended, error)
     except Exception:  # noqa: BLE001 - the handler's own error must surface, not this one
         work.tell(Kind.STORE_FAILED, address, entry.attempt, "release")
         return
     work.tell(Kind.RELEASED if ours else Kind.LOST, address, entry.attempt, name)
 
 
+def _release(work: Work, entry: Entry, ended: Ended, error: BaseException) -> Flow[bool]:
+    if _bypass.is_bypass(entry):
+        ours = yield from _put_back(entry, ended)
+        if ours is not None:
+            return ours
+    if ended.started:
+        left = _decide.memory(entry, error, ended.notes, work.policy)
+    else:
+        left = _decide.memory_unstarted(entry, work.policy)
+    return cast("bool", (yield Releasing(claim_of(entry), left)))
+
+
+def _put_back(entry: Entry, ended: Ended) -> Flow[bool | None]:
+    """A bypass has failed: what it found is written again. None: that has expired meanwhile."""
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(entry.address)
+        if found is None or found.token != entry.token:
+            return False
+        if found.state is not State.RUNNING:
+            # Written in the round before, whose answer got lost.
+            return True
+        notes, failure = (ended.notes, type(ended.error).__name__) if ended.started else (found.notes, "")
+        earlier = _bypass.put_back(found, notes, failure)
+        if earlier is None:
+            return None
+        if (yield Claiming(earlier, found)) is None:
+            return True
+    return False
+
+
 def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
-    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over.
+    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over."""
+    kept = yield from insist(work.tell, claim, Finishing(claim, ending), "finish")
+    # An effect that happened is never reported as failed.
+    return None if isinstance(kept, Exception) else kept
+
+
+def insist(tell: Teller, claim: Claim, step: Finishing | Extending, what: str) -> Flow[bool | Exception]:
+    """Ask until the store answers: whether it is ours; or what it failed with until the lease was nearly over.
 
     A heartbeat that still gets through must not make it endless: it ends after one lease in any case.
     """
     pause, waited = FINISH_PAUSE_FIRST, 0.0
     while True:
         try:
-            ours: bool = yield Finishing(claim, ending)
+            ours: bool = yield step
             return ours
-        except Exception as error:  # noqa: BLE001 - an effect that happened is never reported as failed
-            work.tell(Kind.STORE_FAILED, claim.address, detail=f"finish: {type(error).__name__}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is asked again: something has happened
+            failure = error
+        tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
         left = yield LeaseLeft(claim)
         if min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
-            return None
+            return failure
         waited += yield Pausing(min(pause, left / 2))
         pause = min(pause * 2, FINISH_PAUSE_MAX)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onefold import _decide
+from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
 from onefold._model import Commit, Entry, Gone, Outcome, Record, State
@@ -19,6 +19,7 @@ from onefold._steps import (
     Ended,
     Finishing,
     Flow,
+    Reading,
     Releasing,
     RollingBack,
     Running,
@@ -38,12 +39,13 @@ def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
 
     `confirm` sends the second one in any case: where the record is a row that the handler has to write.
     """
-    won = yield from insert(work)
+    replaced: list[Record] = []
+    won = yield from insert(work, replaced=replaced)
     if isinstance(won, Outcome):
         return won
     ended: Ended = yield Running(work.call, won)
     if ended.error is not None:
-        yield from _take_back(work, won)
+        yield from _take_back(work, won, replaced)
         raise ended.error
     outcome = yield from _keep(work, won, ended.value, confirm=confirm)
     # The commit is the caller's: nothing of ours sees it.
@@ -102,13 +104,21 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
     return outcome
 
 
-def insert(work: Work, ours: dict[bytes, Outcome[Any]] | None = None) -> Flow[Entry | Outcome[Any]]:
-    """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions."""
+def insert(
+    work: Work, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
+) -> Flow[Entry | Outcome[Any]]:
+    """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions.
+
+    What it took the place of is appended to `replaced`.
+    """
     asked, policy, token = work.asked, work.policy, work.mint()
-    entry, replacing = _decide.done_at_once(asked, policy, token), None
+    replacing: Record | None = None
+    entry = _decide.done_at_once(asked, policy, token)
     for _ in range(ROUNDS_MAX):
         found: Record | Gone | None = yield Claiming(entry, replacing)
         if found is None:
+            if replaced is not None and replacing is not None:
+                replaced.append(replacing)
             work.tell(Kind.STARTED, asked.address, entry.attempt)
             return entry
         if not isinstance(found, Record):
@@ -136,10 +146,17 @@ def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flo
     return Outcome(value=value, attempt=entry.attempt)
 
 
-def _take_back(work: Work, entry: Entry) -> Flow[None]:
-    """Delete our record, so that a caller who catches the error and commits does not lose the delivery."""
+def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:
+    """Delete our record, so that a caller who catches the error and commits does not lose the delivery.
+
+    A bypass puts back what it took the place of: what was done stays done.
+    """
     try:
-        yield Releasing(claim_of(entry))
+        if replaced and work.asked.bypass:
+            ours: Record | None = yield Reading(entry.address)
+            yield Claiming(_bypass.as_it_was(replaced[0], entry.token), ours)
+        else:
+            yield Releasing(claim_of(entry))
     except Exception:  # noqa: BLE001 - an aborted transaction takes the record back by itself
         work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
         return
@@ -160,4 +177,4 @@ def _is_known(result: Outcome[Any] | Exception) -> bool:
 
 
 def _done_at_once(entry: Entry, work: Work) -> Entry:
-    return _decide.change(entry, state=State.DONE, lease=0.0, stay=work.policy.keep, notes=None)
+    return _decide.change(entry, state=State.DONE, lease=0.0, stay=work.policy.keep, notes=None, result=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onefold import _decide
+from onefold import _bypass, _decide
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX
 from onefold._model import RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
 from onefold._steps import Claiming, Flow, Reading, Releasing
@@ -70,7 +70,7 @@ def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason
         stay=work.policy.keep if ending is None else ending.stay,
         bypasses=found.bypasses,
         fingerprint=found.fingerprint,
-        notes=found.notes if ending is None else None,
+        notes=_bypass.without_earlier(found.notes) if ending is None else None,
         remark=plain(f"{RESOLVED}{type(resolution).__name__.lower()} by {by}: {reason}"),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)

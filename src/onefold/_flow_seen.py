@@ -36,7 +36,8 @@ def look(work: Work) -> Flow[Outcome[Any]]:
     work.tell(Kind.STARTED, asked.address, attempt)
     ended: Ended = yield Running(work.call, entry)
     if ended.error is not None:
-        remembers = _decide.after(ended.error, policy) is Then.FAIL
+        # A bypass that fails leaves what was there.
+        remembers = _decide.after(ended.error, policy) is Then.FAIL and then is not Then.RUN_AGAIN
         if remembers:
             ending = failed(work, cast("Exception", ended.error))
             yield from write_seen(work, _ended_entry(entry, ending), found)
@@ -70,6 +71,7 @@ def _ended_entry(entry: Entry, ending: Ending) -> Entry:
         state=ending.state,
         lease=0.0,
         stay=ending.stay,
+        notes=None,
         result=ending.result,
         omitted=ending.omitted,
         remark=ending.remark,

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from onefold._flow import claim_of
+from onefold._bypass import EARLIER
+from onefold._flow import claim_of, insist
 from onefold._model import Entry
 from onefold._steps import Ended, Extending, Flow, Running
 from onefold.codecs import Codec, Unreadable, type_name
-from onefold.errors import ClaimLost, ResultNotKept, ResultUnreadable, StoreUnavailable, UsageError
+from onefold.errors import ClaimLost, OutcomeUnknown, ResultNotKept, ResultUnreadable, UsageError
 from onefold.events import Kind, Teller
 
 # A log is written whole with each step, so it has to stay small.
@@ -35,7 +36,7 @@ class StepLog:
     def check(self, name: str) -> None:
         if not name or not isinstance(name, str):
             raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
-        if len(self._results) >= STEPS_MAX and name not in self._results:
+        if len(self._results) - (EARLIER in self._results) >= STEPS_MAX and name not in self._results:
             raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
 
     def add(self, name: str, value: Any, returns: Any) -> None:
@@ -63,20 +64,28 @@ class StepLog:
 def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) -> Flow[Any]:
     """Run one named part of a handler, unless an earlier attempt has finished it: then replay its result."""
     log.check(name)
-    entry = log.entry
     if name in log:
         return log.replay(name, returns)
     ended: Ended = yield Running(call)
     if ended.error is not None:
         raise ended.error
     log.add(name, ended.value, returns)
-    try:
-        ours = yield Extending(claim_of(entry), log.notes)
-    except StoreUnavailable:
-        # The log is whole in each write: the next step, or a release, brings this one along.
-        log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
-        return ended.value
-    if not ours:
-        log.tell(Kind.LOST, entry.address, entry.attempt, f"step {name}")
-        raise ClaimLost.about(entry.address, value=ended.value)
+    yield from _write_down(log, name, ended.value)
     return ended.value
+
+
+def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
+    """Keep the log before the handler goes on: only then does no later attempt run this step again."""
+    entry = log.entry
+    claim = claim_of(entry)
+    kept = yield from insist(log.tell, claim, Extending(claim, log.notes), f"step {name}")
+    if kept is False:
+        log.tell(Kind.LOST, entry.address, entry.attempt, f"step {name}")
+        raise ClaimLost.about(entry.address, value=value)
+    if isinstance(kept, Exception):
+        log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
+        raise OutcomeUnknown(
+            f"{entry.address.operation} [key {entry.address.digest}]: the step {name!r} has run, but the store could "
+            f"not be told of it within the lease ({type(kept).__name__}: {kept}). Let this run end here: if its end "
+            "cannot be told either, the next attempt runs the step again"
+        ) from kept

@@ -16,9 +16,11 @@ from onefold._calls import (
     ScopeOf,
     check_function,
     check_scope_is_no_argument,
+    full_name,
     name_of,
     returns_of,
 )
+from onefold._fingerprint import of_whole, recipe_of_whole
 from onefold._flow import deliver
 from onefold._flow_joined import join, transact
 from onefold._flow_moving import looking_back, looking_back_first, looking_back_joined
@@ -44,7 +46,7 @@ TOKEN_BYTES: Final = 16
 # Bounds one round trip: larger batches are taken in parts of this size.
 BATCH_MAX: Final = 1_000
 
-_PAYLOAD: Final = keys.recipe("payload")
+_PAYLOAD: Final = recipe_of_whole("payload")
 
 mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
 
@@ -79,6 +81,8 @@ class Front:
         self._codec: Codec = MsgspecCodec() if codec is None else codec
         self._tell = Teller(on_event)
         self._policies: dict[str, Policy] = {}
+        # By operation, the first function that was decorated for it.
+        self._functions: dict[str, str] = {}
         # The type that the codec has accepted last: mostly it is the next one too.
         self._storable: Any = object()
         self._source = store
@@ -224,9 +228,12 @@ class Front:
     ) -> Asked:
         address = keys.address(operation, key, self._scoped(scope))
         try:
-            fingerprint = None if payload is None else keys.fingerprint(_PAYLOAD, payload)
-        except UsageError as error:
-            raise UsageError(f"{operation}: fingerprint={type(payload).__name__}: {error}. Nothing ran") from error
+            fingerprint = None if payload is None else of_whole(_PAYLOAD, address.parts, payload)
+        except Exception as error:
+            raise UsageError(
+                f"{operation}: fingerprint={type(payload).__name__}: the payload cannot be fingerprinted: {error}. "
+                "Nothing ran"
+            ) from error
         return Asked(address, fingerprint, bypass)
 
     def _asked_by(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False) -> Asked:
@@ -289,6 +296,7 @@ class Front:
         if scope is None:
             scope = self._scope if not callable(self._scope) else lambda *_args, **_kwargs: self._scoped(None)
         call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
+        self._tell_if_shared(operation, full_name(function))
 
         @functools.cache
         def result_type() -> Any:
@@ -300,6 +308,18 @@ class Front:
             # The annotation names something that is defined further down; the first call looks again.
             return call, functools.partial(_named, function, result_type)
         return call, result_type
+
+    def _tell_if_shared(self, operation: str, name: str) -> None:
+        """Two functions under one operation share their records, which is hardly ever meant."""
+        first = self._functions.setdefault(operation, name)
+        if first != name:
+            self._tell.warn(
+                operation,
+                f"{first}() and {name}() are both this operation, and so share its records: a key that one has "
+                "finished is replayed by the other, and only arguments of the same name are compared. Give each "
+                "an operation of its own, unless both do the same thing",
+                about=name,
+            )
 
     def _returns(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
         """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""

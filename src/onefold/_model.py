@@ -28,9 +28,6 @@ KEY_MAX: Final = 255
 OPERATION_MAX: Final = 128
 SCOPE_MAX: Final = 255
 
-# A fingerprint starts with this many bytes that name its recipe; the digest follows.
-RECIPE_BYTES: Final = 4
-
 
 class State(enum.StrEnum):
     """What a store can say of an address that it knows."""
@@ -159,7 +156,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.remark.startswith(RESOLVED)
 
     def key_for(self, name: str) -> str:
-        """What `current().key_for(name)` gave the latest run of the handler: the other side knows it by this key."""
+        """What `current().key_for(name)` gave the run that this record tells of: by this the other side knows it."""
         return downstream(self.address, name, self.bypasses)
 
 

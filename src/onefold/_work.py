@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from onefold import _decide
 from onefold._model import Asked, Ending, Outcome, Policy, Record, State
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
@@ -33,6 +34,18 @@ class Work(msgspec.Struct, frozen=True):
     codec: Codec
     tell: Teller
     mint: Callable[[], bytes]
+
+
+UNCOMPARED: Final = (
+    "the payload could not be compared with all that the record knows of its own: a release has renamed an argument, "
+    "or another function made the record. The same key with another payload may be replayed as if it were a duplicate. "
+    "Keep the names of arguments, or name those that count with fingerprint="
+)
+
+
+def tell_if_uncompared(work: Work, found: bytes | None) -> None:
+    if _decide.uncompared(found, work.asked.fingerprint):
+        work.tell.warn(work.asked.address, UNCOMPARED, about="payload")
 
 
 def refused(work: Work, error: OnefoldError) -> OnefoldError:

@@ -89,11 +89,13 @@ class Current(msgspec.Struct, eq=False):
         return downstream(self._entry.address, name, self._entry.bypasses)
 
     def step(self, name: str, call: Callable[[], T], *, returns: Any = Any) -> T:
-        """Run one part of the handler at most once over all attempts, and remember its result.
+        """Run one part of the handler, and remember its result: once it has returned, no later attempt runs it again.
 
-        An attempt that follows a crash gets the stored result instead of running the part again; only the part that
-        was under way is repeated. Raises `ClaimLost` if the claim had gone meanwhile. Under an `AsyncGuard` await it.
-        Without a claim (seen mode, or a store that is down) there is no log, and the part simply runs.
+        A later attempt gets the stored result. Only a part that was under way when its run died runs again: nobody
+        knows whether it happened, so pass `key_for` on. It returns when its log is kept; a store that fails is asked
+        until the lease is nearly over, and then `OutcomeUnknown` is raised. Raises `ClaimLost` if the claim had gone
+        meanwhile. Under an `AsyncGuard` await it. Without a claim (seen mode, a transaction, or a store that is down)
+        there is no log, and the part simply runs.
         """
         if self._beat is None:
             return call()

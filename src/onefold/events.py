@@ -82,7 +82,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
 
 # Operations are few; a name that is made anew for each delivery must not fill the memory, nor the log.
 WARNED_MAX: Final = 1_000
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 class Teller:
@@ -103,14 +103,16 @@ class Teller:
             except Exception as error:  # noqa: BLE001 - a listener must not turn an effect that happened into a failure
                 _log_failure(event, error)
 
-    def warn(self, address: Address, words: str) -> None:
-        """For whoever wrote the handler, once an operation: what will surprise a duplicate."""
-        if address.operation in _warned or len(_warned) == WARNED_MAX:
+    def warn(self, where: Address | str, words: str, *, about: str = "") -> None:
+        """For whoever wrote the handler, once an operation and subject: what will surprise a duplicate."""
+        operation = where if isinstance(where, str) else where.operation
+        if (operation, about) in _warned or len(_warned) == WARNED_MAX:
             return
-        _warned.add(address.operation)
+        _warned.add((operation, about))
         import logging
 
-        logging.getLogger("onefold").warning("%s [key %s]: %s", address.operation, address.digest, words)
+        found_at = "" if isinstance(where, str) else f" [key {where.digest}]"
+        logging.getLogger("onefold").warning("%s%s: %s", operation, found_at, words)
 
 
 _to_all: Final = Teller()

@@ -193,7 +193,7 @@ class Guard(Front):
         """Run `call` once for this key; a duplicate gets the stored result.
 
         `fingerprint` is the payload itself: the same key with another one is refused. Without it nothing is compared.
-        `bypass=True` runs it although it is finished.
+        `bypass=True` runs it although it is finished; if that fails, the earlier ending stands.
         """
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         tools = self._tools()

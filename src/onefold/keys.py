@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
-from onefold._model import KEY_MAX, OPERATION_MAX, RECIPE_BYTES, SCOPE_MAX, Address
-from onefold.codecs import encode_by_hook
+from onefold import _canonical
+from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX, Address
 from onefold.errors import MissingKey, UsageError
 
 Key = str | int | uuid.UUID
@@ -75,31 +72,23 @@ def joined(parts: Mapping[str, object]) -> str:
     return "".join(f"{len(text)}:{text}" for text in texts)
 
 
-# Members of mappings and sets are sorted: two forms of one payload have one digest.
-_canonical: Final = msgspec.msgpack.Encoder(enc_hook=encode_by_hook, order="deterministic")
-
-
-def recipe(*names: str) -> bytes:
-    """The id of a way to make fingerprints: which fields, in which canonical form."""
-    return hashlib.sha256("\0".join(("onefold fingerprint 1", *names)).encode()).digest()[:RECIPE_BYTES]
-
-
-def fingerprint(recipe: bytes, payload: object) -> bytes:
-    """The digest of a payload. Raises `UsageError` where it has no canonical form."""
+def canonical(payload: object) -> bytes:
+    """The form of a payload of which its fingerprint is made. Raises `UsageError` where it has none."""
     try:
-        return recipe + hashlib.sha256(_canonical.encode(payload)).digest()
-    except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
+        return _canonical.encode(payload)
+    except Exception as error:
+        # Also what a property of the payload raises: it is the payload that cannot be read.
         raise UsageError(f"the payload cannot be fingerprinted: {error}") from error
 
 
-def undigestible(payload: Mapping[str, object]) -> str:
-    """The name of the first argument that has no canonical form."""
+def undigestible(payload: Mapping[str, object]) -> tuple[str, str]:
+    """The name of the first argument that has no canonical form, and why."""
     for name, value in payload.items():
         try:
-            fingerprint(b"", value)
-        except UsageError:
-            return name
-    return ""
+            canonical(value)
+        except UsageError as error:
+            return name, str(error.__cause__)
+    return "", ""
 
 
 def _problem(text: str, limit: int) -> str:

@@ -135,7 +135,8 @@ def steps(record: Record) -> list[str] | None:
     if not record.notes:
         return None
     try:
-        return [str(step) for step in msgspec.msgpack.decode(record.notes, type=dict[str, Any])]
+        # Under the empty name a running bypass keeps what it has found.
+        return [str(step) for step in msgspec.msgpack.decode(record.notes, type=dict[str, Any]) if step]
     except Exception:  # noqa: BLE001 - whatever is wrong with foreign bytes, they are not a log of steps
         return []
 

@@ -60,13 +60,26 @@ def _with_id(link: Any, name: str) -> Any:
     return link.clone().set(task_id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
 
 
+# What JSON cannot say, or msgspec not write.
+UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
 def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """The arguments by name, as JSON, for keys that are read from them. A wrong call raises what it always would."""
     arguments = _bound(run, args, kwargs)
     try:
         return msgspec.json.encode(arguments)
-    except (TypeError, ValueError, msgspec.MsgspecError):
-        return b""
+    except UNWRITABLE:
+        # An amount of more than 64 bits is no reason to miss the key beside it.
+        return msgspec.json.encode({name: found for name, found in arguments.items() if _can_be_written(found)})
+
+
+def _can_be_written(found: object) -> bool:
+    try:
+        msgspec.json.encode(found)
+    except UNWRITABLE:
+        return False
+    return True
 
 
 def _bound(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from onefold import KEY_MAX, MissingKey, UsageError
-from onefold.keys import fingerprint as fingerprint_of
+from onefold.keys import canonical
 
 # The header in which a sender puts its key, whatever the broker.
 KEY_HEADER: Final = "idempotency-key"
@@ -81,14 +82,22 @@ def field(path: str) -> KeyOf:
         if len(message.body) > BODY_MAX:
             raise MissingKey(f"a body of more than {BODY_MAX} bytes is not searched for its key")
         try:
-            found = msgspec.json.decode(message.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            found = _decoded(message.body)
+        except (ValueError, RecursionError) as error:
             raise MissingKey(f"the body is not JSON, and the key is its field {path}") from error
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
     return of
+
+
+def _decoded(body: bytes) -> Any:
+    """What JSON says. Half of a surrogate pair is legal there, and msgspec does not take it."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(body)
 
 
 def first_of(*sources: KeyOf) -> KeyOf:
@@ -127,7 +136,7 @@ def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicate
         if chosen and all(one is None for one in found):
             # Otherwise all messages without them would be one message.
             raise MissingKey(f"the body has none of the fields of the key: {', '.join(fields)}")
-        return hashlib.sha256(msgspec.json.encode(found) if chosen else message.body).hexdigest()
+        return hashlib.sha256(canonical(found) if chosen else message.body).hexdigest()
 
     return of
 
@@ -153,7 +162,7 @@ def checked_payload(fingerprint: object) -> PayloadOf | None:
 def can_be_compared(payload: object) -> bool:
     """Whether a fingerprint can be made of it: that it cannot is the fault of its message, and not of a worker."""
     try:
-        fingerprint_of(b"", payload)
+        canonical(payload)
     except UsageError:
         return False
     return True

@@ -6,6 +6,8 @@ A store compares and swaps. It never looks at a lease or a fingerprint to decide
 - Every operation is idempotent by token: a reply may get lost, and the client library sends it again.
 - Durations cross the seam and are counted by the store's own clock.
 - A record past its stay counts as free; a store may return it or not.
+- Every field is kept in every state: a running bypass carries the result that it has found. A fingerprint has at most
+  128 bytes.
 
 `onefold.testing.StoreContract` is the definition; a store that passes all of it is a store.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import unicodedata
@@ -14,6 +15,9 @@ EVERY_BYTE = bytes(range(256))
 
 # Larger than what fits into a page, a packet or a line of most databases, and below the limits of all.
 LARGE = EVERY_BYTE * 400
+
+# Of a payload that comes as one, and the largest of arguments by name.
+FINGERPRINT_SIZES = (36, 128)
 
 # Texts that some comparison takes for equal: collations, trimming, truncation, wildcards, numbers, unicode forms.
 CONFUSABLE = (
@@ -95,16 +99,16 @@ class Fields(Case):
     """Every field of an entry, an ending and a memory comes back as it was."""
 
     def test_every_field_of_a_claim_comes_back(self) -> None:
-        for state, key in every(State):
+        for (state, key), size in itertools.product(every(State), FINGERPRINT_SIZES):
             self._comes_back(
                 self.entry(
-                    key,
+                    f"{key}-{size}",
                     token=bytes(8) + b"\xff" * 8,
                     state=state,
                     attempt=70_000,
                     age=self.long,
                     bypasses=70_000,
-                    fingerprint=os.urandom(36),
+                    fingerprint=os.urandom(size),
                     notes=EVERY_BYTE,
                     result=EVERY_BYTE,
                     omitted=True,

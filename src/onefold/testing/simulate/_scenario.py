@@ -62,6 +62,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     person: Literal["", "done", "rerun"] = ""
     # Once, so much time may pass that everything disappears that does not stay forever.
     ages: bool = False
+    # It was done before: the first worker and the third run it again on purpose, the others are ordinary duplicates.
+    bypass: bool = False
     # A request may be delivered late, after its sender has given up on it.
     late: bool = False
     # The store may lose the record, as a cache that evicts or a replica that was behind does.
@@ -88,6 +90,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def _switches(self) -> tuple[tuple[str, bool], ...]:
         return (
+            ("a bypass", self.bypass),
             ("a long time", self.ages),
             ("late requests", self.late),
             ("a store that loses records", self.loses),
@@ -110,7 +113,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def plans(self) -> list[Plan]:
         """The workers in their order, and after them the person."""
-        plans = [self.plan(f"worker {number}") for number in range(1, self.workers + 1)]
+        plans = [
+            self.plan(f"worker {number}", bypass=self.bypass and number != 2) for number in range(1, self.workers + 1)
+        ]
         if self.person:
             resolution = Done("what the person found") if self.person == "done" else Rerun()
             plans.append(
@@ -122,16 +127,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             )
         return plans
 
-    def plan(self, name: str) -> Plan:
+    def plan(self, name: str, *, bypass: bool = False) -> Plan:
         flow: Any = {"claim": deliver, "seen": look, "transactional": transact}[self.mode]
         if self.moving:
             flow = _deliver_looking_back
-        return Plan(name=name, flow=flow, work=lambda: _work(name, self.policy), steps=self.steps)
+        return Plan(name=name, flow=flow, work=lambda: _work(name, self.policy, bypass=bypass), steps=self.steps)
 
 
-def _work(name: str, policy: Policy) -> Work:
+def _work(name: str, policy: Policy, *, bypass: bool = False) -> Work:
     tokens = (f"{name} token {number}".encode() for number in count(1))
-    return Work(Asked(ADDRESS), policy, _never_called, Any, MsgspecCodec(), Teller(), lambda: next(tokens))
+    asked = Asked(ADDRESS, bypass=bypass)
+    return Work(asked, policy, _never_called, Any, MsgspecCodec(), Teller(), lambda: next(tokens))
 
 
 def _deliver_looking_back(work: Work) -> Flow[Any]:
@@ -150,6 +156,7 @@ def _everyday() -> Iterator[Scenario]:
         yield Scenario(after_crash=way, ages=True)
         yield Scenario(after_crash=way, workers=3, faults=0)
         yield Scenario(after_crash=way, faults=1, wait=0.01)
+        yield Scenario(after_crash=way, bypass=True, steps=("reserve",), beats=0)
     for way in CAREFUL:
         yield Scenario(after_crash=way, person="done")
         yield Scenario(after_crash=way, person="rerun")
@@ -169,6 +176,8 @@ def _deep() -> Iterator[Scenario]:
         yield Scenario(after_crash=way, workers=3, faults=1)
         yield Scenario(after_crash=way, wait=0.01)
         yield Scenario(after_crash=way, store_down="run")
+        yield Scenario(after_crash=way, bypass=True, late=True)
+        yield Scenario(after_crash=way, bypass=True, workers=3, faults=1)
     for way in CAREFUL:
         yield Scenario(after_crash=way, person="rerun", steps=("reserve",), late=True)
         yield Scenario(after_crash=way, person="done", ages=True)

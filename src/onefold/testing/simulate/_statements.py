@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from onefold import _bypass
 from onefold._model import Entry, Record, State
 from onefold._steps import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import Scenario
-from onefold.testing.simulate._worker import Effect, End, Moment
+from onefold.testing.simulate._worker import Effect, End, Moment, Returned
 
 if TYPE_CHECKING:
     from onefold.testing.simulate._world import Worker
@@ -32,7 +33,9 @@ STATEMENTS: Final = {
     7: "transactional mode, and a downstream that deduplicates on key_for: at most one effect in every history",
     8: "once faults are over and the longest lease has passed, a fresh delivery runs, replays or is on hold, never "
     "in progress; nothing is lost, and nobody is refused by their own claim",
-    9: "no later attempt repeats a finished step",
+    9: "once step() has returned, no later attempt runs that step again",
+    10: "while a bypass runs, and after one that failed, was cancelled or died, the earlier finish stands: every "
+    "ordinary duplicate replays it, or waits; a bypass that is tried again has the same downstream key",
 }
 
 _codec: Final = MsgspecCodec()
@@ -59,6 +62,7 @@ class Past(msgspec.Struct, frozen=True):
     reruns: int = 0
     not_done: int = 0
     unprotected: int = 0
+    bypasses: int = 0
     # What the accepted ending left to be replayed.
     done: str | None = None
     keys: frozenset[str] = frozenset()
@@ -97,7 +101,7 @@ class Statements:
         if before is None or (isinstance(step, (Closing, Extending)) and before.token != step.claim.token):
             self._broken(6, "a write with one token changed a record that has another")
         if isinstance(step, Finishing):
-            return self._finished(past, after)
+            return self._finished(past, before, after)
         if isinstance(step, Releasing):
             if past.done is not None:
                 self._broken(4, "a finished record was released")
@@ -106,7 +110,7 @@ class Statements:
             if before is None or before.state not in (State.RUNNING, State.HELD):
                 self._broken(6, "a late heartbeat changed a record that had ended")
             if step.notes:
-                return replace(past, steps=past.steps | set(msgspec.msgpack.decode(step.notes)))
+                return replace(past, steps=past.steps | (set(msgspec.msgpack.decode(step.notes)) - {_bypass.EARLIER}))
         return past
 
     def _asked(self, past: Past, step: Claiming, before: Row | None, after: Row | None, reply: Any) -> Past:
@@ -123,7 +127,20 @@ class Statements:
 
     def _claimed(self, past: Past, entry: Entry, before: Row | None) -> Past:
         if past.done is not None:
+            return self._bypassed(past, entry, before)
+        return self._taken(past, entry, before)
+
+    def _bypassed(self, past: Past, entry: Entry, before: Row | None) -> Past:
+        """A claim after done: a bypass, or what it found, put back."""
+        if entry.state is State.DONE and _value(entry.result) == past.done:
+            return past
+        if not _bypass.is_bypass(entry):
             self._broken(4, f"a claim ({entry.state}) was written after done")
+        if _value(entry.result) != past.done:
+            self._broken(10, "a bypass does not carry what it has to put back")
+        return self._taken(replace(past, bypasses=past.bypasses + 1), entry, before)
+
+    def _taken(self, past: Past, entry: Entry, before: Row | None) -> Past:
         if before is not None and entry.state is State.RUNNING and entry.token == before.token:
             # The owner of a claim counts the start of its handler in it.
             return past
@@ -139,10 +156,15 @@ class Statements:
             return replace(past, done=SKIPPED if entry.omitted else _value(entry.result))
         return past
 
-    def _finished(self, past: Past, after: Row | None) -> Past:
+    def _finished(self, past: Past, before: Row | None, after: Row | None) -> Past:
         if after is None or after.state is State.HELD:
+            if past.done is not None:
+                self._broken(10, "a bypass left a record that is held, and what was done is not to be had")
             return past
         value = SKIPPED if after.omitted else _value(after.result)
+        if past.done is not None and before is not None and before.bypasses:
+            # Its keys and steps have done their work: the next bypass has its own.
+            return replace(past, done=value, keys=frozenset(), steps=frozenset())
         if past.done not in (None, value):
             self._broken(5, f"a second ending was accepted: {value} after {past.done}")
         return replace(past, done=value)
@@ -158,9 +180,12 @@ class Statements:
             self._broken(4, "a handler started after a look that had seen done")
         if not self.claims:
             return past
-        if past.starts > 1 + past.take_overs + past.releases + past.unprotected + past.reruns:
+        if self.scenario.bypass and not worker.bypass:
+            self._broken(10, "an ordinary delivery ran although what a bypass had found was done")
+        if past.starts > 1 + past.take_overs + past.releases + past.unprotected + past.reruns + past.bypasses:
             self._broken(1, f"{past.starts} starts, after {_counted(past)}")
-        if self.careful and past.starts > 1 + past.releases + past.reruns + past.not_done + past.unprotected:
+        allowed = 1 + past.releases + past.reruns + past.not_done + past.unprotected + past.bypasses
+        if self.careful and past.starts > allowed:
             self._broken(2, f"{past.starts} starts under {self.scenario.after_crash}, after {_counted(past)}")
         rivals = [(one.order, one.lapsed) for one in (*workers, worker) if one.order and (one.inside or one is worker)]
         if any(not lapsed for order, lapsed in rivals if order < max(rivals)[0]):
@@ -177,6 +202,10 @@ class Statements:
         if len(keys) > 1:
             self._broken(7, "the system downstream got two different keys")
         return replace(past, keys=keys)
+
+    def returned(self, past: Past, worker: Worker, moment: Returned) -> Past:
+        """`step()` has returned: from now on it counts as finished, whatever is written of it."""
+        return replace(past, steps=past.steps | {moment.step}) if worker.epoch == past.epoch else past
 
     def chosen(self, past: Past, way: str) -> Past:
         return replace(past, not_done=past.not_done + 1) if way == "not done" else past
@@ -203,12 +232,21 @@ class Statements:
 
     def over(self, past: Past, *, faults_used: int) -> None:
         """All workers have ended: without a fault there was exactly one start."""
-        if self.claims and not faults_used and not self.scenario.ages and not self.scenario.person and past.starts != 1:
+        expected = 1 + past.bypasses
+        if (
+            self.claims
+            and not faults_used
+            and not self.scenario.ages
+            and not self.scenario.person
+            and past.starts != expected
+        ):
             self._broken(1, f"{past.starts} starts without a fault")
 
     def settled(self, past: Past, end: Moment) -> None:
         """Statement 8: what the last delivery ended in."""
         assert isinstance(end, End)
+        if self.scenario.bypass and not (end.kind == "outcome" and end.replayed):
+            self._broken(10, f"it was done before the bypass, and a fresh delivery {end.story}")
         if end.kind not in ("outcome", "OnHold"):
             self._broken(8, f"after all leases had ended a fresh delivery {end.story}")
         if end.kind == "outcome" and end.replayed and end.omitted:

@@ -31,6 +31,12 @@ class Effect(msgspec.Struct, frozen=True):
     step: str = ""
 
 
+class Returned(msgspec.Struct, frozen=True):
+    """`step()` gives its result to the handler, which goes on."""
+
+    step: str
+
+
 class Choose(msgspec.Struct, frozen=True):
     """Something that the world decides: how a handler ends, what a probe answers. The first is the ordinary way."""
 
@@ -73,7 +79,7 @@ class Raised(Exception):
     """The handler's own error in a simulation."""
 
 
-Moment = Ask | Start | Effect | Choose | Watch | Pause | LeaseLeft | End
+Moment = Ask | Start | Effect | Returned | Choose | Watch | Pause | LeaseLeft | End
 Script = Generator[Any, Any, End]
 
 
@@ -123,6 +129,7 @@ def _run(plan: Plan, work: Work, running: Running) -> Generator[Any, Any, Ended]
     for name in plan.steps:
         try:
             yield from _take(log, name, downstream(entry.address, name, entry.bypasses))
+            yield Returned(name)
         except Exception as error:  # noqa: BLE001 - the handler does not catch it
             return Ended(error=error, notes=log.notes)
     yield Effect(downstream(entry.address, "effect", entry.bypasses))
@@ -146,6 +153,9 @@ def _take(log: StepLog, name: str, key: str) -> Generator[Any, Any, Any]:
         if isinstance(step, Running):
             yield Effect(key, name)
             reply = Ended(value=name)
+        elif isinstance(step, Pausing):
+            yield Pause()
+            reply = step.seconds
         else:
             reply = yield step
             if isinstance(reply, Fails):

@@ -13,18 +13,23 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from onefold._model import Claim, State
+from onefold import _bypass
+from onefold._model import Claim, Entry, State
 from onefold._steps import Ask, Claiming, Extending, LeaseLeft
+from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
-from onefold.testing.simulate._scenario import ADDRESS, LEASE, Scenario
+from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, Scenario
 from onefold.testing.simulate._statements import Past, Statements
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Start, Watch
+from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Returned, Start, Watch
 
 # Not a worker: time, the network.
 NATURE = -1
 
 OVER = -1.0
+
+# What was done before the first worker comes, where there is a bypass.
+EARLIER = "the earlier result"
 
 
 class Action(NamedTuple):
@@ -59,6 +64,8 @@ class Worker(msgspec.Struct, frozen=True):
     steps: frozenset[str] = frozenset()
     # Nobody knows whether what its claim is about has happened.
     doubt: bool = False
+    # Its claim is a bypass.
+    bypass: bool = False
     # The life of the record in which it began to ask.
     epoch: int = -1
 
@@ -98,7 +105,15 @@ class Physics:
 
     def first(self) -> World:
         workers = tuple(Worker(node, self.scenario.beats) for node in self._first)
+        if self.scenario.bypass:
+            return World(self._done_before(), workers, Past(starts=1, done=EARLIER), self.scenario.faults)
         return World(None, workers, Past(), self.scenario.faults, ages=self.scenario.ages)
+
+    def _done_before(self) -> Row:
+        result = MsgspecCodec().encode(EARLIER, Any)
+        entry = Entry(address=ADDRESS, token=b"an earlier run", state=State.DONE, stay=KEEP, result=result)
+        assert self.store.claim(entry) is None
+        return replace(self.store._rows[ADDRESS], began=0.0)
 
     def actions(self, world: World) -> Iterator[Action]:
         """All that can happen next; a world without an action is a final one."""
@@ -206,7 +221,9 @@ class Physics:
             entry = step.entry
             claim = Claim(ADDRESS, entry.token, entry.lease, entry.stay)
             doubt = step.replacing is not None and step.replacing.state is State.RUNNING
+            bypass = _bypass.is_bypass(entry)
             worker = replace(worker, claim=claim, order=world.past.claims, steps=world.past.steps, doubt=doubt)
+            worker = replace(worker, bypass=bypass, doubt=doubt and not bypass)
         return self._after(world, who, worker, reply)
 
     def _perform(self, world: World, step: Ask) -> tuple[World, Any]:
@@ -237,6 +254,8 @@ class Physics:
             worker = replace(worker, inside=True, overlapped=overlapped)
         elif isinstance(moment, Effect):
             past = self.statements.happened(past, worker, moment)
+        elif isinstance(moment, Returned):
+            past = self.statements.returned(past, worker, moment)
         elif isinstance(moment, Watch):
             worker = replace(worker, watched=True)
             reply = 0.0 if worker.lapsed else LEASE

@@ -1,0 +1,120 @@
+"""What a bypass has found, kept until it succeeds. Pure: no I/O, no clock, no random.
+
+The record of a running bypass carries the earlier ending along: the result in its own place, the rest in the log of
+steps, under a name that no step can have. A bypass that fails writes it back; one that dies leaves it for whoever finds
+the lease over, who replays it. So the earlier finish stands until there is another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from onefold._model import Entry, Record, State
+
+EARLIER: Final = ""
+
+# How the history of a failed bypass begins in the remark of the record that it left as it was.
+FAILED: Final = "bypass failed: "
+
+
+class Earlier(msgspec.Struct, frozen=True, array_like=True):
+    """The ending that a bypass has found, without its result."""
+
+    state: State
+    stay: float
+    age: float
+    attempt: int
+    omitted: bool
+    remark: str
+    fingerprint: bytes | None
+
+
+def carrying(entry: Entry, found: Record) -> Entry:
+    """The entry of a bypass, with what it found, and the steps that a failed bypass of the same number has finished."""
+    ended = finished(found) or found
+    earlier = Earlier(
+        ended.state, ended.stay_left, ended.age, ended.attempt, ended.omitted, ended.remark, ended.fingerprint
+    )
+    return msgspec.structs.replace(
+        entry,
+        bypasses=ended.bypasses + 1,
+        stay=max(entry.stay, ended.stay_left),
+        fingerprint=entry.fingerprint if ended.fingerprint is None else ended.fingerprint,
+        result=ended.result,
+        notes=_packed(_log(found.notes) | {EARLIER: msgspec.msgpack.encode(earlier)}),
+    )
+
+
+def is_bypass(entry: Entry) -> bool:
+    """Whether there is something that it has to put back if it fails."""
+    return bool(entry.bypasses and entry.notes) and EARLIER in _log(entry.notes)
+
+
+def finished(found: Record) -> Record | None:
+    """The ending that stands while a bypass runs, as long as it stays; None where there is none."""
+    if found.state is not State.RUNNING or not found.bypasses or not found.notes:
+        return None
+    packed = _log(found.notes).get(EARLIER)
+    if packed is None:
+        return None
+    earlier = msgspec.msgpack.decode(packed, type=Earlier)
+    if earlier.stay <= found.age:
+        return None
+    return msgspec.structs.replace(
+        found,
+        state=earlier.state,
+        attempt=earlier.attempt,
+        lease_left=0.0,
+        # The bypass began at age zero.
+        stay_left=earlier.stay - found.age,
+        age=earlier.age + found.age,
+        bypasses=found.bypasses - 1,
+        fingerprint=earlier.fingerprint,
+        omitted=earlier.omitted,
+        remark=earlier.remark,
+    )
+
+
+def put_back(found: Record, notes: bytes | None, failure: str) -> Entry | None:
+    """The earlier ending, to be written in the place of the bypass; None where it has expired meanwhile."""
+    ended = finished(found)
+    if ended is None:
+        return None
+    before = ended.remark.partition(FAILED)[0].removesuffix("; ")
+    remark = "; ".join(part for part in (before, failure and FAILED + failure) if part)
+    return as_it_was(msgspec.structs.replace(ended, notes=without_earlier(notes), remark=remark), found.token)
+
+
+def as_it_was(record: Record, token: bytes) -> Entry:
+    """The record again, under this token."""
+    return Entry(
+        address=record.address,
+        token=token,
+        state=record.state,
+        attempt=record.attempt,
+        stay=record.stay_left,
+        age=record.age,
+        bypasses=record.bypasses,
+        fingerprint=record.fingerprint,
+        notes=record.notes,
+        result=record.result,
+        omitted=record.omitted,
+        remark=record.remark,
+    )
+
+
+def without_earlier(notes: bytes | None) -> bytes | None:
+    """The log of the steps alone."""
+    log = _log(notes)
+    return _packed(log) if log.pop(EARLIER, None) is not None else notes
+
+
+def _log(notes: bytes | None) -> dict[str, Any]:
+    log = msgspec.msgpack.decode(notes) if notes else None
+    return log if isinstance(log, dict) else {}
+
+
+def _packed(log: dict[str, Any]) -> bytes | None:
+    return msgspec.msgpack.encode(log) if log else None
