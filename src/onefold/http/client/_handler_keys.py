@@ -1,7 +1,7 @@
 """The key of a request that a guarded handler sends: derived from its delivery, so that a rerun sends the same one.
 
-The name of a request is its method and URL; the second one of a name is numbered. The body is no part of the name: one
-with a timestamp or a random id in it would get another key on each run, and be charged twice.
+The name of a request is its method, its URL and a digest of its body; equal ones are numbered. The body is part of it,
+so that one key never stands for two requests: a rerun may leave one out, or send them in another order.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from onefold.http.client._retrying import mint, settles
 # A longer name is taken by its digest: `key_for` takes a short one.
 NAME_MAX: Final = 1_000
 
+# Of the digest of a body: 128 bits.
+DIGEST_DIGITS: Final = 32
+
 # How many requests without a final answer are remembered for each name, so that a retry of one gets its key.
 UNSETTLED_MAX: Final = 100
 
@@ -37,10 +40,11 @@ class Request(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its key: `POST https://api.example.com/payments`."""
+        """The name of its key: `POST https://api.example.com/payments 44136fa355b3678a1146ad16f7e8649e`."""
         scheme, host, path, query, _ = urlsplit(self.url)
         # Credentials are changed now and then, and a fragment is not sent.
-        return f"{self.method} {urlunsplit((scheme, host.rpartition('@')[2].lower(), path or '/', query, ''))}"
+        url = urlunsplit((scheme, host.rpartition("@")[2].lower(), path or "/", query, ""))
+        return f"{self.method} {url} {self.digest.hex()[:DIGEST_DIGITS]}"
 
     @property
     def digest(self) -> bytes:
@@ -62,9 +66,8 @@ class Request(NamedTuple):
 class HandlerCall:
     """One request of a handler, on its way or without a final answer."""
 
-    def __init__(self, key: str, digest: bytes) -> None:
+    def __init__(self, key: str) -> None:
         self.key = key
-        self.digest = digest
         self.is_on_its_way = True
         self.is_settled = False
 
@@ -81,23 +84,23 @@ class HandlerCall:
 
 
 class HandlerCalls:
-    """The requests of one name that one run of a handler has sent."""
+    """The requests of one name, which are equal, that one run of a handler has sent."""
 
     def __init__(self) -> None:
         self.count = 0
         self.unsettled: list[HandlerCall] = []
 
-    def next(self, delivery: Current, name: str, digest: bytes) -> HandlerCall:
+    def next(self, delivery: Current, name: str) -> HandlerCall:
         """Return the request that this one repeats, or a new one."""
         self.unsettled = [call for call in self.unsettled if not call.is_settled][-UNSETTLED_MAX:]
         for call in self.unsettled:
             # A handler that retries by itself means the same request.
-            if call.digest == digest and not call.is_on_its_way:
+            if not call.is_on_its_way:
                 call.is_on_its_way = True
                 return call
         self.count += 1
         numbered = name if self.count == 1 else f"{name} #{self.count}"
-        call = HandlerCall(f'"{delivery.key_for(numbered)}"', digest)
+        call = HandlerCall(f'"{delivery.key_for(numbered)}"')
         self.unsettled.append(call)
         return call
 
@@ -129,11 +132,11 @@ def keyed(request: Request) -> HandlerCall | Minted:
     if delivery is None:
         return Minted(mint())
     step = delivery.step_name
-    # A step that was finished before is not run again: those after it must not get its numbers.
+    # A step that was finished before is not run again: equal requests after it must not get its numbers.
     name = _short(request.name if step is None else f"{step}: {request.name}")
     with _mutex:
         calls = _calls.setdefault(delivery, {}).setdefault(name, HandlerCalls())
-        return calls.next(delivery, name, request.digest)
+        return calls.next(delivery, name)
 
 
 def _running() -> Current | None:
