@@ -82,7 +82,7 @@ CALLS = {
     "guard.within(connection)": (type(onefold.Guard("memory:").within(None)), ["run", "fresh"]),
     "current()": (
         onefold.Current,
-        ["operation", "key", "scope", "attempt", "token", "lost", "key_for", "step"],
+        ["operation", "key", "scope", "attempt", "token", "lost", "is_running", "step_name", "key_for", "step"],
     ),
 }
 

@@ -341,3 +341,16 @@ def test_words_that_not_every_store_can_keep_are_written_out() -> None:
     assert resolved is not None
     assert kept.remark == "nul \\0, half \\ud800"
     assert resolved.remark.endswith("by ada\\0: why \\udfff")
+
+
+def test_forgetting_only_what_was_read_leaves_what_was_written_since() -> None:
+    guard = Guard("memory:")
+    guard.run("charge", "order-1", lambda: 1)
+    read = guard.read("charge", "order-1")
+    guard.forget("charge", "order-1")
+    guard.run("charge", "order-1", lambda: 2)
+
+    assert not guard.forget("charge", "order-1", only=read)
+    assert guard.run("charge", "order-1", lambda: 3).value == 2
+    assert guard.forget("charge", "order-1", only=guard.read("charge", "order-1"))
+    assert guard.read("charge", "order-1") is None

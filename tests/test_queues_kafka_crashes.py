@@ -13,13 +13,17 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer
 
-from kafka_tools import WORKERS, committed, headers_of, letters_in, produce, value_of
+from kafka_tools import SHORT_SESSION_MS, WORKERS, committed, headers_of, letters_in, produce, value_of
 from onefold import Guard, MissingKey, Policy, current
+from onefold.queues import _kafka
 from processes import Notes, Stage, child
 from services.kafka import bootstrap
 from services.servers import Server
 
 LEASE = 1.0
+
+# A message that fails waits for longer than its test.
+LONG = 3_600.0
 
 
 @pytest.fixture(params=sorted(WORKERS))
@@ -196,3 +200,47 @@ class TestSend:
 
         values = [(m.value(), headers_of(m)["idempotency-key"]) for m in letters_in(url, "payments", 3)]
         assert values.count((b"1", key.encode())) == 2
+
+
+def fail_for_ever(stage: Stage, url: str, topic: str, store: str) -> None:
+    def fails(_message: Any) -> None:
+        stage.tell("failed")
+        raise ValueError("not yet")
+
+    config = {"session.timeout.ms": SHORT_SESSION_MS}
+    with WORKERS["confluent"](url, topic, fails, store=store, backoff=LONG, consumer_config=config) as worker:
+        worker.until(lambda: False)
+
+
+# The mock takes its time to notice that a member has died; one that leaves is in test_queues_kafka_rebalance.py.
+@pytest.mark.more
+def test_a_consumer_joins_while_partitions_wait_and_is_killed_and_all_of_them_are_read(
+    kafka_url: str, kafka_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_kafka, "BACKOFF_MAX", LONG)
+    store = f"sqlite:///{tmp_path / 'records.db'}"
+    starts, effects = list[bytes](), list[bytes]()
+    for number in range(4):
+        produce(kafka_url, kafka_topic, (f"k{number}", b"%d" % number), partition=number)
+
+    def handler(message: Any) -> None:
+        starts.append(value_of(message))
+        if not is_mended:
+            raise ValueError("not yet")
+        effects.append(value_of(message))
+
+    is_mended: list[bool] = []
+    config = {"session.timeout.ms": SHORT_SESSION_MS}
+    with WORKERS["confluent"](
+        kafka_url, kafka_topic, handler, store=store, backoff=LONG, consumer_config=config
+    ) as first:
+        # All four wait.
+        first.until(lambda: len(set(starts)) == 4)
+        with child(fail_for_ever, kafka_url, kafka_topic, store) as second:
+            first.until(lambda: 0 < len(first.partitions()) < 4)
+            second.reaches("failed")
+            is_mended.append(True)
+            second.kill()
+        first.until(lambda: [committed(kafka_url, kafka_topic, kafka_topic, one) for one in range(4)] == [1] * 4)
+
+    assert sorted(effects) == [b"0", b"1", b"2", b"3"]

@@ -10,9 +10,10 @@ import pytest
 
 from onefold import InProgress, OnHold, StoreUnavailable, UsageError
 from onefold.queues import _kafka
-from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Position, Resume
+from onefold.queues._kafka import Assigned, Bury, Commit, FindEnds, GoBack, Ledger, Position, Resume
 from onefold.queues._kafka_messages import letter_headers, message_of
 from onefold.queues._kafka_places import Delivery, Partition
+from onefold.queues._kafka_unread import LOOK_EVERY, UNREAD_AFTER, Ends
 from onefold.queues._verdict import ACK, Failed, Later, Never, Verdict
 from onefold.queues.keys import Message
 from support import Clock
@@ -162,7 +163,8 @@ def test_a_partition_that_went_away_and_came_back_owes_nothing() -> None:
     stale = shell.delivery(7)
     shell.ledger.forget([P0])
 
-    assert shell.wake() == []
+    # It does not go back to where it was; that it was paused is another's affair, too.
+    assert shell.wake() == [Resume(P0)]
     assert shell.perform(shell.ledger.settle([stale], [ACK]))[0] == []
     # Its failures were counted by whoever had it.
     assert shell.settle((7, FAILED)) == [GoBack(P0, 7)]
@@ -243,3 +245,39 @@ def test_a_client_that_is_not_installed_is_told_in_words(module: str, package: s
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
     assert f"{package} is not installed: pip install 'onefold[kafka]'" in done.stderr
+
+
+def test_a_partition_that_went_while_it_was_paused_is_resumed_when_it_is_ours_again() -> None:
+    shell = Shell()
+    shell.settle((5, LATER))
+    shell.ledger.forget([P0])
+    shell.answers[Resume] = False
+    assert shell.wake() == [Resume(P0)]
+    # Not ours: it is looked at now and then, and not with each message.
+    assert shell.wake() == []
+    shell.clock.advance(_kafka.STRAY_EVERY)
+    assert shell.wake() == [Resume(P0)]
+
+    # Whoever says that it came back has it resumed at once, and once.
+    shell.ledger.assigned([P0])
+    shell.answers[Resume] = True
+    assert shell.wake() == [Resume(P0)]
+    shell.clock.advance(100)
+    assert shell.wake() == []
+
+
+def test_a_partition_of_ours_that_is_not_read_is_told_but_not_one_that_waits(caplog: pytest.LogCaptureFixture) -> None:
+    shell = Shell()
+    shell.answers |= {Assigned: {P0, P1}, FindEnds: Ends(5, 8)}
+    shell.settle((5, Later(1_000.0, "running elsewhere")))
+    shell.perform(shell.ledger.look())
+    shell.clock.advance(UNREAD_AFTER + LOOK_EVERY)
+    shell.perform(shell.ledger.look())
+    shell.clock.advance(UNREAD_AFTER)
+
+    steps, _ = shell.perform(shell.ledger.look())
+
+    assert steps == [Assigned(), FindEnds(P1)]
+    assert [line.message[:65] for line in caplog.records if line.levelname == "WARNING"] == [
+        "payments/1 is assigned to this consumer, has 3 messages, and none"
+    ]

@@ -88,12 +88,14 @@ def _done(work: Work, value: Any, attempt: int) -> Ending:
     return Ending(state=State.DONE, stay=work.policy.keep, result=result)
 
 
-def forget(work: Work) -> Flow[bool]:
-    """Remove the record, so that the next delivery runs. False: there was none."""
+def forget(work: Work, only: Record | None = None) -> Flow[bool]:
+    """Remove the record, so that the next delivery runs. False: there was none, or it is not `only` any more."""
     address = work.asked.address
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(address)
         if found is None or found.stay_left <= 0:
+            return False
+        if only is not None and (found.token, found.revision) != (only.token, only.revision):
             return False
         if found.state is State.RUNNING and found.lease_left > 0:
             raise refused(work, InProgress.about(address, retry_after=found.lease_left))

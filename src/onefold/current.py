@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar, Token
 from typing import Any, Protocol, TypeVar
 
@@ -38,7 +39,7 @@ class Tools(Protocol):
     def conduct(self, flow: Flow[Any]) -> Any: ...
 
 
-class Current(msgspec.Struct, eq=False):
+class Current(msgspec.Struct, eq=False, weakref=True):
     """One delivery, seen from inside its handler."""
 
     _entry: Entry
@@ -84,6 +85,17 @@ class Current(msgspec.Struct, eq=False):
         """Whether the claim may be another's by now: it was refused, or not renewed for a whole lease."""
         return self._beat is not None and self._beat.lost
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the handler is still running: a task may outlive it, and belongs to no delivery then."""
+        return self._reset is not None
+
+    @property
+    def step_name(self) -> str | None:
+        """The name of the step that is running here, or None outside of a step."""
+        found = _step.get()
+        return found[1] if found is not None and found[0] is self else None
+
     def key_for(self, name: str) -> str:
         """The key to send to a system downstream: the same on each attempt, machine and rerun."""
         return downstream(self._entry.address, name, self._entry.bypasses)
@@ -97,18 +109,37 @@ class Current(msgspec.Struct, eq=False):
         meanwhile. Under an `AsyncGuard` await it. Without a claim (seen mode, a transaction, or a store that is down)
         there is no log, and the part simply runs.
         """
+        outer = _step.set((self, name))
+        try:
+            value: Any = self._take(name, call, returns)
+        finally:
+            _step.reset(outer)
+        return _awaited_in_step((self, name), value) if inspect.iscoroutine(value) else value  # type: ignore[return-value]
+
+    def _take(self, name: str, call: Callable[[], T], returns: Any) -> Any:
         if self._beat is None:
             return call()
         if self._log is None:
             self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
-        value: T = self._tools.conduct(take_step(self._log, name, call, returns))
-        return value
+        return self._tools.conduct(take_step(self._log, name, call, returns))
 
     def __repr__(self) -> str:
         return f"<current {self.operation} [key {self._entry.address.digest}] attempt {self.attempt}>"
 
 
 _current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
+
+# The step that is running here, and whose it is: a delivery inside of a step has steps of its own.
+_step: ContextVar[tuple[Current, str] | None] = ContextVar("onefold.step", default=None)
+
+
+async def _awaited_in_step(step: tuple[Current, str], value: Awaitable[Any]) -> Any:
+    """Await a step with its name around it."""
+    outer = _step.set(step)
+    try:
+        return await value
+    finally:
+        _step.reset(outer)
 
 
 def current() -> Current:

@@ -40,6 +40,8 @@ class Kind(enum.StrEnum):
     FORGOTTEN = "forgotten"
     # Told by the adapters of queues: the message went to the dead letters, or was given up in its broker's way.
     BURIED = "buried"
+    # Told by the adapters of Kafka: a partition that is ours has messages, and is not read. It has no key.
+    UNREAD = "unread"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -255,9 +255,12 @@ class Guard(Front):
         work = self._by_hand(operation, key, scope, returns)
         return drive(self._looking(resolve(work, resolution, by=by, reason=reason)), self._tools())
 
-    def forget(self, operation: str, key: Key, *, scope: str | None = None) -> bool:
-        """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs."""
-        return drive(self._looking(forget(self._by_hand(operation, key, scope))), self._tools())
+    def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
+        """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
+
+        With `only=`, what `read` gave, it is removed only if nobody has written it since.
+        """
+        return drive(self._looking(forget(self._by_hand(operation, key, scope), only)), self._tools())
 
     def close(self) -> None:
         """Stop the heartbeat, and close the store if it was opened here."""

@@ -101,6 +101,12 @@ COUNTED: Final[dict[Kind, Metric]] = {
     Kind.BURIED: Metric(
         "onefold_buried_total", "counter", _OPERATION, "Messages that went to the dead letters, or were given up."
     ),
+    Kind.UNREAD: Metric(
+        "onefold_unread_partitions_total",
+        "counter",
+        _OPERATION,
+        "Looks at a Kafka partition that had messages, and from which its consumer had read nothing for a minute.",
+    ),
 }
 
 METRICS: Final = (DELIVERIES, *COUNTED.values(), CONFLICTS, STORE_SECONDS, STORE_UP, PURGE_LAG, EVICTED)

@@ -13,7 +13,7 @@ from aiormq.abc import AbstractConnection, DeliveredMessage
 
 from onefold import UsageError
 from onefold.queues import _rabbitmq
-from onefold.queues._rabbitmq import Dead, Delivery
+from onefold.queues._rabbitmq import Dead, Delivery, fitted
 from onefold.queues.keys import Key, minted
 
 
@@ -32,8 +32,20 @@ def delivery_of(message: AbstractIncomingMessage) -> Delivery:
     )
 
 
+def encoded_size(properties: dict[str, Any]) -> int:
+    """Return how many bytes these properties are on the wire."""
+    return len(Message(b"", **properties).properties.marshal())
+
+
+def frame_max_of(connection: AbstractConnection) -> int:
+    """Return what the broker and this connection have agreed on; the usual where aio-pika does not tell."""
+    tuned = getattr(connection, "connection_tune", None)
+    return int(getattr(tuned, "frame_max", 0) or 0)
+
+
 async def bury(connection: AbstractConnection, dead: Dead) -> None:
     """Send a dead letter, on a channel of its own: what goes wrong there closes no consumer."""
+    dead = fitted(dead, encoded_size, frame_max_of(connection))
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
     try:
         properties = Message(dead.body, **dead.properties).properties

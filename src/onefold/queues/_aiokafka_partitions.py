@@ -17,10 +17,23 @@ from onefold.queues._aiokafka_messages import (
     KafkaError,
     TopicPartition,
 )
-from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Position, Resume, Step, Steps
+from onefold.queues._kafka import (
+    Assigned,
+    Bury,
+    Commit,
+    FindEnds,
+    GoBack,
+    Ledger,
+    Options,
+    Position,
+    Resume,
+    Step,
+    Steps,
+)
 from onefold.queues._kafka_messages import check_consumer, check_undecoded, dead_letter_stops
 from onefold.queues._kafka_notices import UNHEARD, AddressOf, log
 from onefold.queues._kafka_places import Partition
+from onefold.queues._kafka_unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
@@ -51,7 +64,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """For a listener of your own."""
         self._hears = True
-        self._ledger.forget(assigned)
+        self._ledger.assigned(assigned)
         if self._offsets is not None:
             for partition, offset in (await self._offsets.load_async(assigned)).items():
                 self._consumer.seek(TopicPartition(*partition), offset)
@@ -81,8 +94,21 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
             case Position(partition):
                 at = TopicPartition(*partition)
                 return await self._consumer.position(at) if at in self._consumer.assignment() else -1
+            case Assigned():
+                return {Partition(*one) for one in self._consumer.assignment()}
+            case FindEnds(partition):
+                return await self._ends(TopicPartition(*partition))
             case _:
                 return self._step_now(step)
+
+    async def _ends(self, at: TopicPartition) -> Ends:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS_MAX):
+                position = await self._consumer.committed(at)
+                found = await self._consumer.end_offsets([at])
+        except (KafkaError, TimeoutError):
+            return Ends(None, None)
+        return Ends(position, found[at])
 
     def _step_now(self, step: Step) -> bool:
         match step:

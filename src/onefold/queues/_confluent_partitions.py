@@ -12,10 +12,23 @@ from typing import Any
 
 from onefold import UsageError
 from onefold.queues._confluent_messages import Consumer, DeadLetters, KafkaException, TopicPartition
-from onefold.queues._kafka import Bury, Commit, GoBack, Ledger, Options, Position, Resume, Step, Steps
+from onefold.queues._kafka import (
+    Assigned,
+    Bury,
+    Commit,
+    FindEnds,
+    GoBack,
+    Ledger,
+    Options,
+    Position,
+    Resume,
+    Step,
+    Steps,
+)
 from onefold.queues._kafka_messages import check_consumer, check_undecoded, dead_letter_stops
 from onefold.queues._kafka_notices import UNHEARD, AddressOf, log
 from onefold.queues._kafka_places import Partition
+from onefold.queues._kafka_unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions:
@@ -41,7 +54,7 @@ class Partitions:
     def assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """For an `on_assign` of your own."""
         self._hears = True
-        self.lost(consumer, partitions)
+        self._ledger.assigned((one.topic, one.partition) for one in partitions)
         if self._offsets is None:
             return
         found = self._offsets.load((one.topic, one.partition) for one in partitions)
@@ -92,7 +105,24 @@ class Partitions:
                 paused = self._tried(partition, lambda: consumer.pause([at]))
                 return paused and self._tried(partition, lambda: consumer.seek(at))
             case Resume(partition):
-                return self._tried(partition, lambda: consumer.resume([TopicPartition(*partition)]))
+                # librdkafka says nothing where the partition is not ours: it is resumed when it is.
+                ours = partition in self._assignment()
+                return ours and self._tried(partition, lambda: consumer.resume([TopicPartition(*partition)]))
+            case Assigned():
+                return self._assignment()
+            case FindEnds(partition):
+                return self._ends(TopicPartition(*partition))
+
+    def _ends(self, at: TopicPartition) -> Ends:
+        try:
+            (here,) = self._consumer.position([at])
+            if here.offset < 0:
+                (here,) = self._consumer.committed([at], timeout=LOOK_SECONDS_MAX)
+            # None where the broker has not answered in time.
+            found: Any = self._consumer.get_watermark_offsets(at, timeout=LOOK_SECONDS_MAX)
+        except KafkaException:
+            return Ends(None, None)
+        return Ends(here.offset if here.offset >= 0 else None, found[1] if found else None)
 
     def _commit(self, offsets: dict[Partition, int]) -> None:
         """Asked for, and not waited for: a commit that gets lost makes a duplicate, and the next one covers it."""
@@ -107,10 +137,13 @@ class Partitions:
         try:
             call()
         except KafkaException:
-            if partition not in {Partition(one.topic, one.partition) for one in self._consumer.assignment()}:
+            if partition not in self._assignment():
                 self._ledger.forget([partition])
             return False
         return True
+
+    def _assignment(self) -> set[Partition]:
+        return {Partition(one.topic, one.partition) for one in self._consumer.assignment()}
 
 
 def _checked(consumer: Consumer) -> Consumer:

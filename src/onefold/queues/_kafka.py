@@ -19,6 +19,7 @@ from onefold.queues._checked import whole
 from onefold.queues._consuming import MissingKeyRule
 from onefold.queues._kafka_notices import AddressOf, Notices, Undeliverable, log, unaddressed
 from onefold.queues._kafka_places import Delivery, Partition, Spot
+from onefold.queues._kafka_unread import Ends, Readings
 from onefold.queues._verdict import ACK, Ack, Failed, Later, Never, Verdict, named
 from onefold.queues.keys import KeyOf, PayloadOf
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 # A partition that waits is behind; a failure that lasts longer than this is found by people, not by asking faster.
 BACKOFF_MAX: Final = 60.0
 DOUBLINGS_MAX: Final = 10
+
+# Whether a partition that was paused is ours again is looked at so often where nobody says so.
+STRAY_EVERY: Final = 1.0
 
 # A dead letter that was not confirmed is tried again so much later.
 BURY_AGAIN: Final = 5.0
@@ -65,7 +69,7 @@ class GoBack(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Read on. The answer: whether that was done."""
+    """Read on. The answer: whether that was done; False where the partition is not ours."""
 
     partition: Partition
 
@@ -76,7 +80,17 @@ class Position(NamedTuple):
     partition: Partition
 
 
-Step = Bury | Commit | GoBack | Resume | Position
+class Assigned(NamedTuple):
+    """The answer: the partitions that are ours now, as a set."""
+
+
+class FindEnds(NamedTuple):
+    """The answer: where the partition is read next, and where it ends, as `Ends`."""
+
+    partition: Partition
+
+
+Step = Bury | Commit | GoBack | Resume | Position | Assigned | FindEnds
 Steps = Generator[Step, Any, Any]
 
 
@@ -133,14 +147,24 @@ class Ledger:
         self._stops = stops
         self._clock = clock
         self._notices = Notices(address_of, clock)
+        self._readings = Readings(clock)
         self._waiting: dict[Partition, Waiting] = {}
+        # What was paused and not resumed. librdkafka keeps a pause while a partition goes and comes back.
+        self._paused: set[Partition] = set()
+        self._strays_due = 0.0
         self._failures: Counter[tuple[Partition, int]] = Counter()
         self._held: Counter[tuple[Partition, int]] = Counter()
         self._turns: Counter[Partition] = Counter()
 
     def spot(self, topic: str, number: int, offset: int) -> Spot:
         partition = Partition(topic, number)
+        self._readings.note(partition)
         return Spot(partition, offset, self._turns[partition])
+
+    def assigned(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Note that these came, or came back: they are read, whatever was waited for before."""
+        self.forget(partitions)
+        self._strays_due = self._clock()
 
     def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
         """These went to another consumer, or came back: what is still under way for them ends nothing."""
@@ -156,9 +180,34 @@ class Ledger:
         """Let the partitions go on whose time has come."""
         for partition, waiting in list(self._waiting.items()):
             if not waiting.sought:
+                self._paused.add(partition)
                 waiting.sought = yield GoBack(partition, waiting.offset)
             if waiting.sought and not waiting.resumed and self._clock() >= waiting.due:
-                waiting.resumed = yield Resume(partition)
+                waiting.resumed = yield from self._resume(partition)
+        strays = self._paused - self._waiting.keys()
+        if strays and self._clock() >= self._strays_due:
+            self._strays_due = self._clock() + STRAY_EVERY
+            for partition in sorted(strays):
+                yield from self._resume(partition)
+
+    def _resume(self, partition: Partition) -> Steps:
+        is_done: bool = yield Resume(partition)
+        if is_done:
+            self._paused.discard(partition)
+        return is_done
+
+    def look(self) -> Steps:
+        """Find out, now and then, whether a partition of ours has messages and is not read."""
+        if not self._readings.is_due:
+            return
+        ours: set[Partition] = yield Assigned()
+        asleep = {one for one, waiting in self._waiting.items() if not waiting.resumed}
+        partition = self._readings.silent(ours - asleep)
+        if partition is None:
+            return
+        ends: Ends = yield FindEnds(partition)
+        if count := self._readings.unread(partition, ends):
+            self._notices.unread(partition, count, self._readings.silent_for(partition))
 
     def next_due(self) -> float | None:
         """In how many seconds `wake` has something to do. None: not before another message."""

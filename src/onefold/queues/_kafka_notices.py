@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from onefold.queues._kafka_places import Delivery, Spot
+from onefold.events import Kind, tell
+from onefold.queues._kafka_places import Delivery, Partition, Spot
 from onefold.queues._telling import Waits, buried, found_at
 from onefold.queues._verdict import Later
 from onefold.queues.keys import Message
@@ -70,6 +71,18 @@ class Notices:
         """The broker has confirmed the dead letter."""
         log.error("%s: to the dead letters: %s", self.name(delivery), reason)
         buried(self._address_of(delivery.message), reason)
+
+    def unread(self, partition: Partition, count: int, silent_for: float) -> None:
+        """Tell of a partition that is ours, and is not read although it has messages."""
+        place = f"{partition.topic}/{partition.number}"
+        log.warning(
+            "%s is assigned to this consumer, has %d messages, and none was read for %.0f s: it was paused and not "
+            "resumed, or the consumer is too slow for its partitions",
+            place,
+            count,
+            silent_for,
+        )
+        tell(Kind.UNREAD, self._address_of(Message(b"", {})), detail=f"{place}: {count} messages")
 
     def undeliverable(self, delivery: Delivery, reason: str) -> Undeliverable:
         name = self.name(delivery)

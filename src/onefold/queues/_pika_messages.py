@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError, UnroutableError
 
 from onefold.queues import _rabbitmq
-from onefold.queues._rabbitmq import Dead, Delivery
+from onefold.queues._rabbitmq import Dead, Delivery, fitted
 from onefold.queues.keys import Key, minted
 from onefold.stores.base import Address
 
@@ -48,8 +48,20 @@ def delivery_of(method: Any, properties: BasicProperties, body: bytes) -> Delive
     )
 
 
+def encoded_size(properties: dict[str, Any]) -> int:
+    """Return how many bytes these properties are on the wire."""
+    return sum(map(len, BasicProperties(**properties).encode()))
+
+
+def frame_max_of(connection: BlockingConnection) -> int:
+    """Return what the broker and this connection have agreed on."""
+    # Private, for want of a public word.
+    return int(vars(connection)["_impl"].params.frame_max)
+
+
 def bury(connection: BlockingConnection, dead: Dead) -> None:
     """Send a dead letter, on a channel of its own: what goes wrong there closes no consumer."""
+    dead = fitted(dead, encoded_size, frame_max_of(connection))
     with connection.channel() as channel:
         channel.confirm_delivery()
         channel.basic_publish("", dead.queue, dead.body, BasicProperties(**dead.properties), mandatory=True)

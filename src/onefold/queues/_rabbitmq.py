@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import hashlib
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -24,6 +25,8 @@ from onefold.stores.base import Address
 
 log = logging.getLogger("onefold.queues.rabbitmq")
 
+# What begins so is said by us.
+OURS: Final = "x-onefold-"
 REASON_HEADER: Final = "x-onefold-reason"
 # Of the key, as logs and `onefold show` have it.
 DIGEST_HEADER: Final = "x-onefold-digest"
@@ -47,8 +50,10 @@ DEAD_LETTER_DELAY: Final = 5.0
 # How many failing messages a consumer counts where the broker does not: the oldest are forgotten.
 FAILING_MAX: Final = 10_000
 
-# All headers of a message have to fit into one frame, 128 KiB by default: with ours added to them, too.
-HEADERS_MAX: Final = 120_000
+# All properties of a message have to fit into one frame, 128 KiB by default: with our headers added to them, too.
+FRAME_MAX: Final = 131_072
+# A sixteenth of it is for the frame itself, and for what a broker adds to a message that it hands on.
+FRAME_SHARE: Final = 15 / 16
 REASON_MAX: Final = 1_000
 
 # What AMQP allows in a property.
@@ -202,12 +207,12 @@ class Rules:
 
     def dead(self, delivery: Delivery, reason: str, address: Address | None = None) -> Dead:
         """The message as a dead letter: as it came, why it is dead, and by what its record is found."""
-        headers = _fitting({name: value for name, value in delivery.headers.items() if name not in NOT_COPIED})
+        headers = {name: value for name, value in delivery.headers.items() if name not in NOT_COPIED}
         headers |= {
-            REASON_HEADER: reason[:REASON_MAX],
+            REASON_HEADER: _plain(reason)[:REASON_MAX],
             "x-onefold-operation": self.operation,
-            "x-onefold-exchange": delivery.exchange,
-            "x-onefold-routing-key": delivery.routing_key,
+            "x-onefold-exchange": _plain(delivery.exchange),
+            "x-onefold-routing-key": _plain(delivery.routing_key),
         }
         if address is not None and address.key:
             headers[DIGEST_HEADER] = address.digest
@@ -252,15 +257,45 @@ def pauses() -> list[float]:
     return [min(SEND_DELAY * 2**number, SEND_DELAY_MAX) for number in range(SEND_TRIES - 1)]
 
 
-def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
-    """Without the largest, if need be: a message that cannot be buried would end its connection, again and again."""
-    sizes = {name: len(name) + len(repr(value).encode(errors="replace")) for name, value in headers.items()}
-    dropped = []
-    while sum(sizes.values()) > HEADERS_MAX:
-        dropped.append(max(sizes, key=sizes.__getitem__))
-        del sizes[dropped[-1]]
-    kept = {name: headers[name] for name in sizes}
-    return kept | {DROPPED_HEADER: ", ".join(dropped)[:REASON_MAX]} if dropped else kept
+def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max: int) -> Dead:
+    """Return the dead letter as it can be written: without what is too large for a frame, or has no form in AMQP.
+
+    It is measured by the client's own encoder. A message that cannot be buried would end its connection, again and
+    again: it loses its headers and properties, never its body.
+    """
+    room = (frame_max or FRAME_MAX) * FRAME_SHARE
+
+    def size(properties: dict[str, Any]) -> float:
+        try:
+            return encoded_size(properties)
+        except Exception:  # noqa: BLE001 - each client has errors of its own for what it cannot write
+            return math.inf
+
+    if size(dead.properties) <= room:
+        return dead
+    headers = dead.properties["headers"]
+    ours = {name: value for name, value in headers.items() if name.startswith(OURS)}
+    rest = dead.properties | {"headers": ours}
+    if size(rest) > room:
+        rest = {"headers": ours, "delivery_mode": PERSISTENT}
+    left = room - size(rest) - REASON_MAX
+    kept: dict[str, Any] = {}
+    dropped: list[str] = []
+    # The smallest first: the fewest are lost.
+    theirs = ((size({"headers": {name: value}}), name) for name, value in headers.items() if name not in ours)
+    for needed, name in sorted(theirs):
+        left -= needed
+        if left >= 0:
+            kept[name] = headers[name]
+        else:
+            dropped.append(name)
+    noted = {DROPPED_HEADER: _plain(", ".join(reversed(dropped)))[:REASON_MAX]} if dropped else {}
+    return dead._replace(properties=rest | {"headers": kept | noted | ours})
+
+
+def _plain(text: str) -> str:
+    """Return the text as it can be encoded."""
+    return text.encode(errors="replace").decode()
 
 
 def _digest(delivery: Delivery) -> bytes:

@@ -135,6 +135,7 @@ class Guarded(Partitions):
     async def _handle(self, messages: Sequence[Any], deliver: Deliver) -> None:
         await self._perform(self._ledger.wake())
         deliveries = [delivery_of(message, self._ledger) for message in messages]
+        await self._perform(self._ledger.look())
         taken = [delivery for delivery in deliveries if await self._perform(self._ledger.admit(delivery.spot))]
         if taken and not self._hears:
             self._warn_of_silence()

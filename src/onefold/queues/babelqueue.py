@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from onefold import KEY_MAX, Guard, Policy, StoreUnavailable, UsageError
+from onefold import Guard, MissingKey, Policy, StoreUnavailable, UsageError
 from onefold.durations import Duration, seconds
+from onefold.keys import checked_key
 from onefold.queues._checked import check
 from onefold.queues._consuming import nothing
 from onefold.queues._telling import address_of, found_at, waits_of
@@ -78,24 +79,35 @@ class IdempotencyStore:
         self._operation = operation
 
     def seen(self, message_id: str) -> bool:
-        """Whether this id was remembered."""
-        record = self._guard.read(self._operation, message_id)
+        """Return whether this id was remembered. One that cannot be a key never is: its messages run unguarded."""
+        key = _usable(message_id)
+        record = None if key is None else self._guard.read(self._operation, key)
         return record is not None and record.state == "done"
 
     def remember(self, message_id: str) -> None:
         """Record this id as processed."""
-        self._guard.run(self._operation, message_id, _done, policy=self._guard.policy.but(mode="seen"))
+        key = _usable(message_id)
+        if key is not None:
+            self._guard.run(self._operation, key, _done, policy=self._guard.policy.but(mode="seen"))
 
     def forget(self, message_id: str) -> None:
         """Drop this id."""
-        self._guard.forget(self._operation, message_id)
+        key = _usable(message_id)
+        if key is not None:
+            self._guard.forget(self._operation, key)
 
 
 def _id_of(args: tuple[Any, ...]) -> str | None:
     meta = args[1] if len(args) > 1 and isinstance(args[1], Mapping) else {}
-    found = meta.get("id")
-    # What cannot be a key cannot be guarded; the contract says to run it all the same.
-    return found if isinstance(found, str) and found.strip() and len(found) <= KEY_MAX else None
+    return _usable(meta.get("id"))
+
+
+def _usable(found: object) -> str | None:
+    """Return the id, if it can be a key. What cannot cannot be guarded; the contract says to run it all the same."""
+    try:
+        return checked_key(found) if isinstance(found, str) else None
+    except MissingKey:
+        return None
 
 
 def _done() -> None:

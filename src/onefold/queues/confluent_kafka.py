@@ -133,6 +133,7 @@ class Guarded(Partitions):
     def _handle(self, messages: Sequence[Message], deliver: Deliver) -> None:
         self._perform(self._ledger.wake())
         deliveries = [delivery_of(message, self._ledger) for message in messages if not is_news(message)]
+        self._perform(self._ledger.look())
         taken = [delivery for delivery in deliveries if self._perform(self._ledger.admit(delivery.spot))]
         if taken and not self._hears:
             self._warn_of_silence()

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from onefold import KEY_MAX, MissingKey, UsageError
-from onefold.keys import canonical
+from onefold.keys import canonical, checked_key
 
 # The header in which a sender puts its key, whatever the broker.
 KEY_HEADER: Final = "idempotency-key"
@@ -193,7 +193,8 @@ def usable(found: object) -> str | None:
         raise MissingKey("the key is empty")
     if len(text) > KEY_MAX:
         raise MissingKey(f"the key has {len(text)} characters, and {KEY_MAX} are the limit")
-    return text
+    # Its bytes count, too, and what they are: a sender that may send it would only find it among the dead letters.
+    return checked_key(text)
 
 
 def _text(value: bytes, name: str) -> str:

@@ -6,19 +6,36 @@ of this name (another process after a crash, say) sends the same key, and is ref
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final, Self
 
-from onefold import AsyncGuard, Guard, KeyReused, Outcome, OutcomeUnknown, Policy, Record, StoreUnavailable, UsageError
+from onefold import (
+    AsyncGuard,
+    Guard,
+    InProgress,
+    KeyReused,
+    Outcome,
+    OutcomeUnknown,
+    Policy,
+    Record,
+    StoreUnavailable,
+    UsageError,
+)
 from onefold.durations import Duration, in_words, seconds
-from onefold.http.client._retrying import is_problem, mint, settles
+from onefold.http.client._handler_keys import Request
+from onefold.http.client._retrying import mint, settles
 
 OPERATION: Final = "onefold-intent"
 
 # A key is minted in no time; who finds another at it waits that long, and then takes over.
 POLICY: Final = Policy(keep="forever", lease=10, wait=15)
+
+# Whoever looks whether a key is still the own one does not wait for another's.
+LOOKING: Final = POLICY.but(wait=0)
+
+# A record that was moved to another store between two looks is looked for again.
+FORGET_ROUNDS: Final = 3
 
 
 class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42", store=...)
@@ -52,7 +69,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         assert isinstance(self._guard, Guard)
         try:
             if error is None and self.settled:
-                self._guard.forget(OPERATION, self.name)
+                self._forget(self._guard)
         finally:
             if self._guard is not self._store:
                 self._guard.close()
@@ -68,7 +85,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         assert isinstance(self._guard, AsyncGuard)
         try:
             if error is None and self.settled:
-                await self._guard.forget(OPERATION, self.name)
+                await self._forget_awaited(self._guard)
         finally:
             if self._guard is not self._store:
                 await self._guard.aclose()
@@ -93,41 +110,76 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             if guard is not self._store:
                 await guard.aclose()
 
-    def key_for(self, method: str, url: str, body: bytes, *, given: str | None = None) -> str:
+    def key_for(self, request: Request) -> str:
         """The key of this request: minted once, kept before it is sent. Raises `KeyReused` for another request."""
         self._is_used = True
         if not isinstance(self._guard, Guard):
             raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
-        if self._is_sent_on(given):
+        if self._is_sent_on(request.given):
             return self._key or ""
-        payload = self._payload(method, url, body)
+        payload = self._payload(request)
         try:
             found = self._guard.run(OPERATION, self.name, mint, returns=str, fingerprint=payload, policy=POLICY)
         except KeyReused as reused:
             raise self._another(reused) from None
         return self._kept(found, self._guard.read(OPERATION, self.name) if found.replayed else None)
 
-    async def key_for_awaited(self, method: str, url: str, body: bytes, *, given: str | None = None) -> str:
+    async def key_for_awaited(self, request: Request) -> str:
         """The same, awaited."""
         self._is_used = True
         if not isinstance(self._guard, AsyncGuard):
             raise UsageError("this intent was entered with `with`, and the client is an async one")
-        if self._is_sent_on(given):
+        if self._is_sent_on(request.given):
             return self._key or ""
 
         async def minted() -> str:
             return mint()
 
-        payload = self._payload(method, url, body)
+        payload = self._payload(request)
         try:
             found = await self._guard.run(OPERATION, self.name, minted, returns=str, fingerprint=payload, policy=POLICY)
         except KeyReused as reused:
             raise self._another(reused) from None
         return self._kept(found, await self._guard.read(OPERATION, self.name) if found.replayed else None)
 
-    def heard(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """An answer has come."""
-        self.settled = settles(status, headers, body if is_problem(headers) else b"")
+    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
+        """Note an answer. The body of a problem document is the decoded one; None: it could not be read."""
+        self.settled = settles(status, headers, body)
+
+    def _forget(self, guard: Guard) -> None:
+        """Forget our own key. A slow sender may find a newer one under the name, which is not ours to end."""
+        for _ in range(FORGET_ROUNDS):
+            record = guard.read(OPERATION, self.name)
+            if record is None or record.state != "done":
+                return
+            try:
+                # Our key is never minted again: where it is found after the reading, it was there at the reading.
+                found = guard.run(
+                    OPERATION, self.name, _nothing_kept, returns=str, fingerprint=self._sent, policy=LOOKING
+                )
+            except (_NothingKept, InProgress, KeyReused):
+                return
+            if found.value != self._key or guard.forget(OPERATION, self.name, only=record):
+                return
+
+    async def _forget_awaited(self, guard: AsyncGuard) -> None:
+        """The same, awaited."""
+
+        async def nothing_kept() -> str:
+            return _nothing_kept()
+
+        for _ in range(FORGET_ROUNDS):
+            record = await guard.read(OPERATION, self.name)
+            if record is None or record.state != "done":
+                return
+            try:
+                found = await guard.run(
+                    OPERATION, self.name, nothing_kept, returns=str, fingerprint=self._sent, policy=LOOKING
+                )
+            except (_NothingKept, InProgress, KeyReused):
+                return
+            if found.value != self._key or await guard.forget(OPERATION, self.name, only=record):
+                return
 
     def _blocking(self) -> Guard:
         if isinstance(self._store, AsyncGuard):
@@ -166,8 +218,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             raise UsageError(f"intent({self.name!r}) has a key of its own: send the request without one")
         return True
 
-    def _payload(self, method: str, url: str, body: bytes) -> list[Any]:
-        payload = [method, url, hashlib.sha256(body).digest()]
+    def _payload(self, request: Request) -> list[Any]:
+        payload = [request.method, request.url, request.digest]
         if self._sent not in (None, payload):
             raise UsageError(
                 f"intent({self.name!r}) is one request, and another one was sent inside it. Nothing was sent"
@@ -195,6 +247,14 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             )
         self._key = found.value
         return found.value
+
+
+class _NothingKept(Exception):
+    """There is no key under this name."""
+
+
+def _nothing_kept() -> str:
+    raise _NothingKept
 
 
 def _old(age: float) -> str:

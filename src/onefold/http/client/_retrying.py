@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import math
 import random
 import uuid
 from collections.abc import Mapping
@@ -24,8 +23,21 @@ HEADER: Final = "Idempotency-Key"
 # The methods of which a repetition is dangerous; the others are passed on as they are.
 METHODS: Final = frozenset({"POST", "PATCH"})
 
-# An answer up to here is read before it is handed out, if its length is known: one that breaks off is asked for again.
+# An answer up to here is read before it is handed out, if its length is known, or if it is a problem document: one that
+# breaks off is asked for again.
 ANSWER_MAX: Final = 1 << 20
+
+# A problem document says what it means in less; a longer one is not decoded, because it could be anything.
+PROBLEM_MAX: Final = 1 << 16
+
+# A Content-Length of more digits is no length; Python refuses to read one of thousands.
+LENGTH_DIGITS_MAX: Final = 15
+
+# Longer than every server's memory of a key. A pause beyond it is a mistake, and the clock cannot wait for ever.
+PAUSE_SECONDS_MAX: Final = 24 * 3600.0
+
+# Pauses grow to their maximum before that, whatever it is: 2 to the power of a large number is no float.
+DOUBLINGS_MAX: Final = 60
 
 CONFLICT: Final = 409
 SERVER_ERROR: Final = 500
@@ -59,15 +71,18 @@ class Retries(msgspec.Struct, frozen=True):
             raise UsageError(f"attempts={attempts!r:.60} has to be 1 or more: 1 sends once, and never again")
         for name in ("pause", "pause_max", "retry_after_max"):
             pause: object = getattr(self, name)
-            if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < math.inf:
-                raise UsageError(f"{name}={pause!r:.60} has to be seconds, such as {name}=0.2")
+            is_number = isinstance(pause, (int, float)) and not isinstance(pause, bool)
+            if not is_number or not 0 <= pause <= PAUSE_SECONDS_MAX:  # type: ignore[operator]
+                raise UsageError(f"{name}={pause!r:.60} has to be seconds, such as {name}=0.2, and a day at most")
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One sending: the status that came back, or the error that did not."""
+    """One attempt: the status that came back, or the error that did not. `sent`: whether anything was sent."""
 
     status: int | None = None
     error: str | None = None
+    # False: no connection was made, or none was free. The server has seen nothing of this attempt.
+    sent: bool = True
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -99,9 +114,15 @@ def is_wanted_again(status: int, headers: Mapping[str, str]) -> bool:
     return status >= SERVER_ERROR or status in AGAIN
 
 
-def settles(status: int, headers: Mapping[str, str], problem: bytes = b"") -> bool:
-    """Whether nothing else can come of this key any more, so that an intent may end."""
-    code = _code_of(problem)
+def settles(status: int, headers: Mapping[str, str], body: bytes | None = b"") -> bool:
+    """Whether nothing else can come of this key any more, so that an intent may end.
+
+    The body is the decoded one; it counts in a problem document only. None: it could not be read.
+    """
+    code = _code_of(body) if is_problem(headers) else ""
+    if code is None:
+        # It may say anything: that the key was used for another request, say.
+        return False
     if code:
         return code in SETTLED_CODES
     if status == CONFLICT:
@@ -121,22 +142,23 @@ def is_replay(headers: Mapping[str, str]) -> bool:
 def is_short(headers: Mapping[str, str]) -> bool:
     """Whether it is known that the body can be read at once."""
     length = headers.get("Content-Length") or ""
-    return length.isdecimal() and int(length) <= ANSWER_MAX
+    return length.isdecimal() and len(length) <= LENGTH_DIGITS_MAX and int(length) <= ANSWER_MAX
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds that the server asks for, in either form of the header."""
+    """The seconds that the server asks for, in either form of the header: at most PAUSE_SECONDS_MAX."""
     value = (headers.get("Retry-After") or "").strip()
-    if value.isdecimal():
-        return float(value)
     try:
-        moment = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+        asked = float(value) if value.isdecimal() else _seconds_until(email.utils.parsedate_to_datetime(value))
+    except (ValueError, TypeError, OverflowError):
+        # No date, or one that no calendar has.
         return 0.0
-    if moment.tzinfo is None:
-        # "-0000": the time is in UTC, and nobody says where.
-        moment = moment.replace(tzinfo=UTC)
-    return max((moment - datetime.now(UTC)).total_seconds(), 0.0)
+    return min(max(asked, 0.0), PAUSE_SECONDS_MAX)
+
+
+def _seconds_until(moment: datetime) -> float:
+    # "-0000": the time is in UTC, and nobody says where.
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
 
 def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[type[BaseException], ...] = ()) -> Any:
@@ -151,7 +173,7 @@ def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[typ
     def wait(state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         asked = min(error.retry_after, retries.retry_after_max) if isinstance(error, Wanted) else 0.0
-        pause: float = min(retries.pause * 2 ** (state.attempt_number - 1), retries.pause_max)
+        pause: float = min(retries.pause * 2 ** min(state.attempt_number - 1, DOUBLINGS_MAX), retries.pause_max)
         return asked + random.uniform(pause / 2, pause)  # noqa: S311 - jitter is no secret
 
     return {
@@ -168,18 +190,15 @@ class Call:
     def __init__(self, key: str) -> None:
         self.key = key
         self.attempts: list[Attempt] = []
-        # The answer that is asked for again: whoever does so lets go of it.
-        self.unwanted: Any = None
 
     def answered(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
         """Note the answer. Raises `Wanted` where it is to be asked for again."""
         self.attempts.append(Attempt(status=status))
         if is_wanted_again(status, headers):
-            self.unwanted = response
             raise Wanted(response, status, headers)
 
-    def failed(self, error: BaseException) -> None:
-        self.attempts.append(Attempt(error=type(error).__name__))
+    def failed(self, error: BaseException, *, sent: bool) -> None:
+        self.attempts.append(Attempt(error=type(error).__name__, sent=sent))
 
     def sent(self, headers: Mapping[str, str]) -> Sent:
         return Sent(self.key, list(self.attempts), replayed=is_replay(headers))
@@ -187,16 +206,27 @@ class Call:
     def gave_up(self, error: BaseException) -> None:
         """The last error: it carries what happened, too."""
         error.onefold = self.sent({})  # type: ignore[attr-defined]
+        sent = sum(attempt.sent for attempt in self.attempts)
+        if not sent:
+            error.add_note(f"onefold: tried {len(self.attempts)} times, and nothing was sent: no connection was made")
+            return
         error.add_note(
-            f"onefold: sent {len(self.attempts)} times, and the outcome is not known. Retry with the same key, "
-            "inside the same intent"
+            f"onefold: sent {sent} times, and the outcome is not known. Retry with the same key, inside the same intent"
         )
 
 
-def _code_of(problem: bytes) -> str:
-    """The code of a problem of ours; of others there is none."""
+def unwanted(state: tenacity.RetryCallState) -> Any:
+    """The response that is asked for again, if one came: whoever waits for the next one lets go of it first."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    return error.response if isinstance(error, Wanted) else None
+
+
+def _code_of(problem: bytes | None) -> str | None:
+    """The code of a problem of ours; of others there is none. None: it was not read."""
+    if problem is None:
+        return None
     try:
         found = msgspec.json.decode(problem)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     return str(found.get("code") or "") if isinstance(found, dict) else ""
