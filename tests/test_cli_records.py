@@ -623,6 +623,40 @@ def test_held_keeps_the_oldest_and_counts_the_others(shelf: Shelf) -> None:
     assert "the oldest" not in shelf.run("held", "--limit", "10").stderr
 
 
+@pytest.mark.parametrize("command", [["resolve", "--done", "--reason", "x"], ["forget"]])
+def test_a_digest_never_changes_the_record_of_a_key_that_looks_like_it(shelf: Shelf, command: list[str]) -> None:
+    meant = shelf.hold("tab\tkey", scope="victim")
+    # Whoever knows a digest, from a log or an answer, may take it for a key of their own.
+    twin = shelf.hold(meant.digest, scope="attacker")
+
+    line = next(fact["resolve"] for fact in shelf.json("held") if fact["scope"] == "victim")
+    by_digest = shelf.run(*command, "--digest", meant.digest, "--yes")
+
+    assert f"--digest {meant.digest} --operation charge --scope victim" in line
+    assert by_digest.exit_code == 0, by_digest.output
+    assert shelf.found(twin).state is State.HELD
+    gone = shelf.read(meant)
+    assert gone is None or gone.state is State.DONE
+
+
+@pytest.mark.parametrize("command", [["resolve", "--done", "--reason", "x"], ["forget"]])
+def test_a_digest_in_the_place_of_a_key_changes_nothing_and_names_the_option(shelf: Shelf, command: list[str]) -> None:
+    address = shelf.hold("pay_1")
+
+    line = refused(shelf.run(*command, address.digest, "--yes"), 1)
+
+    assert f"--digest {address.digest}" in line
+    assert shelf.found(address).state is State.HELD
+
+
+@pytest.mark.parametrize("words", [[], ["pay_1", "--digest", "0123456789ab"], ["--digest", "pay_1"]])
+@pytest.mark.parametrize("command", [["show"], ["resolve", "--rerun", "--reason", "x", "--yes"], ["forget", "--yes"]])
+def test_a_record_is_named_by_a_key_or_by_a_digest(shelf: Shelf, command: list[str], words: list[str]) -> None:
+    shelf.hold("pay_1")
+
+    refused(shelf.run(*command, *words), 2)
+
+
 @pytest.mark.parametrize("scopes", [[""], ["", "o'neil & sons"], ["acme", "line\nbreak"]])
 def test_the_line_that_held_gives_resolves_this_record_and_no_other(shelf: Shelf, scopes: list[str]) -> None:
     held = {shelf.hold(key, scope=scope) for key in ("pay_1", *NASTY) for scope in scopes}
@@ -644,8 +678,8 @@ def test_the_line_names_the_store_unless_the_environment_does(shelf: Shelf) -> N
 
     named = CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, ["held", "--store", shelf.url])
 
-    assert f"onefold resolve pay_1 --operation charge --store {shelf.url}\n" in named.stdout
-    assert shelf.rows("held")[0]["resolve"] == "onefold resolve pay_1 --operation charge"
+    assert f"onefold resolve pay_1 --operation charge --scope '' --store {shelf.url}\n" in named.stdout
+    assert shelf.rows("held")[0]["resolve"] == "onefold resolve pay_1 --operation charge --scope ''"
 
 
 def test_the_line_never_holds_a_password(shelf: Shelf, scheme: Callable[[str, Callable[[str], Any]], None]) -> None:
@@ -798,8 +832,9 @@ def test_what_was_resolved_by_hand_can_be_corrected(shelf: Shelf) -> None:
 def test_resolve_takes_the_digest(shelf: Shelf) -> None:
     address, other = shelf.hold("pay_1"), shelf.hold("pay_1", operation="mail")
 
-    assert shelf.run("resolve", address.digest, "--rerun", "--reason", "no trace", "--yes").exit_code == 0
+    said = shelf.run("resolve", "--digest", address.digest.upper(), "--rerun", "--reason", "no trace", "--yes")
 
+    assert said.exit_code == 0, said.output
     assert (shelf.found(address).state, shelf.found(other).state) == (State.OPEN, State.HELD)
 
 
@@ -1141,7 +1176,7 @@ def test_a_terminal_that_wants_no_colour_gets_none_and_the_line_to_copy_is_whole
     seen, status = on_a_terminal(shelf, "held", NO_COLOR="1")
 
     assert status == 0
-    assert f"  onefold resolve '{'key with spaces ' * 10}' --operation charge\r\n" in seen
+    assert f"  onefold resolve '{'key with spaces ' * 10}' --operation charge --scope ''\r\n" in seen
     assert re.search(r"\x1b\[[\d;]*[34]\d", seen) is None
 
 

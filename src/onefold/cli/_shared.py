@@ -103,6 +103,8 @@ def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             _hush()
             _stop(str(error), FAILED)
+        except RecursionError:
+            _stop("what it was given is nested too deeply to be read", WRONG_USAGE)
         except UnicodeEncodeError as error:
             # A shell passes any bytes on; those that are no text were put into it as halves of surrogate pairs.
             _stop(f"{error.object!a} is no text in UTF-8", WRONG_USAGE)

@@ -47,7 +47,7 @@ def _again(path: Path) -> None:
     try:
         code = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         scenario, actions = read_code(code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refusal(f"{path} holds no story that can be run again: {error}", WRONG_USAGE) from error
     told = tell(scenario, actions)
     typer.echo(str(told))
