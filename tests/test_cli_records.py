@@ -716,7 +716,7 @@ def test_resolving_as_done_gives_every_duplicate_the_value(shelf: Shelf) -> None
 
     assert said.exit_code == 0, said.output
     assert said.stdout.startswith(f"charge pay_1 [key {address.digest}]: resolved as done")
-    assert shelf.found(address).remark == "resolved as done by maria: seen"
+    assert re.fullmatch(r"resolved as done by maria at [-0-9T:]+Z: seen", shelf.found(address).history[0])
     assert shelf.guard.run("charge", "pay_1", pytest.fail).value == {"receipt": [17, None]}
 
 
@@ -787,7 +787,7 @@ def test_who_resolves_is_the_login_name_unless_given(shelf: Shelf) -> None:
 
     assert shelf.run("resolve", "pay_1", "--done", "--reason", "seen", "--yes", LOGNAME="jana").exit_code == 0
 
-    assert shelf.found(address).remark == "resolved as done by jana: seen"
+    assert re.fullmatch(r"resolved as done by jana at [-0-9T:]+Z: seen", shelf.found(address).history[0])
 
 
 def test_a_user_without_a_login_name_has_to_give_one(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -826,7 +826,27 @@ def test_what_was_resolved_by_hand_can_be_corrected(shelf: Shelf) -> None:
     assert shelf.run("resolve", "pay_1", "--done", "--value", '"r-1"', "--reason", "a typo", "--yes").exit_code == 0
 
     assert shelf.guard.run("charge", "pay_1", pytest.fail).value == "r-1"
-    assert shelf.found(address).remark.endswith(": a typo")
+    assert [one.rpartition(": ")[2] for one in shelf.found(address).history[:2]] == ["a typo", "seen"]
+
+
+def test_show_after_a_correction_has_who_when_and_why_of_each_and_the_true_age(shelf: Shelf) -> None:
+    shelf.hold("pay_1", age=7_200.0, attempt=3)
+    for resolution, who in (("--done", "ada"), ("--failed", "bob")):
+        assert shelf.run("resolve", "pay_1", resolution, "--reason", "looked", "--by", who, "--yes").exit_code == 0
+
+    shown = shelf.run("show", "pay_1").stdout
+    (fact,) = shelf.json("show", "pay_1")
+    assert shelf.run("resolve", "pay_1", "--rerun", "--reason", "no trace", "--by", "eve", "--yes").exit_code == 0
+    rerun = shelf.run("show", "pay_1").stdout
+
+    assert re.search(r"^remark\tresolved as failed by bob at [-0-9T:]+Z: looked$", shown, re.MULTILINE)
+    assert re.search(r"^before\tresolved as done by ada at [-0-9T:]+Z: looked$", shown, re.MULTILINE)
+    assert "\nbefore\tattempt 1 ended in TimeoutError\n" in shown
+    assert "\nattempt\t3\n" in shown
+    assert "\nage\t2h since its first claim" in shown
+    assert (len(fact["history"]), fact["history"][0], fact["attempt"]) == (3, fact["remark"], 3)
+    assert "\nattempt\t0 since it was resolved as a rerun\n" in rerun
+    assert "s since it was resolved as a rerun\n" in rerun
 
 
 def test_resolve_takes_the_digest(shelf: Shelf) -> None:

@@ -33,7 +33,7 @@ from onefold.cli._shared import (
     opened,
     visible,
 )
-from onefold.cli._words import COLUMNS, STYLES, facts, is_abandoned, lines, name, row, summary
+from onefold.cli._words import COLUMNS, STYLES, facts, is_abandoned, lines, name, remark, row, summary
 from onefold.stores.base import Browsable, Query
 
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help="The key.")]
@@ -188,7 +188,7 @@ def _print_for_people(oldest: list[Record], commands: list[str]) -> None:
     for record, command in zip(oldest, commands, strict=True):
         line = Text(name(record), style="bold")
         line.append(f"  {about(record.age)} ago", style="not bold cyan")
-        line.append(f"  {visible(record.remark)}", style="not bold yellow")
+        line.append(f"  {visible(remark(record))}", style="not bold yellow")
         console.print(line)
         console.print(Text(f"  {command}"))
 
