@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import Guard, UsageError
 from onefold.metrics import prometheus, watched
+from onefold.metrics.table import STORE_UP
 from onefold.metrics.watched import Watched
 from onefold.stores import schema
 from support import PATIENCE
@@ -44,10 +45,10 @@ def test_a_store_is_up_as_soon_as_its_tables_exist(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(watched, "FRESH_SECONDS", 0.0)
     stores = Watched({"money": url})
 
-    before = [reading.value for reading in stores.readings(watched.STORE_UP)]
+    before = [reading.value for reading in stores.readings(STORE_UP)]
     with Guard(url) as guard:
         guard.run("charge", "pay_1", lambda: 1)
-    after = [reading.value for reading in stores.readings(watched.STORE_UP)]
+    after = [reading.value for reading in stores.readings(STORE_UP)]
 
     assert (before, after) == ([0.0], [1.0])
 
