@@ -227,6 +227,16 @@ def test_a_scrape_creates_no_tables_and_says_that_there_are_none(
     assert wrong.look() == before
 
 
+def test_a_file_that_is_no_database_is_told_before_anything_is_created(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("hello, this is no database")
+
+    said = run("copy", f"sqlite:///{tmp_path}/notes.db", f"sqlite:///{tmp_path}/new.db")
+
+    assert said.exit_code == 1
+    assert "is not an SQLite database" in said.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["notes.db"]
+
+
 def test_tables_of_an_older_version_are_read_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "older.db"
     with closing(sqlite3.connect(path)) as connection:

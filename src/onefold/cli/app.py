@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
 from onefold import __version__
 from onefold.cli import records, settle, simulate
-from onefold.cli._shared import ends_in_one_line
+from onefold.cli._shared import WRONG_USAGE, ends_in_one_line, note
 from onefold.cli.copy import copy
 from onefold.cli.demo.command import demo
 from onefold.cli.doctor import doctor
@@ -24,8 +26,39 @@ from onefold.cli.stats import stats
 from onefold.cli.top import top
 from onefold.cli.trace import trace
 
+# What `typer.BadParameter` is a kind of. Typer brings a click of its own, or uses yours.
+USAGE_ERROR: Final = typer.BadParameter.__bases__[0]
+
+
+class OneLine(TyperGroup):
+    """Says in one line what is wrong with a command line, as with everything else, and how to get its help."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _usage_in_one_line():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        if "NoArgsIsHelp" in type(error).__name__:
+            raise
+        context = getattr(error, "ctx", None)
+        name = f" {context.info_name}" if context is not None and context.parent is not None else ""
+        said = str(error.format_message()).rstrip()  # type: ignore[attr-defined]
+        note(f"{said}{'' if said.endswith(('.', '?')) else '.'} See onefold{name} --help")
+        raise typer.Exit(WRONG_USAGE) from None
+
+
 app = typer.Typer(
     name="onefold",
+    cls=OneLine,
     help="At-least-once delivery, effects that happen once.",
     no_args_is_help=True,
     add_completion=False,

@@ -78,9 +78,11 @@ def schema_exists(path: str) -> bool:
     try:
         with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
             return Records(connection, time.time).form() > 0
-    except sqlite3.Error:
-        # Locked, damaged or not readable: whoever goes on to read it is told, after waiting as long as the URL says.
-        return True
+    except sqlite3.Error as error:
+        if code_of(error) in BUSY:
+            # Whoever goes on to read it is told, after waiting for as long as the URL says.
+            return True
+        raise translated(path, error) from error
 
 
 def _of_disk(path: str) -> dict[str, Any]:
