@@ -240,7 +240,9 @@ def test_forget_takes_the_digest_of_a_log_line(shelf: Shelf) -> None:
 
     assert shelf.read(address) is None
     assert len(shelf.store.browse(Query(), 99)) == 8
-    assert f"no record of the digest {address.digest}" in refused(shelf.run("forget", "--digest", address.digest, "--yes"), 1)
+    assert f"no record of the digest {address.digest}" in refused(
+        shelf.run("forget", "--digest", address.digest, "--yes"), 1
+    )
 
 
 def test_the_digest_of_an_error_message_names_the_record(shelf: Shelf) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import typer
 from typer.core import TyperGroup
@@ -27,7 +27,7 @@ from onefold.cli.top import top
 from onefold.cli.trace import trace
 
 # What `typer.BadParameter` is a kind of. Typer brings a click of its own, or uses yours.
-USAGE_ERROR: Final = typer.BadParameter.__bases__[0]
+USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
 
 
 class OneLine(TyperGroup):
