@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -225,6 +226,24 @@ def test_a_scrape_creates_no_tables_and_says_that_there_are_none(
     assert up == 0.0
     assert NO_TABLES in caplog.text
     assert wrong.look() == before
+
+
+def test_of_several_stores_those_with_tables_are_counted_and_the_others_named(
+    others: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "onefold.yaml"
+    file.write_text(
+        f"stores: {{typo: {{url: 'sqlite:///{tmp_path}/typo.db'}}, full: {{url: '{others['full']}'}}}}\n"
+        "guards: {one: {store: typo}, two: {store: full}}\n"
+    )
+
+    said = run("stats", str(file), "--format", "json")
+
+    typo, full = json.loads(said.stdout)
+    assert said.exit_code == 1
+    assert NO_TABLES in typo["error"]
+    assert NO_TABLES in said.stderr
+    assert (full["store"], full["records"]) == ("full", 1)
 
 
 def test_a_file_that_is_no_database_is_told_before_anything_is_created(tmp_path: Path) -> None:

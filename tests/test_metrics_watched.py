@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import create_engine, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import Guard, UsageError
@@ -51,6 +52,24 @@ def test_a_store_is_up_as_soon_as_its_tables_exist(monkeypatch: pytest.MonkeyPat
     after = [reading.value for reading in stores.readings(STORE_UP)]
 
     assert (before, after) == ([0.0], [1.0])
+
+
+def test_an_engine_of_yours_is_asked_and_nothing_is_created_in_its_database(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watched, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(watched, "FRESH_SECONDS", 0.0)
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    stores = Watched({"money": engine})
+
+    before = [reading.value for reading in stores.readings(STORE_UP)]
+    created = inspect(engine).get_table_names()
+    with Guard(engine) as guard:
+        guard.run("charge", "pay_1", lambda: 1)
+    after = [reading.value for reading in stores.readings(STORE_UP)]
+    engine.dispose()
+
+    assert (before, created, after) == ([0.0], [], [1.0])
 
 
 def test_an_async_engine_is_refused_when_it_is_given() -> None:
