@@ -236,11 +236,13 @@ def test_forget_takes_the_digest_of_a_log_line(shelf: Shelf) -> None:
     fill(shelf)
     address = Address("tenant-42", "charge", "k1")
 
-    assert shelf.run("forget", address.digest.upper(), "--yes").exit_code == 0
+    assert shelf.run("forget", "--digest", address.digest.upper(), "--yes").exit_code == 0
 
     assert shelf.read(address) is None
     assert len(shelf.store.browse(Query(), 99)) == 8
-    assert f"no record of {address.digest}" in refused(shelf.run("forget", address.digest, "--yes"), 1)
+    assert f"no record of the digest {address.digest}" in refused(
+        shelf.run("forget", "--digest", address.digest, "--yes"), 1
+    )
 
 
 def test_the_digest_of_an_error_message_names_the_record(shelf: Shelf) -> None:
@@ -251,5 +253,5 @@ def test_the_digest_of_an_error_message_names_the_record(shelf: Shelf) -> None:
         digest = str(error).partition("[key ")[2].partition("]")[0]
 
     assert [fact["key"] for fact in json.loads(shelf.run("show", digest, "--format", "json").stdout)] == ["pay_1"]
-    said = shelf.run("resolve", digest, "--done", "--reason", "seen", "--yes")
+    said = shelf.run("resolve", "--digest", digest, "--done", "--reason", "seen", "--yes")
     assert said.exit_code == 0, said.output

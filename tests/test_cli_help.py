@@ -79,6 +79,38 @@ def test_the_help_of_a_command_is_plain_in_a_pipe(name: str) -> None:
     assert said.stdout.isascii()
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--bad", "See onefold --help"),
+        ("hel", "See onefold --help"),
+        ("ls --limit 0", "See onefold ls --help"),
+        ("ls --state foo", "'foo' is not one of"),
+        ("ls --lmit 3", "See onefold ls --help"),
+        ("held --format xml", "'xml' is not one of"),
+        ("copy", "Missing argument 'OLD'. See onefold copy --help"),
+        ("trace", "See onefold trace --help"),
+        ("show one two", "See onefold show --help"),
+        ("purge --batch x", "See onefold purge --help"),
+    ],
+)
+def test_a_command_line_that_cannot_be_used_gets_one_line_that_names_its_help(line: str, says: str) -> None:
+    said = CliRunner().invoke(app, shlex.split(line))
+
+    assert said.exit_code == 2
+    assert said.stdout == ""
+    assert said.stderr.startswith("onefold: ")
+    assert said.stderr.count("\n") == 1
+    assert says in said.stderr
+
+
+def test_without_a_command_there_is_help() -> None:
+    said = CliRunner().invoke(app, [])
+
+    assert said.exit_code == 2
+    assert "Commands:" in said.output
+
+
 def test_a_command_that_explains_nothing_is_found() -> None:
     poor = typer.Typer()
     poor.command("mute")(lambda: None)

@@ -623,6 +623,40 @@ def test_held_keeps_the_oldest_and_counts_the_others(shelf: Shelf) -> None:
     assert "the oldest" not in shelf.run("held", "--limit", "10").stderr
 
 
+@pytest.mark.parametrize("command", [["resolve", "--done", "--reason", "x"], ["forget"]])
+def test_a_digest_never_changes_the_record_of_a_key_that_looks_like_it(shelf: Shelf, command: list[str]) -> None:
+    meant = shelf.hold("tab\tkey", scope="victim")
+    # Whoever knows a digest, from a log or an answer, may take it for a key of their own.
+    twin = shelf.hold(meant.digest, scope="attacker")
+
+    line = next(fact["resolve"] for fact in shelf.json("held") if fact["scope"] == "victim")
+    by_digest = shelf.run(*command, "--digest", meant.digest, "--yes")
+
+    assert f"--digest {meant.digest} --operation charge --scope victim" in line
+    assert by_digest.exit_code == 0, by_digest.output
+    assert shelf.found(twin).state is State.HELD
+    gone = shelf.read(meant)
+    assert gone is None or gone.state is State.DONE
+
+
+@pytest.mark.parametrize("command", [["resolve", "--done", "--reason", "x"], ["forget"]])
+def test_a_digest_in_the_place_of_a_key_changes_nothing_and_names_the_option(shelf: Shelf, command: list[str]) -> None:
+    address = shelf.hold("pay_1")
+
+    line = refused(shelf.run(*command, address.digest, "--yes"), 1)
+
+    assert f"--digest {address.digest}" in line
+    assert shelf.found(address).state is State.HELD
+
+
+@pytest.mark.parametrize("words", [[], ["pay_1", "--digest", "0123456789ab"], ["--digest", "pay_1"]])
+@pytest.mark.parametrize("command", [["show"], ["resolve", "--rerun", "--reason", "x", "--yes"], ["forget", "--yes"]])
+def test_a_record_is_named_by_a_key_or_by_a_digest(shelf: Shelf, command: list[str], words: list[str]) -> None:
+    shelf.hold("pay_1")
+
+    refused(shelf.run(*command, *words), 2)
+
+
 @pytest.mark.parametrize("scopes", [[""], ["", "o'neil & sons"], ["acme", "line\nbreak"]])
 def test_the_line_that_held_gives_resolves_this_record_and_no_other(shelf: Shelf, scopes: list[str]) -> None:
     held = {shelf.hold(key, scope=scope) for key in ("pay_1", *NASTY) for scope in scopes}
@@ -644,8 +678,8 @@ def test_the_line_names_the_store_unless_the_environment_does(shelf: Shelf) -> N
 
     named = CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, ["held", "--store", shelf.url])
 
-    assert f"onefold resolve pay_1 --operation charge --store {shelf.url}\n" in named.stdout
-    assert shelf.rows("held")[0]["resolve"] == "onefold resolve pay_1 --operation charge"
+    assert f"onefold resolve pay_1 --operation charge --scope '' --store {shelf.url}\n" in named.stdout
+    assert shelf.rows("held")[0]["resolve"] == "onefold resolve pay_1 --operation charge --scope ''"
 
 
 def test_the_line_never_holds_a_password(shelf: Shelf, scheme: Callable[[str, Callable[[str], Any]], None]) -> None:
@@ -682,7 +716,7 @@ def test_resolving_as_done_gives_every_duplicate_the_value(shelf: Shelf) -> None
 
     assert said.exit_code == 0, said.output
     assert said.stdout.startswith(f"charge pay_1 [key {address.digest}]: resolved as done")
-    assert shelf.found(address).remark == "resolved as done by maria: seen"
+    assert re.fullmatch(r"resolved as done by maria at [-0-9T:]+Z: seen", shelf.found(address).history[0])
     assert shelf.guard.run("charge", "pay_1", pytest.fail).value == {"receipt": [17, None]}
 
 
@@ -753,7 +787,7 @@ def test_who_resolves_is_the_login_name_unless_given(shelf: Shelf) -> None:
 
     assert shelf.run("resolve", "pay_1", "--done", "--reason", "seen", "--yes", LOGNAME="jana").exit_code == 0
 
-    assert shelf.found(address).remark == "resolved as done by jana: seen"
+    assert re.fullmatch(r"resolved as done by jana at [-0-9T:]+Z: seen", shelf.found(address).history[0])
 
 
 def test_a_user_without_a_login_name_has_to_give_one(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -792,14 +826,35 @@ def test_what_was_resolved_by_hand_can_be_corrected(shelf: Shelf) -> None:
     assert shelf.run("resolve", "pay_1", "--done", "--value", '"r-1"', "--reason", "a typo", "--yes").exit_code == 0
 
     assert shelf.guard.run("charge", "pay_1", pytest.fail).value == "r-1"
-    assert shelf.found(address).remark.endswith(": a typo")
+    assert [one.rpartition(": ")[2] for one in shelf.found(address).history[:2]] == ["a typo", "seen"]
+
+
+def test_show_after_a_correction_has_who_when_and_why_of_each_and_the_true_age(shelf: Shelf) -> None:
+    shelf.hold("pay_1", age=7_200.0, attempt=3)
+    for resolution, who in (("--done", "ada"), ("--failed", "bob")):
+        assert shelf.run("resolve", "pay_1", resolution, "--reason", "looked", "--by", who, "--yes").exit_code == 0
+
+    shown = shelf.run("show", "pay_1").stdout
+    (fact,) = shelf.json("show", "pay_1")
+    assert shelf.run("resolve", "pay_1", "--rerun", "--reason", "no trace", "--by", "eve", "--yes").exit_code == 0
+    rerun = shelf.run("show", "pay_1").stdout
+
+    assert re.search(r"^remark\tresolved as failed by bob at [-0-9T:]+Z: looked$", shown, re.MULTILINE)
+    assert re.search(r"^before\tresolved as done by ada at [-0-9T:]+Z: looked$", shown, re.MULTILINE)
+    assert "\nbefore\tattempt 1 ended in TimeoutError\n" in shown
+    assert "\nattempt\t3\n" in shown
+    assert "\nage\t2h since its first claim" in shown
+    assert (len(fact["history"]), fact["history"][0], fact["attempt"]) == (3, fact["remark"], 3)
+    assert "\nattempt\t0 since it was resolved as a rerun\n" in rerun
+    assert "s since it was resolved as a rerun\n" in rerun
 
 
 def test_resolve_takes_the_digest(shelf: Shelf) -> None:
     address, other = shelf.hold("pay_1"), shelf.hold("pay_1", operation="mail")
 
-    assert shelf.run("resolve", address.digest, "--rerun", "--reason", "no trace", "--yes").exit_code == 0
+    said = shelf.run("resolve", "--digest", address.digest.upper(), "--rerun", "--reason", "no trace", "--yes")
 
+    assert said.exit_code == 0, said.output
     assert (shelf.found(address).state, shelf.found(other).state) == (State.OPEN, State.HELD)
 
 
@@ -1141,7 +1196,7 @@ def test_a_terminal_that_wants_no_colour_gets_none_and_the_line_to_copy_is_whole
     seen, status = on_a_terminal(shelf, "held", NO_COLOR="1")
 
     assert status == 0
-    assert f"  onefold resolve '{'key with spaces ' * 10}' --operation charge\r\n" in seen
+    assert f"  onefold resolve '{'key with spaces ' * 10}' --operation charge --scope ''\r\n" in seen
     assert re.search(r"\x1b\[[\d;]*[34]\d", seen) is None
 
 

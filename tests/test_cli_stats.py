@@ -24,6 +24,7 @@ from onefold.cli import top as watching
 from onefold.cli.app import app
 from onefold.cli.stats import count
 from onefold.cli.top import look
+from onefold.stores import schema
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
 from support import PATIENCE, Clock
@@ -425,6 +426,7 @@ def _read(person: int) -> bytes:
 def test_top_works_on_every_store(kind: str, request: pytest.FixtureRequest) -> None:
     url = str(request.getfixturevalue(f"{kind}_url"))
     with Guard(url) as guard:
+        schema.apply(url)
         empty = CliRunner().invoke(app, ["top", url, "--once", "--format", "json"])
         running(guard.store, "a")
         guard.run("charge", "b", lambda: "paid")

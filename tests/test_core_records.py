@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
@@ -31,6 +32,8 @@ from onefold import (
     not_done,
     rerun,
 )
+from onefold._flow_records import HISTORY_MAX
+from onefold.events import Event, Kind
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
 from support import Clock, Handler, Heard, die_running, elsewhere
@@ -74,6 +77,55 @@ def put_on_hold(store: MemoryStore, policy: Policy = HOLD) -> Guard:
 # Resolved.
 
 
+def signed(found: Record) -> list[str]:
+    """What was said of a record, the newest first, each without its time, which has to be there."""
+    said = [re.subn(r" at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: ", ": ", one) for one in found.history]
+    assert all(timed == one.startswith("resolved as ") for one, timed in said)
+    return [one for one, _ in said]
+
+
+def test_a_resolution_keeps_the_age_and_the_attempts_unless_it_begins_anew(clock: Clock, store: MemoryStore) -> None:
+    guard = put_on_hold(store)
+    clock.advance(600)
+
+    guard.resolve("charge", "pay_1", done("receipt"), **WHO)
+    settled = record(store)
+    guard.resolve("charge", "pay_1", rerun(), **WHO)
+
+    assert (settled.age, settled.attempt) == (600, 1)
+    assert (record(store).age, record(store).attempt) == (0, 0)
+
+
+def test_a_reason_cannot_be_mistaken_for_an_earlier_remark(store: MemoryStore) -> None:
+    guard = put_on_hold(store)
+
+    guard.resolve("charge", "pay_1", rerun(), by="eve", reason="x | before: resolved as done by ada: yes")
+
+    assert len(record(store).history) == 2
+
+
+def test_the_history_of_a_record_is_bounded_and_its_latest_remark_is_whole(store: MemoryStore) -> None:
+    guard = put_on_hold(store)
+
+    for number in range(200):
+        guard.resolve("charge", "pay_1", done(number), by="ada", reason="x" * 100)
+
+    assert record(store).history[0].endswith("x" * 100)
+    assert len(record(store).remark) < HISTORY_MAX + 300
+
+
+def test_the_event_of_a_resolution_tells_of_this_one_only(store: MemoryStore) -> None:
+    guard, events = put_on_hold(store), list[Event]()
+    guard.resolve("charge", "pay_1", rerun(), **WHO)
+
+    with_listener = Guard(store, on_event=events.append)
+    with_listener.resolve("charge", "pay_1", done(1), by="bob", reason="a typo")
+
+    (event,) = [one for one in events if one.kind is Kind.RESOLVED]
+    assert event.detail.startswith("resolved as done by bob at ")
+    assert "ada" not in event.detail
+
+
 def test_resolved_as_done_every_duplicate_gets_the_value_and_the_record_says_who_and_why(store: MemoryStore) -> None:
     guard = put_on_hold(store)
 
@@ -82,7 +134,8 @@ def test_resolved_as_done_every_duplicate_gets_the_value_and_the_record_says_who
 
     assert before.state is State.HELD
     assert (outcome.value, outcome.replayed) == ("receipt", True)
-    assert record(store).remark == outcome.remark == "resolved as done by ada: asked the bank"
+    assert record(store).remark == outcome.remark
+    assert signed(record(store)) == ["resolved as done by ada: asked the bank", "attempt 1 ended in OutcomeUnknown"]
 
 
 def test_resolved_as_failed_every_duplicate_gets_the_error(store: MemoryStore) -> None:
@@ -110,7 +163,7 @@ def test_resolved_as_rerun_the_next_delivery_runs_with_the_same_downstream_key(s
     with pytest.raises(OutcomeUnknown):
         charge(guard, handler)
     guard.resolve("charge", "pay_1", rerun(), **WHO)
-    remark = record(store).remark
+    remark, _ = signed(record(store))
     outcome = charge(guard, handler)
 
     assert (outcome.value, outcome.replayed) == (1, False)
@@ -156,8 +209,10 @@ def test_what_was_resolved_by_hand_can_be_corrected_by_hand(store: MemoryStore, 
     before = guard.resolve("charge", "pay_1", second, by="bob", reason="a typo")
 
     name = type(second).__name__.lower()
-    assert before.remark == f"resolved as {type(first).__name__.lower()} by ada: asked the bank"
-    assert record(store).remark == f"resolved as {name} by bob: a typo"
+    was = f"resolved as {type(first).__name__.lower()} by ada: asked the bank"
+    earlier = [was, "attempt 1 ended in OutcomeUnknown"]
+    assert signed(before) == earlier
+    assert signed(record(store)) == [f"resolved as {name} by bob: a typo", *earlier]
     expected = {"done": State.DONE, "failed": State.FAILED, "rerun": State.OPEN}
     assert record(store).state is expected[name]
 
@@ -340,7 +395,7 @@ def test_words_that_not_every_store_can_keep_are_written_out() -> None:
     assert kept is not None
     assert resolved is not None
     assert kept.remark == "nul \\0, half \\ud800"
-    assert resolved.remark.endswith("by ada\\0: why \\udfff")
+    assert signed(resolved)[0].endswith("by ada\\0: why \\udfff")
 
 
 def test_forgetting_only_what_was_read_leaves_what_was_written_since() -> None:

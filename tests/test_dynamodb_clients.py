@@ -317,7 +317,7 @@ def test_a_url_names_the_table_and_its_options() -> None:
     )
 
     assert store.table == "records.v1"
-    assert store._records._create is None
+    assert store._records.create is None
     assert open_store("dynamodb://").table == TABLE
     assert repr(open_async_store("dynamodb://")) == "AsyncDynamoDBStore('onefold_records')"
 

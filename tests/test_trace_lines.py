@@ -86,6 +86,24 @@ def test_bytes_that_are_no_text_are_a_broken_line(tmp_path: Path) -> None:
     assert (tally.lines, tally.broken + tally.others) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"hop": "app", "x": ' + "[" * 50_000 + "]" * 50_000 + "}",
+        line()[:-1] + ', "x": ' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "}",
+        '{"a":' * 50_000,
+    ],
+    ids=["no hop's", "a hop's", "without an end"],
+)
+def test_a_line_that_is_nested_too_deeply_is_broken_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
+    found, tally = of(tmp_path, "\n".join([line(), text, line(hop="worker")]))
+
+    assert [one.hop for one in found] == ["app", "worker"]
+    assert (tally.lines, tally.broken) == (2, 1)
+    assert tally.first is not None
+    assert (tally.first.number, tally.first.why) == (2, "it is nested too deeply")
+
+
 def test_lines_of_others_in_the_same_log_are_counted_apart(tmp_path: Path) -> None:
     found, tally = of(tmp_path, f'{{"level": "info", "message": "started"}}\n{line()}\n')
 

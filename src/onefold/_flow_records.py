@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from onefold import _bypass, _decide
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX
-from onefold._model import RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
+from onefold._model import BEFORE, RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
 from onefold._steps import Claiming, Flow, Reading, Releasing
 from onefold._work import Work, as_stored, done, failed, plain, refused
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
 
+# Corrections of corrections are rare. What is older is cut, so that a script cannot fill the record.
+HISTORY_MAX: Final = 4_000
 
-def resolve(work: Work, resolution: Resolution, *, by: str, reason: str) -> Flow[Record]:
+
+def resolve(work: Work, resolution: Resolution, *, by: str, reason: str, at: str = "") -> Flow[Record]:
     """Settle a record whose outcome is unknown; the answer is the record that was replaced.
 
-    It gets a new token: from now on its late owner is refused. What was settled by hand before can be corrected.
+    `at` is the time in words: a flow has no clock. The record gets a new token: from now on its late owner is refused.
+    What was settled by hand before can be corrected.
     """
     if not isinstance(resolution, (Done, Failed, Rerun)):
         raise UsageError(
@@ -24,10 +28,10 @@ def resolve(work: Work, resolution: Resolution, *, by: str, reason: str) -> Flow
         )
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(work.asked.address)
-        entry = _resolved(work, _unsettled(work, found), resolution, by, reason)
+        entry = _resolved(work, _unsettled(work, found), resolution, _signed(by, reason, at))
         in_the_way = yield Claiming(entry, found)
         if in_the_way is None:
-            work.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark)
+            work.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark.partition(BEFORE)[0])
             assert found is not None
             return found
     raise refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
@@ -55,7 +59,23 @@ def _shown(resolution: object) -> str:
     return f"a {type(resolution).__name__}"
 
 
-def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason: str) -> Entry:
+def _signed(by: str, reason: str, at: str) -> str:
+    """Who, when and why, in a form that cannot be mistaken for an earlier remark."""
+    return f"by {by}{f' at {at}' if at else ''}: {reason}".replace(BEFORE.strip(), "/ before:")
+
+
+def _remark(found: Record, resolution: Resolution, signed: str) -> str:
+    """What is said now, and what was said before: a correction hides nothing."""
+    now = f"{RESOLVED}{type(resolution).__name__.lower()} {signed}"
+    earlier = found.remark
+    if found.state is State.RUNNING:
+        earlier = f"attempt {found.attempt} was abandoned"
+    if len(earlier) > HISTORY_MAX:
+        earlier = f"{earlier[:HISTORY_MAX]}…"
+    return plain(f"{now}{BEFORE}{earlier}" if earlier else now)
+
+
+def _resolved(work: Work, found: Record, resolution: Resolution, signed: str) -> Entry:
     ending: Ending | None = None
     if isinstance(resolution, Done):
         ending = _done(work, resolution.value, found.attempt)
@@ -67,11 +87,12 @@ def _resolved(work: Work, found: Record, resolution: Resolution, by: str, reason
         state=State.OPEN if ending is None else ending.state,
         # A rerun starts afresh: new attempts, and the provider's memory counts from now.
         attempt=0 if ending is None else found.attempt,
+        age=0.0 if ending is None else found.age,
         stay=work.policy.keep if ending is None else ending.stay,
         bypasses=found.bypasses,
         fingerprint=found.fingerprint,
         notes=_bypass.without_earlier(found.notes) if ending is None else None,
-        remark=plain(f"{RESOLVED}{type(resolution).__name__.lower()} by {by}: {reason}"),
+        remark=_remark(found, resolution, signed),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
 

@@ -379,6 +379,13 @@ def _checked_policy(policy: object) -> Policy:
     return policy
 
 
+def moment() -> str:
+    """Return the time in words for people: when somebody resolved a record. Nothing is decided by it."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 def sorted_by(messages: Sequence[M], verdicts: Sequence[bool | Exception]) -> Fresh[M]:
     """A batch as its caller sees it."""
     pairs = list(zip(messages, verdicts, strict=True))

@@ -121,8 +121,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     remark: str = ""
 
 
-# How the remark of a record begins that was resolved by hand.
+# How the remark of a record begins that was resolved by hand, and what stands between it and the remark before it.
 RESOLVED: Final = "resolved as "
+BEFORE: Final = " | before: "
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -139,7 +140,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     lease_left: float
     # Zero or less: the record may disappear at any moment.
     stay_left: float
-    # Since the first claim of this address (or its last bypass or resolution).
+    # Since the first claim of this address (or its last bypass, or its last resolution as a rerun).
     age: float
     bypasses: int = 0
     fingerprint: bytes | None = None
@@ -154,6 +155,11 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def was_resolved(self) -> bool:
         """Whether what it says was said by hand, and can be corrected by hand."""
         return self.remark.startswith(RESOLVED)
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """The remark, then those before it: who resolved the record, when and why, and why it was held at first."""
+        return tuple(self.remark.split(BEFORE)) if self.was_resolved else (self.remark,) * bool(self.remark)
 
     def key_for(self, name: str) -> str:
         """What `current().key_for(name)` gave the run that this record tells of: by this the other side knows it."""

@@ -12,7 +12,7 @@ from onefold._flow_batch import deliver_all
 from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, sorted_by, unwrap
+from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive
 from onefold._work import Work
@@ -247,13 +247,13 @@ class Guard(Front):
         scope: str | None = None,
         returns: Any = Any,
     ) -> Record:
-        """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. Who and why is written into the record.
+        """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. The record keeps who, when and why.
 
         Its late owner, if there is one, is refused from now on. What was resolved by hand can be resolved once more, to
-        correct it. The answer is the record as it was before.
+        correct it: `record.history` has both. The answer is the record as it was before.
         """
         work = self._by_hand(operation, key, scope, returns)
-        return drive(self._looking(resolve(work, resolution, by=by, reason=reason)), self._tools())
+        return drive(self._looking(resolve(work, resolution, by=by, reason=reason, at=moment())), self._tools())
 
     def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.

@@ -12,7 +12,7 @@ from onefold._flow_batch import deliver_all
 from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, sorted_by, unwrap
+from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive_async
 from onefold._work import Work
@@ -226,7 +226,9 @@ class AsyncGuard(Front):
     ) -> Record:
         """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. See `Guard.resolve`."""
         work = self._by_hand(operation, key, scope, returns)
-        return await drive_async(self._looking(resolve(work, resolution, by=by, reason=reason)), self._tools())
+        return await drive_async(
+            self._looking(resolve(work, resolution, by=by, reason=reason, at=moment())), self._tools()
+        )
 
     async def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.

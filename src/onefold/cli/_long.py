@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from onefold import Guard, StoreUnavailable
-from onefold.cli._shared import ENVIRONMENT, INTERRUPTED, WRONG_USAGE, Refusal, counting, note
+from onefold.cli._shared import ENVIRONMENT, INTERRUPTED, WRONG_USAGE, Refusal, counting, missing_schema, note
 from onefold.stores.memory import MemoryStore
 
 UrlArgument = Annotated[
@@ -42,8 +41,12 @@ def summed_up(what: str, unit: str, summary: Callable[[], str]) -> Iterator[Call
         raise Refusal(f"{error}. Until then: {how_far}. {AGAIN}" if how_far else str(error)) from error
 
 
-def into(guard: Guard, *, dry_run: bool) -> Any:
-    """The store to write to. For a dry run a file that is not there is an empty store, and is not made."""
-    path = getattr(guard.store, "path", None)
-    is_missing = isinstance(path, str) and not os.path.exists(path)
-    return MemoryStore() if dry_run and is_missing else guard.store
+def into(guard: Guard, url: str, *, dry_run: bool) -> Any:
+    """Return the store to write to. For a dry run one without tables is an empty store, and none are created."""
+    if not dry_run:
+        return guard.store
+    missing = missing_schema(guard.store, url)
+    if missing is None:
+        return guard.store
+    note(missing)
+    return MemoryStore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from onefold import Record
 from onefold.cli._shared import WRONG_USAGE, Listing, Refusal, counting, visible
@@ -37,14 +37,48 @@ def watched(found: Iterable[Record], what: str) -> Iterator[Record]:
             yield record
 
 
-def find(store: Browsable, key: str, *, operation: str | None, scope: str | None) -> Iterator[Record]:
-    """The records of this key in every operation and scope; where there is none, those of this digest."""
-    query = Query(scope=scope, operation=operation)
-    found = records(store, query._replace(key=key))
+class Wanted(NamedTuple):
+    """Which records a person has named: by a key or by a digest, never by a word that could be both."""
+
+    key: str | None
+    digest: str | None
+    operation: str | None
+    scope: str | None
+
+    def __str__(self) -> str:
+        what = f"the digest {self.digest}" if self.key is None else visible(self.key)
+        where = "" if self.operation is None else f" in operation {visible(self.operation)}"
+        whose = "" if self.scope is None else f" in scope {visible(self.scope)!r}"
+        return f"{what}{where}{whose}"
+
+    @property
+    def query(self) -> Query:
+        return Query(scope=self.scope, operation=self.operation)
+
+
+def wanted(key: str | None, digest: str | None, operation: str | None, scope: str | None) -> Wanted:
+    """What the options name. Raises `Refusal` before any store is opened."""
+    if (key is None) == (digest is None):
+        raise Refusal("which record? Pass its KEY, or --digest with the twelve digits of a log line", WRONG_USAGE)
+    if digest is not None and not DIGEST.fullmatch(digest.lower()):
+        raise Refusal(f"--digest {visible(digest)} is not a digest: it has twelve hexadecimal digits", WRONG_USAGE)
+    return Wanted(key, None if digest is None else digest.lower(), operation, scope)
+
+
+def find(store: Browsable, which: Wanted, *, or_digest: bool = False) -> Iterator[Record]:
+    """The records of this key in every operation and scope, or of this digest.
+
+    `or_digest`: where no record has the key, it may be a digest. Only for whoever just looks: a tenant can choose a key
+    that is the digest of another's record.
+    """
+    if which.key is None:
+        return iter(_with_digest(store, which.query, which.digest or ""))
+    found = records(store, which.query._replace(key=which.key))
     first = next(found, None)
     if first is not None:
         return itertools.chain([first], found)
-    return iter(_with_digest(store, query, key.lower()) if DIGEST.fullmatch(key.lower()) else [])
+    digest = which.key.lower()
+    return iter(_with_digest(store, which.query, digest) if or_digest and DIGEST.fullmatch(digest) else [])
 
 
 def _with_digest(store: Browsable, query: Query, digest: str) -> list[Record]:
@@ -53,23 +87,23 @@ def _with_digest(store: Browsable, query: Query, digest: str) -> list[Record]:
     return [record for record in seen if record.address.digest == digest]
 
 
-def find_one(store: Browsable, key: str, *, operation: str | None, scope: str | None) -> Record:
-    """The one record of this key. Raises `Refusal` where there is none, or more than one."""
-    found = list(itertools.islice(find(store, key, operation=operation, scope=scope), CANDIDATES_MAX + 1))
+def find_one(store: Browsable, which: Wanted) -> Record:
+    """The one record of this key or digest. Raises `Refusal` where there is none, or more than one."""
+    found = list(itertools.islice(find(store, which), CANDIDATES_MAX + 1))
     if not found:
-        raise no_record(key, operation=operation, scope=scope)
+        raise no_record(which)
     if len(found) > 1:
         Listing(COLUMNS, styles=STYLES, err=True).add([row(record) for record in found[:CANDIDATES_MAX]])
         count = f"{len(found)}" if len(found) <= CANDIDATES_MAX else f"more than {CANDIDATES_MAX}"
         raise Refusal(
-            f"{visible(key)} names {count} records, and nothing was changed. Say which one with --operation and "
-            "--scope ('' for none), or by its digest",
+            f"{which} names {count} records, and nothing was changed. Say which one with --operation and "
+            "--scope ('' for none), or by its digest: --digest",
             WRONG_USAGE,
         )
     return found[0]
 
 
-def no_record(key: str, *, operation: str | None, scope: str | None) -> Refusal:
-    where = "" if operation is None else f" in operation {visible(operation)}"
-    whose = "" if scope is None else f" in scope {visible(scope)!r}"
-    return Refusal(f"there is no record of {visible(key)}{where}{whose}")
+def no_record(which: Wanted) -> Refusal:
+    digest = which.key is not None and DIGEST.fullmatch(which.key.lower())
+    hint = f". If it is a digest from a log: --digest {which.key}" if digest else ""
+    return Refusal(f"there is no record of {which}{hint}")

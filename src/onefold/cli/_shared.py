@@ -27,7 +27,7 @@ from rich.text import Text
 
 from onefold import Guard, MissingKey, OnefoldError, Policy, UsageError
 from onefold.durations import FOREVER, UNITS, in_words
-from onefold.stores.base import Browsable
+from onefold.stores.base import Browsable, HasSchema
 
 P = ParamSpec("P")
 
@@ -45,6 +45,8 @@ FEW: Final = 2
 # Between two columns; and where a terminal leaves less than this for the last one, it is the terminal that wraps.
 GAP: Final = 2
 LAST_COLUMN_MIN: Final = 24
+
+CREATED_BY: Final = "A guard creates them with its first record, and `onefold schema URL --apply` at once"
 
 # A command is not in a hurry: it uses the blocking driver of the same database.
 _AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
@@ -101,6 +103,8 @@ def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             _hush()
             _stop(str(error), FAILED)
+        except RecursionError:
+            _stop("what it was given is nested too deeply to be read", WRONG_USAGE)
         except UnicodeEncodeError as error:
             # A shell passes any bytes on; those that are no text were put into it as halves of surrogate pairs.
             _stop(f"{error.object!a} is no text in UTF-8", WRONG_USAGE)
@@ -135,7 +139,11 @@ def note(line: str) -> None:
 
 @contextlib.contextmanager
 def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = False) -> Iterator[Guard]:
-    """A guard on the store behind this URL, which can list its records, and is there already unless it may be new."""
+    """Open a guard on the store behind this URL, which can list its records.
+
+    Only where it may be new are its tables created. Otherwise they have to exist, and a command on the wrong database
+    refuses: "nothing is on hold" would be a lie there.
+    """
     if not url:
         raise Refusal(
             f"which store? Pass --store URL (--store sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE
@@ -143,7 +151,10 @@ def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = 
     if url.partition(":")[0].lower() == "memory":
         raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
     with Guard(blocking(url), policy=policy) as guard:
-        _check(_store_of(guard), may_be_new=may_be_new)
+        store = _store_of(guard)
+        _check_browsable(store)
+        if not may_be_new:
+            check_schema(store, url)
         yield guard
 
 
@@ -159,15 +170,33 @@ def _store_of(guard: Guard) -> Any:
         raise Refusal(f"the driver of this store is not installed: {error}") from error
 
 
-def _check(store: Any, *, may_be_new: bool) -> None:
+def _check_browsable(store: Any) -> None:
     if not isinstance(store, Browsable):
         raise Refusal(
             f"{type(store).__name__} cannot list its records. Use guard.read, guard.resolve and guard.forget in Python"
         )
-    # A store in a file would make the file, and a path with a typing error would look like "nothing is on hold".
+
+
+def check_schema(store: Any, url: str) -> None:
+    """Raise `Refusal` unless the store's tables exist, and create none from now on, nor upgrade older ones."""
+    missing = missing_schema(store, url)
+    if missing is not None:
+        raise Refusal(missing)
+
+
+def missing_schema(store: Any, url: str) -> str | None:
+    """Say that the store has no tables, and what to do; None: they exist, or it needs none. Create none."""
+    if not isinstance(store, HasSchema):
+        return None
     path = getattr(store, "path", None)
-    if isinstance(path, str) and not may_be_new and not os.path.exists(path):
-        raise Refusal(f"there is no file {path}. A guard makes it with its first record")
+    if isinstance(path, str) and not os.path.exists(path):
+        return f"there is no file {path}, so there are no Onefold tables, and none were created. {CREATED_BY}"
+    store.auto_schema = False
+    if store.schema_exists():
+        return None
+    from onefold.cli._places import place
+
+    return f"there are no Onefold tables in {place(url)}, and none were created. Is it the right store? {CREATED_BY}"
 
 
 def on_terminal() -> bool:

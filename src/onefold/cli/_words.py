@@ -17,6 +17,9 @@ from onefold import FOREVER, Record, State
 from onefold.cli._shared import about, visible
 from onefold.codecs import PLAIN, TYPED
 
+# How a remark begins that a person has made.
+RESOLVED: Final = "resolved as "
+
 COLUMNS: Final = ("scope", "operation", "key", "digest", "state", "attempt", "age", "left", "remark")
 
 STYLES: Final[dict[str, str]] = {
@@ -43,7 +46,12 @@ def row(record: Record) -> tuple[str, ...]:
     """One line of a table, in the order of `COLUMNS`."""
     address = record.address
     who = (address.scope, address.operation, address.key, address.digest)
-    return (*who, record.state.value, str(record.attempt), about(record.age), _left(record), record.remark)
+    return (*who, record.state.value, str(record.attempt), about(record.age), _left(record), remark(record))
+
+
+def remark(record: Record) -> str:
+    """The latest remark, without those before it."""
+    return record.history[0] if record.history else ""
 
 
 def _left(record: Record) -> str:
@@ -78,7 +86,7 @@ def summary(record: Record) -> dict[str, object]:
         "age": _seconds(record.age),
         "lease_left": _seconds(record.lease_left) if record.state is State.RUNNING else 0.0,
         "stay_left": _seconds(record.stay_left),
-        "remark": record.remark,
+        "remark": remark(record),
     }
 
 
@@ -94,6 +102,7 @@ def facts(record: Record, key_for: Sequence[str] = ()) -> dict[str, object]:
             "revision": record.revision,
             "token": _base64(record.token),
             "fingerprint": None if record.fingerprint is None else _base64(record.fingerprint),
+            "history": list(record.history),
             "steps": steps(record),
             "notes": None if record.notes is None else _base64(record.notes),
             "result_form": form,
@@ -117,9 +126,10 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         ("scope", visible(address.scope) or "none"),
         *(("key for", f"{visible(name)}: {record.key_for(name)}") for name in key_for),
         ("state", f"{record.state.value}: {MEANINGS[record.state]}"),
-        ("remark", visible(record.remark) or "none"),
-        ("attempt", f"{record.attempt}" if record.attempt else "0: no handler was started yet"),
-        ("age", f"{about(record.age)} since it was first claimed"),
+        ("remark", visible(remark(record)) or "none"),
+        *(("before", visible(earlier)) for earlier in record.history[1:]),
+        ("attempt", _attempts(record)),
+        ("age", f"{about(record.age)} since {_began(record)}"),
         ("lease", lease),
         ("kept", stay if record.stay_left == FOREVER else f"for {about(record.stay_left)} more"),
         ("result", _result_in_words(record, indent)),
@@ -128,6 +138,24 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         ("fingerprint", "none" if record.fingerprint is None else record.fingerprint.hex()),
         ("token", f"{record.token.hex()}, revision {record.revision}"),
     ]
+
+
+def _was_rerun(record: Record) -> bool:
+    """Whether a person has let it run again, with all its attempts ahead: attempts and age count from there."""
+    return any(one.startswith(f"{RESOLVED}rerun") for one in record.history)
+
+
+def _attempts(record: Record) -> str:
+    if record.attempt:
+        return f"{record.attempt}"
+    return "0 since it was resolved as a rerun" if _was_rerun(record) else "0: no handler was started yet"
+
+
+def _began(record: Record) -> str:
+    if _was_rerun(record):
+        return "it was resolved as a rerun"
+    # Once it has run again, its record does not say from which of them on it counts.
+    return "its first claim, or the last time that it was bypassed or resolved as a rerun"
 
 
 def steps(record: Record) -> list[str] | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, Final, NamedTuple, cast
 
 import typer
+from typer.core import TyperGroup
 
 from onefold import __version__
 from onefold.cli import records, settle, simulate
-from onefold.cli._shared import ends_in_one_line
+from onefold.cli._shared import WRONG_USAGE, ends_in_one_line, note
 from onefold.cli.copy import copy
 from onefold.cli.demo.command import demo
 from onefold.cli.doctor import doctor
@@ -23,8 +26,39 @@ from onefold.cli.stats import stats
 from onefold.cli.top import top
 from onefold.cli.trace import trace
 
+# What `typer.BadParameter` is a kind of. Typer brings a click of its own, or uses yours.
+USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
+
+
+class OneLine(TyperGroup):
+    """Says in one line what is wrong with a command line, as with everything else, and how to get its help."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _usage_in_one_line():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        if "NoArgsIsHelp" in type(error).__name__:
+            raise
+        context = getattr(error, "ctx", None)
+        name = f" {context.info_name}" if context is not None and context.parent is not None else ""
+        said = str(error.format_message()).rstrip()  # type: ignore[attr-defined]
+        note(f"{said}{'' if said.endswith(('.', '?')) else '.'} See onefold{name} --help")
+        raise typer.Exit(WRONG_USAGE) from None
+
+
 app = typer.Typer(
     name="onefold",
+    cls=OneLine,
     help="At-least-once delivery, effects that happen once.",
     no_args_is_help=True,
     add_completion=False,
@@ -33,32 +67,56 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 
-# In the order of the help; every command with an example of its use.
-COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
-    "demo": (demo, "onefold demo --store sqlite:///onefold.db"),
-    "ls": (records.ls, "onefold ls --store sqlite:///onefold.db --state running"),
-    "show": (records.show, "onefold show pay_7f3a --store sqlite:///onefold.db"),
-    "held": (records.held, "onefold held --store sqlite:///onefold.db"),
-    "resolve": (settle.resolve, "onefold resolve pay_7f3a --operation charge --rerun --reason 'the bank has no trace'"),
-    "forget": (settle.forget, "onefold forget pay_7f3a --operation charge"),
-    "erase": (erase, "onefold erase postgresql://localhost/shop --scope tenant-42 --dry-run"),
-    "stats": (stats, "onefold stats sqlite:///onefold.db"),
-    "top": (top, "onefold top postgresql://localhost/shop --interval 5s"),
-    "copy": (copy, "onefold copy redis://localhost:6379/0 postgresql://localhost/shop"),
-    "import": (
+
+class Tables(Enum):
+    """What a command does about the tables of a store."""
+
+    NONE = "uses no store"
+    # Says in one line that there are none, and exits with 1.
+    NEEDS = "uses tables that exist, and creates none"
+    REPORTS = "says whether tables exist, and creates none"
+    CREATES = "creates tables in the store that it writes to; a dry run creates none"
+
+
+class Command(NamedTuple):
+    """One command: its function, what it does about tables, and an example of its use."""
+
+    function: Callable[..., None]
+    tables: Tables
+    example: str
+
+
+# In the order of the help.
+COMMANDS: Final[dict[str, Command]] = {
+    "demo": Command(demo, Tables.CREATES, "onefold demo --store sqlite:///onefold.db"),
+    "ls": Command(records.ls, Tables.NEEDS, "onefold ls --store sqlite:///onefold.db --state running"),
+    "show": Command(records.show, Tables.NEEDS, "onefold show pay_7f3a --store sqlite:///onefold.db"),
+    "held": Command(records.held, Tables.NEEDS, "onefold held --store sqlite:///onefold.db"),
+    "resolve": Command(
+        settle.resolve,
+        Tables.NEEDS,
+        "onefold resolve pay_7f3a --operation charge --rerun --reason 'the bank has no trace'",
+    ),
+    "forget": Command(settle.forget, Tables.NEEDS, "onefold forget pay_7f3a --operation charge"),
+    "erase": Command(erase, Tables.NEEDS, "onefold erase postgresql://localhost/shop --scope tenant-42 --dry-run"),
+    "stats": Command(stats, Tables.NEEDS, "onefold stats sqlite:///onefold.db"),
+    "top": Command(top, Tables.NEEDS, "onefold top postgresql://localhost/shop --interval 5s"),
+    "copy": Command(copy, Tables.CREATES, "onefold copy redis://localhost:6379/0 postgresql://localhost/shop"),
+    "import": Command(
         import_table,
+        Tables.CREATES,
         "onefold import sqlite:///shop.db --table processed --key message_id --operation charge --into redis://localhost",
     ),
-    "doctor": (doctor, "onefold doctor redis://localhost:6379/0 --strict"),
-    "purge": (purge, "onefold purge postgresql://localhost/shop --every 60s"),
-    "schema": (schema, "onefold schema sqlite:///onefold.db --apply"),
-    "trace": (trace, "onefold trace app.jsonl gateway.jsonl worker.jsonl --svg leaks.svg"),
-    "lint": (lint, "onefold lint onefold.yaml --format github"),
-    "simulate": (simulate.simulate, "onefold simulate --deep"),
+    "doctor": Command(doctor, Tables.REPORTS, "onefold doctor redis://localhost:6379/0 --strict"),
+    "purge": Command(purge, Tables.NEEDS, "onefold purge postgresql://localhost/shop --every 60s"),
+    "schema": Command(schema, Tables.CREATES, "onefold schema sqlite:///onefold.db --apply"),
+    "trace": Command(trace, Tables.NONE, "onefold trace app.jsonl gateway.jsonl worker.jsonl --svg leaks.svg"),
+    "lint": Command(lint, Tables.NONE, "onefold lint onefold.yaml --format github"),
+    "simulate": Command(simulate.simulate, Tables.NONE, "onefold simulate --deep"),
 }
 
-for name, (command, example) in COMMANDS.items():
-    app.command(name, epilog=f"Example: {example}")(ends_in_one_line(command))
+for name, command in COMMANDS.items():
+    app.command(name, epilog=f"Example: {command.example}")(ends_in_one_line(command.function))
 
 
 def _version(asked: bool) -> None:

@@ -47,7 +47,7 @@ def copy(
     with opened(old) as source, opened(new, may_be_new=True) as target:
         if _path(source) is not None and _path(source) == _path(target):
             raise Refusal("OLD and NEW are the same file: there is nothing to copy", WRONG_USAGE)
-        query, there = Query(scope=scope, operation=operation), into(target, dry_run=dry_run)
+        query, there = Query(scope=scope, operation=operation), into(target, new, dry_run=dry_run)
         with summed_up("copying", "records", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell:
             for _ in copying(source.store, there, query, tally=tally, dry_run=dry_run):
                 tell(tally.seen)

@@ -74,7 +74,7 @@ def import_table(
         summed_up("importing", "rows", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell,
     ):
         rows = Rows(reader, columns, operation=operation, keep=stay)
-        for _ in importing(rows, into(target, dry_run=dry_run), tally=tally, dry_run=dry_run):
+        for _ in importing(rows, into(target, store, dry_run=dry_run), tally=tally, dry_run=dry_run):
             tell(tally.seen)
     _print(tally, format, dry_run=dry_run)
     for reason in tally.reasons.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from onefold.cli._shared import (
     Listing,
     Refusal,
     blocking,
+    missing_schema,
     note,
     print_json,
     visible,
@@ -119,11 +119,10 @@ class Job:
             note(f"{store}{self.problem}{'. It is tried again at the next pass' if goes_on else ''}")
 
     def _purge(self, store: Any, batch: int, limit: int | None, stop: threading.Event) -> None:
+        missing = missing_schema(store, self.url)
+        if missing is not None:
+            raise StoreUnavailable(missing)
         waiting = _waiting(store)
-        if waiting is None:
-            self.finished = True
-            self._say("its tables are not there yet: there is nothing to purge")
-            return
         with _progress(self.title, waiting, limit) as told:
             done = purging.purge(store, batch=batch, limit=limit, stop=stop, on_batch=told)
         self.removed += done.removed
@@ -154,24 +153,12 @@ def _store_of(guard: Guard) -> Any:
         store = guard.store
     except ImportError as error:
         raise StoreUnavailable(f"the driver of this store is not installed: {error}") from error
-    path = getattr(store, "path", None)
-    if isinstance(path, str) and not os.path.exists(path):
-        # It would be made, and a path with a typing error would look like "nothing to purge".
-        raise StoreUnavailable(f"there is no file {path}. A guard makes it with its first record")
     return store
 
 
-def _waiting(store: Any) -> int | None:
-    """How many records are past their stay, as far as the store counts; None: there are no tables, and none are made.
-
-    0 also where the store does not tell: then a purge finds out.
-    """
-    if not isinstance(store, Inspectable):
-        return 0
-    facts = store.facts()
-    if facts.get("version", 1) == 0:
-        return None
-    count = facts.get("expired_count")
+def _waiting(store: Any) -> int:
+    """How many records are past their stay, as far as the store counts; 0 where it does not: a purge finds out."""
+    count = store.facts().get("expired_count") if isinstance(store, Inspectable) else None
     return count if isinstance(count, int) else 0
 
 

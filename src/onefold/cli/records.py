@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from onefold import Record, State
-from onefold.cli._search import find, no_record, records, watched
+from onefold.cli._search import find, no_record, records, wanted, watched
 from onefold.cli._shared import (
     ENVIRONMENT,
     Format,
@@ -33,10 +33,14 @@ from onefold.cli._shared import (
     opened,
     visible,
 )
-from onefold.cli._words import COLUMNS, STYLES, facts, is_abandoned, lines, name, row, summary
+from onefold.cli._words import COLUMNS, STYLES, facts, is_abandoned, lines, name, remark, row, summary
 from onefold.stores.base import Browsable, Query
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or its 12-digit digest from a log.")]
+KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help="The key.")]
+DigestOption = Annotated[
+    str | None,
+    typer.Option("--digest", show_default=False, help="Instead of the key: the 12 digits that a log has for it."),
+]
 
 KeyForOption = Annotated[
     list[str] | None,
@@ -94,26 +98,27 @@ def _print_all(found: Iterator[Record], format_: Format) -> int:
 
 
 def show(
-    key: KeyArgument,
+    key: KeyArgument = None,
+    digest: DigestOption = None,
     operation: OperationOption = None,
     scope: ScopeOption = None,
     key_for: KeyForOption = None,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Show every record of a key, field by field.
+    """Show every record of a key, field by field. Where no record has this key, it may be the digest of one.
 
     With --key-for NAME also the key under which the other side (a bank, a mail server) knows it, if the handler has
     passed current().key_for(NAME) on: after a bypass that of the latest run.
 
     Exits with 1 if there is none.
     """
-    names = key_for or []
+    names, which = key_for or [], wanted(key, digest, operation, scope)
     with opened(store) as guard:
-        found = find(guard.store, key, operation=operation, scope=scope)
+        found = find(guard.store, which, or_digest=True)
         first = next(found, None)
         if first is None:
-            raise no_record(key, operation=operation, scope=scope)
+            raise no_record(which)
         if format is Format.JSON:
             array = JsonArray()
             for record in chain([first], found):
@@ -160,9 +165,7 @@ def _oldest(store: Browsable, query: Query, limit: int) -> tuple[list[Record], i
 
 
 def _print_held(oldest: list[Record], url: str, format_: Format) -> None:
-    # Where some have a scope, the others are those with the scope ''.
-    scoped = any(record.address.scope for record in oldest)
-    commands = [resolve_line(record, url, scoped=scoped) for record in oldest]
+    commands = [resolve_line(record, url) for record in oldest]
     if format_ is Format.JSON:
         array = JsonArray()
         array.add([summary(one) | {"resolve": command} for one, command in zip(oldest, commands, strict=True)])
@@ -185,7 +188,7 @@ def _print_for_people(oldest: list[Record], commands: list[str]) -> None:
     for record, command in zip(oldest, commands, strict=True):
         line = Text(name(record), style="bold")
         line.append(f"  {about(record.age)} ago", style="not bold cyan")
-        line.append(f"  {visible(record.remark)}", style="not bold yellow")
+        line.append(f"  {visible(remark(record))}", style="not bold yellow")
         console.print(line)
         console.print(Text(f"  {command}"))
 
@@ -209,15 +212,18 @@ def _warn_of_abandoned(store: Browsable, query: Query) -> None:
         )
 
 
-def resolve_line(record: Record, url: str, *, scoped: bool) -> str:
-    """The command that settles this record, for a shell; what became of it is to be added at its end."""
+def resolve_line(record: Record, url: str) -> str:
+    """The command that settles this record and no other, for a shell; what became of it is to be added at its end."""
     address = record.address
-    words = [address.key, "--operation", address.operation]
-    if address.scope or scoped:
-        words += ["--scope", address.scope]
-    if address.key.startswith("-") or not "".join(words).isprintable():
-        # The digest names it too, without a character that a shell or a terminal would take for something else.
-        words = [address.digest]
+    # The scope also where there is none: by the time this is typed, another tenant may have the only such key.
+    options = [("--operation", address.operation), ("--scope", address.scope)]
+    said = [word for option in options if option[1].isprintable() for word in option]
+    if address.key.startswith("-") or not (address.key + address.operation + address.scope).isprintable():
+        # The digest names it too, without a character that a shell or a terminal would take for something else. It has
+        # an option of its own: in the place of a key it could be the key of another tenant.
+        words = ["--digest", address.digest, *said]
+    else:
+        words = [address.key, *said]
     if os.environ.get(ENVIRONMENT) != url and not holds_password(url):
         words += ["--store", url]
     return shlex.join(["onefold", "resolve", *words])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from onefold import Guard, Policy, Record, State, UsageError, done, failed, rerun
-from onefold.cli._search import find_one
+from onefold.cli._search import find_one, wanted
 from onefold.cli._shared import (
     WRONG_USAGE,
     Format,
@@ -26,7 +26,7 @@ from onefold.cli._shared import (
     visible,
 )
 from onefold.cli._words import facts, is_abandoned, name
-from onefold.cli.records import KeyArgument, print_record
+from onefold.cli.records import DigestOption, KeyArgument, print_record
 from onefold.codecs import MsgspecCodec, Unstorable
 
 Resolution = done | failed | rerun
@@ -46,7 +46,7 @@ KEEP: Final = "forever"
 
 
 def resolve(
-    key: KeyArgument,
+    key: KeyArgument = None,
     is_done: Annotated[bool, typer.Option("--done", help="The effect happened.")] = False,
     value: ValueOption = None,
     is_failed: Annotated[bool, typer.Option("--failed", help="It failed for good.")] = False,
@@ -55,6 +55,7 @@ def resolve(
     reason: ReasonOption = "",
     by: ByOption = None,
     keep: Annotated[str, typer.Option(help="How long the record stays from now on: 30d, say.")] = KEEP,
+    digest: DigestOption = None,
     operation: OperationOption = None,
     scope: ScopeOption = None,
     yes: YesOption = False,
@@ -71,10 +72,11 @@ def resolve(
     resolution = _resolution(
         is_done=is_done, value=value, is_failed=is_failed, error=error, is_rerun=is_rerun, reason=reason
     )
+    which = wanted(key, digest, operation, scope)
     who = _login() if by is None else _said(by, "say who you are: --by NAME is kept in the record")
     _check_asking(yes)
     with opened(store, policy=Policy(keep=keep)) as guard:
-        record = find_one(guard.store, key, operation=operation, scope=scope)
+        record = find_one(guard.store, which)
         _check_unsettled(record)
         _ask(guard, record, f"Resolve it as {_word(resolution)}, so that {_meaning(resolution)}?", yes=yes)
         after = _resolved(guard, record, resolution, by=who, reason=reason)
@@ -86,7 +88,8 @@ def resolve(
 
 
 def forget(
-    key: KeyArgument,
+    key: KeyArgument = None,
+    digest: DigestOption = None,
     operation: OperationOption = None,
     scope: ScopeOption = None,
     yes: YesOption = False,
@@ -94,9 +97,10 @@ def forget(
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Remove a record, so that the next delivery will run, whatever has happened before."""
+    which = wanted(key, digest, operation, scope)
     _check_asking(yes)
     with opened(store) as guard:
-        record = find_one(guard.store, key, operation=operation, scope=scope)
+        record = find_one(guard.store, which)
         _check_not_running(record)
         _ask(guard, record, "Forget it? The next delivery will run, whatever has happened before.", yes=yes)
         address = record.address

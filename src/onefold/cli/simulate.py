@@ -26,7 +26,7 @@ def simulate(
     Exits with 1 if a statement does not hold: then the shortest history that breaks it is printed as a story.
     """
     if story is not None:
-        _again(story)
+        _again(story, format)
         return
     began = time.monotonic()
     reports = [_explored(scenario) for scenario in (DEEP if deep else EVERYDAY)]
@@ -43,14 +43,17 @@ def _explored(scenario: Scenario) -> Report:
         return search(scenario, progress=tell_count)
 
 
-def _again(path: Path) -> None:
+def _again(path: Path, format_: Format) -> None:
     try:
         code = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         scenario, actions = read_code(code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refusal(f"{path} holds no story that can be run again: {error}", WRONG_USAGE) from error
     told = tell(scenario, actions)
-    typer.echo(str(told))
+    if format_ is Format.JSON:
+        typer.echo(json.dumps({"story": str(told), "violation": told.violation or None}, indent=2))
+    else:
+        typer.echo(str(told))
     raise typer.Exit(1 if told.violation else 0)
 
 

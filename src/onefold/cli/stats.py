@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+import typer
 
-from onefold import Record, State
-from onefold.cli._places import WhereArgument, named, place, stores_in
+from onefold import OnefoldError, Record, State
+from onefold.cli._places import WhereArgument, named, place, stores_in, without_secrets
 from onefold.cli._search import watched
 from onefold.cli._shared import (
+    FAILED,
     Format,
     FormatOption,
     Listing,
     OperationOption,
+    Refusal,
     ScopeOption,
     about,
     note,
@@ -79,18 +82,30 @@ def stats(
 
     It goes through all of them, page by page. Besides: what is past its stay and waits for a purge, and bytes, where
     the server says so.
+
+    A store of a file that cannot be counted does not hide the others: it is named, and the exit status is 1.
     """
-    stores = []
-    table = Listing(COLUMNS)
+    documents, failed = [], False
+    table, query = Listing(COLUMNS), Query(scope=scope, operation=operation)
     for name, url in stores_in(named(where)):
-        with opened(url) as guard:
-            found = _examined(guard.store, name, place(url), Query(scope=scope, operation=operation))
-        stores.append(found)
+        try:
+            with opened(url) as guard:
+                found = _examined(guard.store, name, place(url), query)
+        except (OnefoldError, Refusal) as error:
+            if not name:
+                raise
+            failed, why = True, without_secrets(str(error), url)
+            note(f"{name}: {why}")
+            documents.append({"store": name, "place": place(url), "error": why})
+            continue
+        documents.append(document(found))
         if format is Format.TABLE:
             table.add([*_rows(found)])
             note(_said(found))
     if format is Format.JSON:
-        print_json([document(found) for found in stores])
+        print_json(documents)
+    if failed:
+        raise typer.Exit(FAILED)
 
 
 def _examined(store: Any, name: str, where: str, query: Query) -> Stats:

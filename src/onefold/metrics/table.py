@@ -51,7 +51,9 @@ CONFLICTS: Final = Metric(
 STORE_SECONDS: Final = Metric(
     "onefold_store_seconds", "histogram", ("store", "call", "result"), "How long calls of a measured store took."
 )
-STORE_UP: Final = Metric("onefold_store_up", "gauge", _STORE, "Whether a watched store answered: 1 or 0.")
+STORE_UP: Final = Metric(
+    "onefold_store_up", "gauge", _STORE, "Whether a watched store answered and has its tables: 1 or 0."
+)
 PURGE_LAG: Final = Metric(
     "onefold_purge_lag_seconds", "gauge", _STORE, "How long the oldest record past its stay waits for a purge."
 )

@@ -1,19 +1,20 @@
 """What has to be asked of a store: whether it answers, how far its purge is behind, how many keys it has lost.
 
 Exporters ask at each scrape, so a store is asked once for all of it. One that does not answer is down, and nothing
-else: a scrape never waits for it longer than `PATIENCE`. It writes no record.
+else: a scrape never waits for it longer than `PATIENCE`. It writes no record, and creates no tables.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from onefold import Guard, UsageError
+from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold.keys import address
 from onefold.metrics.table import EVICTED, PURGE_LAG, STORE_UP, Metric
 from onefold.stores.base import Inspectable, Store, Untold
@@ -27,6 +28,10 @@ FRESH_SECONDS: Final = 1.0
 # For all stores together. Prometheus gives a scrape up after ten seconds, and with it every metric of the process: a
 # store that hangs would hide that it does.
 PATIENCE: Final = 3.0
+
+# Drivers that are only async. Such a store is asked in an event loop of the question's own, on a new connection: the
+# machine may not have the blocking driver of the same database.
+ASYNC_DRIVER: Final = re.compile(r"[a-z]+\+(asyncpg|asyncmy):", re.IGNORECASE)
 
 Facts = Mapping[str, Any]
 
@@ -75,9 +80,12 @@ class Watched:
 
     def _ask(self, name: str) -> Facts | None:
         try:
-            store = self._opened(name)
-            store.read(NOBODY)
-            return store.facts() if isinstance(store, Inspectable) else {}
+            source = self._sources[name]
+            if isinstance(source, str) and ASYNC_DRIVER.match(source):
+                import asyncio
+
+                return asyncio.run(_facts_of_async(source))
+            return _facts_of(self._opened(name))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one store, the others are asked too
             logging.getLogger("onefold").warning("the watched store %s did not answer: %s", name, error)
             return None
@@ -87,6 +95,33 @@ class Watched:
             source = self._sources[name]
             self._stores[name] = source if isinstance(source, Store) else Guard(source).store
         return self._stores[name]
+
+
+def _facts_of(store: Any) -> Facts:
+    facts = store.facts() if isinstance(store, Inspectable) else {}
+    if can_be_read(facts):
+        store.read(NOBODY)
+    return facts
+
+
+async def _facts_of_async(url: str) -> Facts:
+    async with AsyncGuard(url) as guard:
+        store: Any = guard.store
+        facts: Facts = await store.facts()
+        if can_be_read(facts):
+            await store.read(NOBODY)
+        return facts
+
+
+def can_be_read(facts: Facts) -> bool:
+    """Return whether reading creates and upgrades nothing. Raises `StoreUnavailable` where there are no tables."""
+    version = facts.get("version")
+    if version == 0 or ("table" in facts and facts["table"] is None):
+        raise StoreUnavailable(
+            "there are no Onefold tables, and a scrape creates none. Is it the right store? A guard creates them with "
+            "its first record, and `onefold schema URL --apply` at once"
+        )
+    return not isinstance(version, int) or version >= facts.get("newest", version)
 
 
 class Question(threading.Thread):
@@ -116,6 +151,15 @@ def _check(name: str, store: Any) -> None:
         raise UsageError(
             f"stores={{{name!r}: {type(store).__name__}}}: a scrape cannot await. Pass the URL, or a blocking store"
         )
+    if isinstance(store, (str, Store)) or callable(store):
+        return
+    try:
+        # A pool, an engine or a client: whether a blocking store can be made of it shows without asking the server.
+        Guard(store).store  # noqa: B018
+    except UsageError as error:
+        raise UsageError(
+            f"stores={{{name!r}: ...}}: {error}. A scrape cannot await: pass the URL, or a blocking pool or engine"
+        ) from error
 
 
 def answers(facts: Facts | None) -> float:

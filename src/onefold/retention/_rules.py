@@ -5,12 +5,16 @@ A rule that cannot be judged by what is declared says nothing.
 
 from __future__ import annotations
 
+import builtins
 import math
+import re
+import sys
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from onefold.retention._declared import DeclaredGuard
+from onefold.retention._declared import DeclaredGuard, DeclaredStore
 from onefold.retention._fields import CONTENTS, POSITIONS
+from onefold.retention._store_identity import is_in_memory
 from onefold.retention._words import below, said
 
 # The floor: a replay may itself be late, and be replayed.
@@ -21,7 +25,26 @@ CACHES: Final = frozenset({"redis", "rediss", "valkey", "valkeys"})
 # These have no transaction that your rows could share.
 WITHOUT_TRANSACTIONS: Final = CACHES | {"dynamodb", "memory"}
 
+# Of five by default. Beyond so many nobody waits for the person that a hold would call.
+ATTEMPTS_MANY: Final = 100
+
+# What another delivery of the same message has not: how often it was tried, when, and where this copy lies.
+CHANGING: Final = re.compile(
+    r"(x_)?((attempt|retry|try|delivery|redelivery|receive|approximate_receive)_?(count|number|no)"
+    r"|attempts?|retry|retries|try|tries|redelivered|death|timestamp|ts|time|now|received_at|delivered_at"
+    r"|delivery_tag|receipt_handle|partition_offset|traceparent|trace_id|span_id)"
+)
+
+# After these nobody knows whether the effect happened, or it was never tried.
+IN_DOUBT: Final = re.compile(
+    r"(.*Time[Oo]ut(Error|Exception)?|.*Connect(ion|ionReset|ionRefused)?Error|.*OutcomeUnknown|.*Cancelled(Error)?"
+    r"|StoreUnavailable|OnefoldError)"
+)
+
 FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
+
+
+FIX_BEFORE: Final = "Move its records first, with `onefold copy`, and leave also_read out"
 
 
 class Said(NamedTuple):
@@ -33,8 +56,16 @@ class Said(NamedTuple):
 
 
 def floor(guard: DeclaredGuard) -> float:
-    """The least `keep`: twice the larger of the sum of the duplicates and the longest replay."""
-    return TWICE * max(sum(guard.duplicates.values()), max(guard.replays.values(), default=0.0))
+    """The least `keep`: twice the largest of the sum of the duplicates, the visibility time-out and the longest replay.
+
+    A queue delivers again what was done and not acknowledged when the visibility time-out ends.
+    """
+    return TWICE * max(_late(guard), max(guard.replays.values(), default=0.0))
+
+
+def _late(guard: DeclaredGuard) -> float:
+    """How late a duplicate can be."""
+    return max(sum(guard.duplicates.values()), guard.visibility_timeout or 0.0)
 
 
 def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
@@ -42,10 +73,12 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
     # 100 ms and 200 ms are a little more than 300 ms in binary.
     if keep >= least or math.isclose(keep, least):
         return
-    late = sum(guard.duplicates.values())
+    late = _late(guard)
     source = max(guard.replays, key=guard.replays.__getitem__, default="")
     if source and guard.replays[source] >= late:
         why = f"{source} replays what is up to {said(guard.replays[source])} old"
+    elif late > sum(guard.duplicates.values()):
+        why = f"the queue delivers again after {said(late)} (visibility_timeout)"
     else:
         why = f"duplicates can be {said(late)} late ({' + '.join(guard.duplicates)})"
     yield Said(
@@ -89,20 +122,31 @@ def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
         )
 
 
+def _stores(guard: DeclaredGuard) -> Iterator[tuple[str, DeclaredStore]]:
+    """The fields that name a store of this guard. The one of before answers for what was done before it moved."""
+    yield "store", guard.store
+    if guard.also_read is not None:
+        yield "also_read", guard.also_read
+
+
 def money_on_what_evicts(guard: DeclaredGuard) -> Iterator[Said]:
-    store = guard.store
-    if not guard.money or store.evicts is False:
-        return
+    for field, store in _stores(guard) if guard.money else ():
+        yield from _evicts(field, store)
+
+
+def _evicts(field: str, store: DeclaredStore) -> Iterator[Said]:
     if store.evicts:
         yield Said(
-            "store",
+            field,
             f"money is kept in the store {store.name!r}, which evicts: a full server forgets payments that are done, "
             "and their duplicates run again",
-            "Use a store that does not evict: a database, or a Redis of its own with maxmemory-policy noeviction",
+            FIX_BEFORE
+            if field == "also_read"
+            else "Use a store that does not evict: a database, or a Redis of its own with maxmemory-policy noeviction",
         )
-    elif store.kind in CACHES:
+    elif store.evicts is None and store.kind in CACHES:
         yield Said(
-            "store",
+            field,
             f"money is kept in the store {store.name!r}, and nothing says that this {store.kind} does not evict: with "
             "any maxmemory-policy but noeviction a full server forgets payments that are done",
             f"Ask `onefold doctor`, set maxmemory-policy noeviction, and declare evicts: false in stores.{store.name}",
@@ -159,15 +203,80 @@ def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
     elif guard.key in CONTENTS:
         says = f"the key is {guard.key}: two equal orders become one, and an order that gains a field becomes two"
         yield Said("key", says, FIX_KEY)
+    elif guard.key is not None and CHANGING.fullmatch(_last_part(guard.key)):
+        says = f"the key is {guard.key}, which changes with each delivery: a retry has another key, and runs again"
+        yield Said("key", says, FIX_KEY)
+
+
+def _last_part(key: str) -> str:
+    """The name that a key comes from: "attempt" of `argument:attempt` and of `field:meta.attempt`."""
+    name = re.split(r"[.:/]", key)[-1]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
 
 
 def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
-    if guard.money and guard.store.kind == "memory":
+    for field, store in _stores(guard) if guard.money else ():
+        if store.kind == "memory":
+            yield Said(
+                field,
+                f"money is kept in the store {store.name!r}, which lives in the memory of one process: a restart "
+                "forgets every payment, and a second worker never knew of them",
+                FIX_BEFORE if field == "also_read" else "Use a store that lasts, such as the database of the payments",
+            )
+
+
+def sqlite_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
+    for field, store in _stores(guard):
+        if store.url is not None and is_in_memory(str(store.url)):
+            yield Said(
+                field,
+                f"the store {store.name!r} is SQLite in the memory of one connection, which no other could see: the "
+                "store refuses to open it, and no delivery runs",
+                "Name a file, sqlite:///onefold.db; for records in memory write memory:",
+            )
+
+
+def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
+    for name in guard.remember if guard.money else ():
+        if _is_doubt(name):
+            yield Said(
+                "remember",
+                f"money that remembers {name} as its final answer: after it nobody knows whether the payment "
+                "happened, and every retry is told that it failed",
+                "Remember only what the other side has said for good, such as a declined card",
+            )
+
+
+def _is_doubt(name: str) -> bool:
+    """Whether it is so wide, or of such a kind, that it says nothing about the effect. Nothing is imported for it."""
+    module, _, inside = name.partition(":")
+    kind = getattr(builtins, inside, None) if module == "builtins" else None
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return (
+            issubclass(Exception, kind) or issubclass(kind, (OSError, MemoryError)) or not issubclass(kind, Exception)
+        )
+    return IN_DOUBT.fullmatch(inside.rpartition(".")[2]) is not None
+
+
+def probe_that_knows_nothing(guard: DeclaredGuard) -> Iterator[Said]:
+    module = (guard.probe or "").partition(":")[0].partition(".")[0]
+    if module == "onefold" or module in sys.stdlib_module_names:
+        whose = "Onefold itself" if module == "onefold" else "Python's own library"
         yield Said(
-            "store",
-            f"money is kept in the store {guard.store.name!r}, which lives in the memory of one process: a restart "
-            "forgets every payment, and a second worker never knew of them",
-            "Use a store that lasts, such as the database of the payments",
+            "after_crash",
+            f"the probe {guard.probe} is a function of {whose}: it cannot know what became of this effect, and "
+            "answers neither done() nor not_done()",
+            "Name a function of yours that asks the other side, or set after_crash: hold",
+        )
+
+
+def attempts_without_an_end(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.policy.attempts_max > ATTEMPTS_MANY:
+        yield Said(
+            "attempts_max",
+            f"attempts_max is {guard.policy.attempts_max:,}: a message that kills its worker kills {ATTEMPTS_MANY} of "
+            "them and goes on, and nobody is called to look at it",
+            "Leave attempts_max out (5), or set it to a number that somebody waits for",
         )
 
 

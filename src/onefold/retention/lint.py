@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from onefold.retention import _rules
 from onefold.retention._declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.retention._rules import Said, floor
+from onefold.retention._store_identity import identity
 from onefold.retention._tree import Mark, place
 
 __all__ = ["RULES", "Finding", "Rule", "findings", "floor"]
@@ -90,22 +91,23 @@ def _shared_operations(configurations: Sequence[Configuration]) -> Iterator[tupl
 
 
 def _identity(configuration: Configuration, store: DeclaredStore) -> str:
-    """Entries with the same URL are one store, whatever its variables hold; in memory each is one of its own.
+    """Entries whose URLs name one place are one store, whatever its variables hold; in memory each is one of its own.
 
     A variable in another file may hold something else where that one is used.
     """
     if store.kind == "memory":
         return f"{configuration.file} {store.name}"
     written = configuration.written_url(store.name)
-    return f"{configuration.file} {store.url or written}" if "$" in written else store.url or written
+    named = written if store.url is None else identity(str(store.url))
+    return f"{configuration.file} {named}" if "$" in written else named
 
 
 RULES: Final = (
     Rule(
         "OF001",
         "keep is below the floor",
-        "a duplicate that comes after keep runs again: the floor is twice the larger of the sum of the duplicates and "
-        "the longest replay",
+        "a duplicate that comes after keep runs again: the floor is twice the largest of the sum of the duplicates, "
+        "the visibility time-out and the longest replay",
         _rules.keep_below_floor,
     ),
     Rule(
@@ -141,8 +143,8 @@ RULES: Final = (
     ),
     Rule(
         "OF007",
-        "the key is an offset, a job id or a content hash",
-        "a retry of the producer has another position, and two equal orders have one hash",
+        "the key is an offset, a job id, a content hash or a count of attempts",
+        "a retry of the producer has another position and another count, and two equal orders have one hash",
         _rules.key_of_the_receiver,
     ),
     Rule(
@@ -173,5 +175,30 @@ RULES: Final = (
         "money that is kept by default",
         "neither keep nor where duplicates come from is declared: one that comes after the default pays again",
         _rules.money_by_default,
+    ),
+    Rule(
+        "OF013",
+        "money that remembers an error in doubt",
+        "after a time-out, a lost connection or any exception at all nobody knows whether the payment happened, and "
+        "remembered it is the answer to every retry",
+        _rules.money_that_remembers_doubt,
+    ),
+    Rule(
+        "OF014",
+        "a probe that knows nothing",
+        "a function of Python's own library, or of Onefold, cannot know what became of the effect",
+        _rules.probe_that_knows_nothing,
+    ),
+    Rule(
+        "OF015",
+        "attempts without an end",
+        "a message that kills its workers goes on killing them, and nobody is called",
+        _rules.attempts_without_an_end,
+    ),
+    Rule(
+        "OF016",
+        "SQLite in memory",
+        "no other connection could see its records: the store refuses to open it",
+        _rules.sqlite_in_memory,
     ),
 )

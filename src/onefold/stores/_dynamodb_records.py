@@ -70,14 +70,19 @@ class Records:
     def __init__(self, table: str, clock: Clock, create: Callable[[Records], Steps[None]] | None) -> None:
         self.table = table
         self.clock = clock
-        self._create = create
+        self.create = create
         self._requests = Requests(table)
         self._found = False
 
     @property
     def auto_schema(self) -> bool:
         """Whether a table that is missing is made."""
-        return self._create is not None
+        return self.create is not None
+
+    def exists(self) -> Steps[bool]:
+        """Return whether there is a table of this name, ours or another's; whoever reads it finds out whose it is."""
+        answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
+        return not (isinstance(answer, Problem) and answer.code == NO_TABLE)
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> Steps[Record | Gone | None]:
         # A lease of zero is over already: the record of a run that was abandoned elsewhere, and is moved here.
@@ -216,12 +221,12 @@ class Records:
         """Find the table, and what time it is."""
         answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
         if isinstance(answer, Problem) and answer.code == NO_TABLE:
-            if self._create is None:
+            if self.create is None:
                 raise StoreUnavailable(
                     f"{place(self.table)}: there is no such table, and auto_schema=False. "
                     "Make it with the command `onefold schema`"
                 ) from answer.error
-            yield from self._create(self)
+            yield from self.create(self)
             answer = yield from self.ask(self._requests.version(), INVALID)
         if isinstance(answer, Problem):
             raise of_something_else(self.table) from answer.error

@@ -76,6 +76,19 @@ class SqlStore:
 
         return self._sent(lambda link: carry(facts_of(self.database), link))
 
+    @property
+    def auto_schema(self) -> bool:
+        """Whether missing tables are created on first use, and older ones upgraded."""
+        return self.database.auto_schema
+
+    @auto_schema.setter
+    def auto_schema(self, wanted: bool) -> None:
+        self.database = self.database._replace(auto_schema=wanted)
+
+    def schema_exists(self) -> bool:
+        """Return whether the tables exist. Create and change nothing."""
+        return self._sent(lambda link: carry(self.database.sql.form(), link)) > 0
+
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
@@ -183,6 +196,12 @@ class AsyncSqlStore:
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._do(lambda: self.database.sql.browse(query, limit))
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what the database says of itself; look for the tables, and never create them."""
+        from onefold.stores._sql_facts import facts_of
+
+        return await self._sent(lambda link: carry_async(facts_of(self.database), link))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:

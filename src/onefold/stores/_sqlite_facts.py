@@ -71,6 +71,20 @@ def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
         raise translated(path, error) from error
 
 
+def schema_exists(path: str) -> bool:
+    """Return whether the file has our tables. Open it for reading only, and create nothing."""
+    if not os.path.exists(path):
+        return False
+    try:
+        with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
+            return Records(connection, time.time).form() > 0
+    except sqlite3.Error as error:
+        if code_of(error) in BUSY:
+            # Whoever goes on to read it is told, after waiting for as long as the URL says.
+            return True
+        raise translated(path, error) from error
+
+
 def _of_disk(path: str) -> dict[str, Any]:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):

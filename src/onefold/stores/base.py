@@ -34,6 +34,7 @@ __all__ = [
     "Ending",
     "Entry",
     "Gone",
+    "HasSchema",
     "Inspectable",
     "Joinable",
     "Memory",
@@ -156,6 +157,17 @@ class AsyncBrowsable(Protocol):
     """For tools, awaited."""
 
     async def browse(self, query: Query, limit: int) -> list[Record]: ...
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A store whose tables have to exist before it can be read: a tool that only looks must not create them."""
+
+    # Whether the store creates missing tables on first use, and upgrades older ones. A tool turns it off.
+    auto_schema: bool
+
+    def schema_exists(self) -> bool:
+        """Return whether the tables exist. Create and change nothing, not even a file."""
 
 
 class Untold(NamedTuple):

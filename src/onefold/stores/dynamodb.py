@@ -107,6 +107,19 @@ class DynamoDBStore:
 
         return self._take(facts_of(self._records))
 
+    @property
+    def auto_schema(self) -> bool:
+        """Whether a missing table is created on first use."""
+        return self._records.auto_schema
+
+    @auto_schema.setter
+    def auto_schema(self, wanted: bool) -> None:
+        self._records.create = schema.create if wanted else None
+
+    def schema_exists(self) -> bool:
+        """Return whether the table exists. Create nothing."""
+        return self._take(self._records.exists())
+
     def now(self) -> Now:
         """DynamoDB's time, as far as it is known. It asks where nothing is known yet."""
         return self._take(self._records.now())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
@@ -73,7 +73,7 @@ class SqliteStore:
         self._patience = _checked_timeout(busy_timeout)
         self._purges = purge
         self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
-        self._connect = partial(_connect, self.path, one_of(sync, SYNCS, "sync"), clock, auto_schema=auto_schema)
+        self._connect = partial(_connect, self.path, one_of(sync, SYNCS, "sync"), clock, self._told)
         # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
         # connection is quicker and fairer. Duplicates only read: on a line of their own they never wait for a disk.
         # A connection for each thread would add nothing, and would outlive its thread.
@@ -132,6 +132,21 @@ class SqliteStore:
         from onefold.stores._sqlite_facts import facts_of_file
 
         return facts_of_file(self.path, **self._told)
+
+    @property
+    def auto_schema(self) -> bool:
+        """Whether missing tables are created on first use, and older ones upgraded."""
+        return bool(self._told["auto_schema"])
+
+    @auto_schema.setter
+    def auto_schema(self, wanted: bool) -> None:
+        self._told["auto_schema"] = wanted
+
+    def schema_exists(self) -> bool:
+        """Return whether the file and its tables exist. Create and change nothing."""
+        from onefold.stores._sqlite_facts import schema_exists
+
+        return schema_exists(self.path)
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
@@ -341,7 +356,8 @@ def _checked_timeout(busy_timeout: Duration) -> float:
     return found
 
 
-def _connect(path: str, sync: Sync, clock: Callable[[], float], *, auto_schema: bool) -> Records:
+def _connect(path: str, sync: Sync, clock: Callable[[], float], told: Mapping[str, Any]) -> Records:
+    auto_schema = bool(told["auto_schema"])
     if not auto_schema and not os.path.exists(path):
         raise StoreUnavailable(_no_tables(path))
     # It does not wait for others: the line does.
@@ -350,8 +366,11 @@ def _connect(path: str, sync: Sync, clock: Callable[[], float], *, auto_schema: 
         connection.execute(f"PRAGMA synchronous = {sync}")
         # Without it a Mac says "synced" while the data is still in the disk's own memory. Elsewhere it is ignored.
         connection.execute(f"PRAGMA fullfsync = {int(sync == 'full')}")
-        _turn_to_wal(connection, path)
         records = Records(connection, clock)
+        if not auto_schema:
+            # The file may be another application's: it stays in the journal mode that it has.
+            _ensure_schema(records, path, create=False)
+        _turn_to_wal(connection, path)
         _ensure_schema(records, path, create=auto_schema)
     except BaseException:
         connection.close()

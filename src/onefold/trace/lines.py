@@ -33,7 +33,8 @@ HOUR: Final = 3_600
 STANDARD_INPUT: Final = "-"
 
 
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+# Nested deeper than Python's stack is a line that no hop writes.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{12,64}\Z")]
@@ -178,6 +179,8 @@ def _one_by_one(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line
 
 
 def _why(error: Exception, text: bytes) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     if isinstance(error, msgspec.ValidationError) or text.lstrip().find(b"{") <= 0:
         return str(error)
     return f"what follows its first {{ is no JSON: {error}. A logger's format must not write a {{ before the line"
