@@ -10,25 +10,28 @@ is sent; for one that is passed on live, put `onefold.http.wsgi` around the appl
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
 
 from onefold import Guard, UsageError
+from onefold.http._capture import Capture
 from onefold.http._exchange import Options, known
 from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
-from onefold.http._views import Views, captured
+from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._rules import NotFinal, failed_with
+from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, single_tenant
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+    from django.core.handlers.asgi import ASGIRequest
     from django.core.handlers.exception import response_for_exception
     from django.db import connections
-    from django.http import Http404, HttpResponse, RawPostDataException
+    from django.http import Http404, HttpResponse
     from django.http.multipartparser import MultiPartParserError
+    from django.http.response import HttpResponseBase
 except ImportError as missing:
     raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
 
@@ -89,9 +92,8 @@ class Idempotency(Views):
         try:
             if self.exchange.passes(asking):
                 return respond()
-            with closing(Spooled()) as body:
-                body.add(_body_of(request))
-                asked = self.exchange.asked(asking, body)
+            body = _body_of(request)
+            asked = self.exchange.asked(asking, body)
         except Refused as refused:
             return _response(self.exchange.refused(refused))
         if asked is None:
@@ -99,7 +101,8 @@ class Idempotency(Views):
         if inside:
             _check_outside_of_transactions()
         responses: list[Any] = []
-        instead = self.deliver(asked, lambda: self._played(request, respond, responses))
+        play = functools.partial(self._played, request, respond, responses)
+        instead = self.deliver(asked, asking, play, lambda: getattr(request, "resolver_match", None) is None)
         if instead is not None:
             return _response(instead)
         response = responses[0]
@@ -115,28 +118,29 @@ class Idempotency(Views):
                 # Remembered as what Django makes of it, and raised all the same: who stands around has to see it.
                 responses.append(error)
                 return self._captured(response_for_exception(request, error))
-            if hasattr(response, "render") and not response.is_rendered:
-                response = response.render()
             responses.append(response)
+            if not isinstance(response, HttpResponseBase):
+                # Django itself says what is wrong with it.
+                raise failed_with(TypeError())
+            if hasattr(response, "render") and not response.is_rendered:
+                responses[0] = response = response.render()
             return self._captured(response)
         except NotFinal:
             raise
         except Exception as error:
-            raise ServerFailed from error
+            raise failed_with(error) from error
 
     def _captured(self, response: Any) -> Answer:
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
-        content: bytes | None
+        capture = Capture(self.exchange.body_max)
+        capture.begin(response.status_code, response.items())
         if not response.streaming:
-            content = bytes(response.content)
-        elif response.get("Content-Type", "").encode().startswith(EVENT_STREAM) and not self.exchange.event_streams:
+            capture.add(bytes(response.content))
+        elif capture.is_event_stream and not self.exchange.event_streams:
             # It may never end. Without being asked to, nobody keeps a claim for it.
             raise NotFinal
         else:
-            content = _read(response, self.exchange.body_max)
-        if content is None or len(content) > self.exchange.body_max:
-            return Answer(response.status_code, headers, cut=True)
-        return Answer(response.status_code, headers, content)
+            capture.add_whole(_read(response, self.exchange.body_max))
+        return capture.answer()
 
 
 class IdempotentMixin:
@@ -174,14 +178,42 @@ def request_of(request: Any) -> Request:
     return Request(request.method, request.path, request.META.get("QUERY_STRING", "").encode(), headers, request)
 
 
-def _body_of(request: Any) -> bytes:
-    try:
-        return bytes(request.body)
-    except RawPostDataException as error:
+def _body_of(request: Any) -> Spooled:
+    """Read the body, in whatever size Django would let through, and put it back as if nobody had read it."""
+    request = getattr(request, "_request", request)
+    if hasattr(request, "_body"):
+        return Spooled(bytes(request._body))
+    if request._read_started:
         raise UsageError(
             "the body was read before its view, so that it cannot be compared any more. Use the middleware, or "
             "csrf_exempt and no request.data in permissions"
-        ) from error
+        )
+    body = _spooled(request)
+    request._stream, request._read_started = body.file, False
+    closes = request.close
+
+    def close() -> None:
+        closes()
+        body.close()
+
+    # Django calls it at the end of the response.
+    request.close = close
+    return body
+
+
+def _spooled(request: Any) -> Spooled:
+    declared, is_asgi = request.META.get("CONTENT_LENGTH") or None, isinstance(request, ASGIRequest)
+    if declared is None and not is_asgi and request.META.get("HTTP_TRANSFER_ENCODING"):
+        # Django reads nothing of it. Two different bodies of this kind would look the same.
+        raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
+    with ExitStack() as fails:
+        body = fails.enter_context(closing(Spooled()))
+        while chunk := request.read(CHUNK):
+            body.add(chunk)
+        if declared is not None and declared.isdecimal() and body.size < int(declared):
+            raise Refused("body_incomplete", "A part of the body is missing. Nothing was processed.")
+        fails.pop_all()
+    return body
 
 
 def _check_outside_of_transactions() -> None:
@@ -197,25 +229,32 @@ def _check_outside_of_transactions() -> None:
 
 def _read(response: Any, limit: int) -> bytes | None:
     """A streaming body, which can still be sent. None: it is longer than the limit."""
-    found = captured(_parts_of(response), limit)
-    response.streaming_content = _awaited(found.parts) if response.is_async else found.parts
-    return found.whole
-
-
-def _parts_of(response: Any) -> Iterator[bytes]:
     if not response.is_async:
-        return iter(response.streaming_content)
-    # All of it at once: an async stream cannot be left in the middle by code that blocks.
-    return iter(async_to_sync(_gathered)(response.streaming_content))
+        found = captured(iter(response.streaming_content), limit)
+        response.streaming_content = found.parts
+        return found.whole
+    parts = aiter(response.streaming_content)
+    head, whole = async_to_sync(captured_async)(parts, limit)
+    response.streaming_content = _chained(head, parts)
+    return whole
 
 
-async def _gathered(parts: AsyncIterator[bytes]) -> list[bytes]:
-    return [part async for part in parts]
+async def _chained(head: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async with _closing(rest):
+        for part in head:
+            yield part
+        async for part in rest:
+            yield part
 
 
-async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
+@asynccontextmanager
+async def _closing(parts: Any) -> AsyncIterator[None]:
+    """Close a stream that is left in the middle now, and not when it is collected."""
+    try:
+        yield
+    finally:
+        if hasattr(parts, "aclose"):
+            await parts.aclose()
 
 
 def _response(answer: Answer) -> Any:

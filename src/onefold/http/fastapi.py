@@ -165,10 +165,14 @@ class _Rules:
             return
         with ExitStack() as closes:
             body = closes.enter_context(closing(Spooled()))
-            if not await read_body(receive, body):
+            try:
+                if not await read_body(receive, body):
+                    return
+            except Refused as refused:
+                await send_answer(send, self.exchange.refused(refused))
                 return
             visit = _Visit(self, request, body)
-            performance = Performance(_visiting(visit, route), scope, body, receive, send, self.exchange)
+            performance = Performance(_visiting(visit, route), request, body, receive, send, self.exchange)
             kept = closes.pop_all()
         await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
 
@@ -203,11 +207,11 @@ class _Visit:
             else:
                 self._answer.set_result(answer)
             try:
-                await performance.end_as(await self._claimed)
-            except NotFinal:
-                await performance.end()
-            except OnefoldError as error:
-                await performance.end_refused(error)
+                ended: Outcome[Answer] | NotFinal | OnefoldError = await self._claimed
+            except (NotFinal, OnefoldError) as error:
+                ended = error
+            # Not in the handler of ours: what the endpoint raised would carry it in its traceback.
+            await performance.conclude(ended)
 
     async def enter(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """What the endpoint returns, or the answer that takes its place."""
@@ -232,6 +236,11 @@ class _Visit:
         async def perform() -> Answer:
             try:
                 self._returned.set_result(await _called(endpoint, arguments))
+            except asyncio.CancelledError as error:
+                if _is_being_cancelled():
+                    raise
+                # The endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to have.
+                self._returned.set_exception(error)
             except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
                 self._returned.set_exception(error)
             return await self._answer
@@ -268,6 +277,11 @@ def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(claiming, ORIGINAL, endpoint)
     return claiming
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _called(endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
