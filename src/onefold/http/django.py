@@ -9,14 +9,15 @@ is sent; for one that is passed on live, put `onefold.http.wsgi` around the appl
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
 
 from onefold import Guard, UsageError
 from onefold.http._capture import Capture
-from onefold.http._exchange import Options, known
+from onefold.http._exchange import LOG, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._rules import NotFinal, failed_with
@@ -24,7 +25,7 @@ from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, single_tenant
 
 try:
-    from asgiref.sync import async_to_sync, iscoroutinefunction
+    from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
     from django.core.handlers.asgi import ASGIRequest
     from django.core.handlers.exception import response_for_exception
@@ -58,9 +59,56 @@ def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callabl
     rules = Idempotency(guard=guard, **known("middleware", options))
 
     def installed(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda request: rules.exchanged(request, lambda: get_response(request))
+        if iscoroutinefunction(get_response):
+            return _on_asgi(rules, get_response)
+        return functools.partial(_on_either, rules, get_response)
 
+    # On ASGI Django awaits it, unless what is below it blocks.
+    installed.sync_capable = installed.async_capable = True  # type: ignore[attr-defined]
     return installed
+
+
+def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    async def handle(request: Any) -> Any:
+        # The functions that say so may ask a database, and block.
+        if not rules.exchange.guards_any([request.method]) or await sync_to_async(rules.passes)(request):
+            return await get_response(request)
+        return await _to_its_end(rules, async_to_sync(get_response), request)
+
+    return handle
+
+
+def _on_either(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
+    if isinstance(request, ASGIRequest) and not rules.passes(request):
+        # Something below blocks, on ASGI: a cancellation would reach it past us.
+        return async_to_sync(_to_its_end)(rules, get_response, request)
+    return rules.exchanged(request, lambda: get_response(request))
+
+
+async def _to_its_end(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
+    """Respond in the thread of this request, and let no cancellation in.
+
+    Django cancels a request whose client has gone. What has started goes on under its claim, and Django waits for it:
+    the thread of the request, and its connections, are needed until then.
+    """
+    respond = sync_to_async(lambda: rules.exchanged(request, lambda: get_response(request)))
+    work = asyncio.ensure_future(respond())
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+    if not cancelled:
+        return work.result()
+    try:
+        response = work.result()
+    except Exception:  # noqa: BLE001 - nobody is there to be told
+        LOG.exception("a request whose client had gone ended in an error")
+    else:
+        await sync_to_async(response.close)()
+    await sync_to_async(request.close)()
+    raise asyncio.CancelledError
 
 
 def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
@@ -82,6 +130,13 @@ def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], 
 
 class Idempotency(Views):
     """A guard and the rules of the header, for an `IdempotentMixin`."""
+
+    def passes(self, request: Any) -> bool:
+        """Whether the request goes on untouched."""
+        try:
+            return self.exchange.passes(request_of(request))
+        except Refused:
+            return False
 
     def exchanged(self, request: Any, respond: Callable[[], Any], *, inside: bool = False) -> Any:
         """The response to this request: the one that `respond` makes, a replay, or a refusal.
