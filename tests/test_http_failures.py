@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
 import flask
@@ -17,9 +17,10 @@ from fastapi import APIRouter, FastAPI
 from django_project import project
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard, Policy, State
-from onefold.http import _departed
+from onefold.http import _departed, _views
 from onefold.http._messages import SPOOL_MAX, Answer
 from onefold.http._routing import is_of_routing, unmatched_asgi
+from onefold.http._views import captured, captured_async
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import IdempotencyMiddleware as WsgiMiddleware
@@ -391,6 +392,76 @@ def test_a_stream_that_ends_in_time_after_its_client_has_gone_is_remembered() ->
 
     assert second.is_replay
     assert second.body == b"one two three"
+
+
+def test_a_slow_stream_for_nobody_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_departed, "STREAM_SECONDS", 0.0)
+
+    async def story() -> Record | None:
+        async def app(_scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+            visitor.go()
+            # It sends nothing more, and listens: it is told that its client has gone.
+            assert (await receive())["type"] == "http.disconnect"
+
+        guard = AsyncGuard("memory:", policy=HOLD)
+        visitor = Visitor(IdempotencyMiddleware(app, guard=guard, scope=single_tenant))
+        await visitor.visit()
+        record = await guard.read("http", "key")
+        await guard.aclose()
+        return record
+
+    record = in_time(story())
+
+    assert record is not None
+    assert (record.state, record.remark) == (State.HELD, "attempt 1 ended in ClientGone")
+
+
+def test_the_stream_of_a_view_is_read_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for part in (b"one ", b"two"):
+            yield part
+
+    whole = captured(iter([b"one ", b"two"]), 100)
+    whole_async = asyncio.run(captured_async(parts(), 100))
+    monkeypatch.setattr(_views, "READ_SECONDS", -1.0)
+    slow = captured(iter([b"one ", b"two"]), 100)
+    slow_async = asyncio.run(captured_async(parts(), 100))
+
+    assert (whole.whole, whole_async) == (b"one two", ([b"one ", b"two"], b"one two"))
+    assert (slow.whole, list(slow.parts)) == (None, [b"one ", b"two"])
+    assert slow_async == ([b"one "], None)
+
+
+def test_an_event_stream_that_is_not_guarded_is_cancelled_with_its_request() -> None:
+    """Its claim was given back when it began: nothing of it has to come to an end."""
+
+    async def story() -> list[str]:
+        begun, seen = asyncio.Event(), []
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            headers = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        guard = AsyncGuard("memory:")
+        visit = asyncio.ensure_future(Visitor(IdempotencyMiddleware(app, guard=guard, scope=single_tenant)).visit())
+        await begun.wait()
+        visit.cancel()
+        await asyncio.wait({visit})
+        while not seen:  # noqa: ASYNC110 - the application is in a task of its own
+            await asyncio.sleep(0)
+        await guard.aclose()
+        return seen
+
+    assert in_time(story()) == ["cancelled"]
 
 
 def test_an_endless_stream_of_wsgi_ends_when_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

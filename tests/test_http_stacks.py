@@ -286,14 +286,14 @@ def leaves_while_it_runs(post: Post, service: Service, name: str, path: str) -> 
     return until_settled(lambda: post(path, gate=str(gate)))
 
 
-@pytest.mark.parametrize("below", ["none", "base"])
+@pytest.mark.parametrize("around", ["none/none", "none/base", "base/none"])
 @pytest.mark.parametrize(
     ("rule", "act"), [("below", "json"), ("below", "stream"), ("hold", "json"), ("single", "json")]
 )
 def test_a_client_that_leaves_while_the_handler_runs_ends_nothing(
-    post: Post, service: Service, name: str, below: str, rule: str, act: str
+    post: Post, service: Service, name: str, around: str, rule: str, act: str
 ) -> None:
-    answer = leaves_while_it_runs(post, service, name, f"/none/{below}/{rule}/{act}")
+    answer = leaves_while_it_runs(post, service, name, f"/{around}/{rule}/{act}")
 
     assert answer.status_code in (200, 201)
     assert is_replay(answer)
@@ -324,8 +324,9 @@ def test_django_still_cancels_a_view_whose_request_has_no_key(stack: str, servic
     until(lambda: service.effects(f"{name}-cancelled") == 1, service)
 
 
-def test_a_client_that_leaves_in_a_stream_ends_nothing(post: Post, service: Service, name: str) -> None:
-    path, gate = "/none/none/below/stream", service.gate(name)
+@pytest.mark.parametrize("around", ["none/none", "base/none", "compression/base"])
+def test_a_client_that_leaves_in_a_stream_ends_nothing(post: Post, service: Service, name: str, around: str) -> None:
+    path, gate = f"/{around}/below/stream", service.gate(name)
     with Wire(service.url) as wire:
         wire.send(post_of(path, headers=[("Idempotency-Key", name)], name=name, between=str(gate)))
         until(lambda: service.effects(name) == 1, service)

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 from http_service.behaviour import note, wait_for, wishes
 from onefold import Policy
-from onefold.http import _departed, _views
+from onefold.http import _departed
 from onefold.http.scopes import by_header
 
-# A stream without a client, and a view's stream that does not end, have so long in these services.
-_departed.STREAM_SECONDS = 0.2  # type: ignore[misc]
-_views.READ_SECONDS = 0.2  # type: ignore[misc]
+# A stream without a client ends in these services after so many bytes: no test waits for a time.
+_departed.STREAM_BYTES = 1 << 20  # type: ignore[misc]
+
+# Of an endless stream: a view has its beginning read, up to `body_max`, before anybody sees it.
+PART = b"x" * 100_000
 
 AROUND = ("none", "compression", "cors", "request-id", "session", "base")
 
@@ -94,7 +96,7 @@ def endless(name: str) -> Iterator[bytes]:
     ends = time.monotonic() + ENDLESS_SECONDS_MAX
     try:
         while time.monotonic() < ends:
-            yield b"x" * 2_000
+            yield PART
             time.sleep(0.005)
     finally:
         note(f"ended {name}-ended 0")

@@ -18,7 +18,7 @@ from django.conf import settings
 
 from http_service.behaviour import note
 from http_service.stack_acts import AROUND as NAMES
-from http_service.stack_acts import ENDLESS_SECONDS_MAX, ORIGIN, RULES, act, options_of, place_of
+from http_service.stack_acts import ENDLESS_SECONDS_MAX, ORIGIN, PART, RULES, act, options_of, place_of
 from onefold import Guard
 from onefold.http.django import idempotent, middleware
 
@@ -139,7 +139,7 @@ async def endless(name: str) -> Any:
     ends = time.monotonic() + ENDLESS_SECONDS_MAX
     try:
         while time.monotonic() < ends:
-            yield b"x" * 2_000
+            yield PART
             await asyncio.sleep(0.005)
     finally:
         note(f"ended {name}-ended 0")

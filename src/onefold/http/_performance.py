@@ -138,6 +138,9 @@ class Performance:
     def forsake(self) -> None:
         """The client has gone: nothing more is sent to it."""
         self._watch.gone()
+        if self._freed and self._task is not None:
+            # It is guarded by nobody, and may be endless: it ends as it would without a key.
+            self._task.cancel()
 
     def _settle(self) -> None:
         self._settled.set()
@@ -152,8 +155,8 @@ class Performance:
         if self._task is None:
             return
         await asyncio.wait({self._task})
-        if not self._task.cancelled() and self._whole:
-            # What a background task raised is the server's to log.
+        if not self._task.cancelled() and (self._whole or self._freed):
+            # What a background task raised is the server's to log, and what an event stream raised, too.
             self._task.result()
 
     async def _receive(self) -> Message:
