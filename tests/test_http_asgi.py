@@ -612,11 +612,14 @@ def test_a_request_that_is_sent_on_to_another_path_keeps_its_key(policy: Policy)
     async def story() -> None:
         transport = httpx.ASGITransport(guarded(app, guard=AsyncGuard("memory:", policy=policy)))
         async with httpx.AsyncClient(transport=transport, base_url="http://shop", follow_redirects=True) as client:
-            answers = [await client.post("/pay/", headers={"Idempotency-Key": "key"}) for _ in range(2)]
+            paths = ("/pay/", "/pay", "/pay/")
+            answers = [await client.post(path, headers={"Idempotency-Key": "key"}) for path in paths]
 
         assert [one.status_code for one in answers[0].history] == [307]
-        assert [(one.status_code, one.json()) for one in answers] == [(200, 1), (200, 1)]
-        assert [one.headers.get("idempotent-replayed") for one in answers] == [None, "true"]
+        assert [(one.status_code, one.json()) for one in answers[:2]] == [(200, 1), (200, 1)]
+        assert [one.headers.get("idempotent-replayed") for one in answers[:2]] == [None, "true"]
+        # The key belongs to the path where the work was done, and the slash makes another one.
+        assert (answers[2].status_code, answers[2].json()["code"]) == (422, "key_reused")
         assert paid == ["paid"]
 
     in_time(story())

@@ -228,14 +228,17 @@ def test_the_fingerprint_is_method_path_query_and_body(body: Spooled) -> None:
             )
         ]
 
-        again = exchange.asked(request(path="/pay/", Idempotency_Key="key"), body)
+        other_path = exchange.asked(request(path="/pay/", Idempotency_Key="key"), body)
+        small = exchange.asked(request("patch", Idempotency_Key="key"), body)
 
     fingerprints = [ask.fingerprint for ask in asked if ask is not None]
     assert len(fingerprints) == 5
     assert all(fingerprints.count(one) == 1 for one in fingerprints)
-    # A slash at the end makes no other request.
-    assert again is not None
-    assert again.fingerprint == fingerprints[0]
+    # A slash at the end makes another path, and the case of a method no other method.
+    assert other_path is not None
+    assert other_path.fingerprint not in fingerprints
+    assert small is not None
+    assert small.fingerprint == fingerprints[1]
 
 
 def test_a_large_body_is_hashed_in_full_and_read_again(body: Spooled) -> None:

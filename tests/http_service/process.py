@@ -38,6 +38,20 @@ OTHERS: Final = {
     "litestar": ["uvicorn", "http_service.litestar_app:app"],
 }
 
+# Every stack of middlewares, on every server that is known to behave in its own way.
+STACKS: Final = {
+    "asgi on uvicorn with h11": ["uvicorn-h11", "http_service.stack_asgi:app"],
+    "asgi on uvicorn with httptools": ["uvicorn-httptools", "http_service.stack_asgi:app"],
+    "asgi on hypercorn": ["hypercorn", "http_service.stack_asgi:app"],
+    "wsgi on waitress": ["waitress", "http_service.stack_wsgi:app"],
+    "wsgi on gunicorn": ["gunicorn", "http_service.stack_wsgi:app"],
+    "django on waitress": ["waitress", "http_service.stack_django:app"],
+    "django on gunicorn": ["gunicorn", "http_service.stack_django:app"],
+    "django on uvicorn with h11": ["uvicorn-h11", "http_service.stack_django:asgi"],
+    "django on uvicorn with httptools": ["uvicorn-httptools", "http_service.stack_django:asgi"],
+    "django on hypercorn": ["hypercorn", "http_service.stack_django:asgi"],
+}
+
 
 class Service:
     """A running server: where it is, what it did, and where its gates are."""
@@ -115,14 +129,16 @@ def started(
 
 
 def command(framework: str, port: int) -> list[str]:
-    server, app = {**SERVERS, **OTHERS}[framework]
+    server, app = {**SERVERS, **OTHERS, **STACKS}[framework]
+    server, _, parser = server.partition("-")
     # As many threads as the largest race has requests.
     options = {
         "uvicorn": ["--host", "127.0.0.1", "--port", str(port), f"--timeout-keep-alive={KEEPS_SECONDS}"],
         "waitress": [f"--listen=127.0.0.1:{port}", "--threads=16", f"--channel-timeout={KEEPS_SECONDS}"],
+        "hypercorn": [f"--bind=127.0.0.1:{port}", f"--keep-alive={KEEPS_SECONDS}"],
         "gunicorn": [f"--bind=127.0.0.1:{port}", "--threads=16", f"--keep-alive={KEEPS_SECONDS}", "--timeout=300"],
     }
-    return [server, *options[server], app]
+    return [server, *options[server], *([f"--http={parser}"] if parser else []), app]
 
 
 def wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

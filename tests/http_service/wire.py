@@ -52,6 +52,12 @@ class Wire:
             headers[key.lower()] = value.strip()
         return Raw(status, headers, self._body(status, headers))
 
+    def some(self) -> bytes:
+        """Something of the answer's body."""
+        while self._file.readline().strip():
+            pass
+        return self._file.read(1)
+
     def rest(self) -> bytes:
         """All that comes until the server closes."""
         return self._file.read()

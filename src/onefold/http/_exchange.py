@@ -23,7 +23,7 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
-from onefold.http import _fingerprints, _messages, _options, _problems, _rules
+from onefold.http import _fingerprints, _messages, _options, _problems, _routing, _rules
 from onefold.http._keys import HeaderKey, KeyOf
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http.scopes import ScopeOf, single_tenant
@@ -140,8 +140,8 @@ class Exchange:
         key = self._key_of(request, body)
         if self._keyless(request, key):
             return None
-        # A retry of what a framework has sent on to its path without the slash, or with it, is the same request.
-        payload = [request.method, _options.bare(request.path), request.query, *self._more_compared(request, body)]
+        # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's answer.
+        payload = [request.method, request.path, request.query, *self._more_compared(request, body)]
         return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
 
     def _key_of(self, request: Request, body: Spooled) -> str | None:
@@ -195,6 +195,15 @@ class Exchange:
         """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""
         guard.idempotent(self.operation, key="key")
         return _rules.policy_for(guard.policy, self.body_max)
+
+    def answered(self, request: Request, answer: Answer, *, unmatched: bool = False) -> Answer:
+        """What is remembered of this answer to the request. Raises `NotFinal` where nothing is.
+
+        `unmatched`: the framework has found no route for it.
+        """
+        if _routing.is_of_routing(answer, request.path, unmatched=unmatched):
+            raise _rules.NotFinal
+        return self.settled(answer)
 
     def settled(self, answer: Answer) -> Answer:
         """What is remembered of the application's answer. Raises `NotFinal` where nothing is."""

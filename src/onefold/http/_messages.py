@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import IO, Any, Final
 
 import msgspec
@@ -14,6 +16,8 @@ import msgspec
 SPOOL_MAX: Final = 1 << 20
 
 CHUNK: Final = 1 << 16
+
+LOG = logging.getLogger("onefold.http")
 
 
 class Request:
@@ -31,7 +35,8 @@ class Request:
         *,
         host: Callable[[], str] | None = None,
     ) -> None:
-        self.method = method
+        # Methods are case-sensitive, but many frameworks run `patch` as PATCH: it must not pass unguarded.
+        self.method = method.upper()
         self.path = path
         self.query = query
         # What the framework itself calls a request: a scope, an environ, a request object.
@@ -81,18 +86,28 @@ class Refused(Exception):
 class Spooled:
     """A request's body: hashed as it comes, in memory or, when it is large, in a temporary file."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._digest = hashlib.sha256()
-        self._file: IO[bytes] = io.BytesIO()
+    def __init__(self, whole: bytes = b"") -> None:
+        """`whole` is a body that is in memory already, and stays there."""
+        self.size = len(whole)
+        self._digest = hashlib.sha256(whole)
+        self._file: IO[bytes] = io.BytesIO(whole)
 
     def add(self, chunk: bytes) -> None:
-        if self.size <= SPOOL_MAX < self.size + len(chunk):
-            small, self._file = self.read(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-            self._file.write(small)
+        """Take the next part. Raises `Refused` where there is no room for it: nothing has run yet."""
+        try:
+            if self.size <= SPOOL_MAX < self.size + len(chunk):
+                small, self._file = self.read(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+                self._file.write(small)
+            self._file.write(chunk)
+            # A file that is full says so now, and not when it is read again.
+            self._file.flush()
+        except OSError as error:
+            LOG.warning("no room for the body of a request in %s: %s", _temporary_folder(), error)
+            raise Refused(
+                "no_room", "There is no room for this request. Nothing was processed: send it later."
+            ) from error
         self.size += len(chunk)
         self._digest.update(chunk)
-        self._file.write(chunk)
 
     @property
     def digest(self) -> bytes:
@@ -121,4 +136,13 @@ class Spooled:
         return self._file
 
     def close(self) -> None:
-        self._file.close()
+        # A full disk is refused once more: what could not be written is not needed any more.
+        with suppress(OSError):
+            self._file.close()
+
+
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "any temporary folder"

@@ -10,9 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, Final
 
 from onefold import OnefoldError, Outcome
-from onefold.http._exchange import Exchange
-from onefold.http._messages import Answer, Spooled
-from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
+from onefold.http._capture import Capture
+from onefold.http._departed import ClientGone, DisconnectWatch
+from onefold.http._exchange import LOG, Exchange
+from onefold.http._messages import Answer, Request, Spooled
+from onefold.http._routing import unmatched_asgi
+from onefold.http._rules import NotFinal, ServerFailed, failed_with
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,43 +30,48 @@ SHORTCUTS: Final = ("http.response.pathsend", "http.response.zerocopysend")
 class Performance:
     """The application, the request's body to read again, and the answer as far as it has come."""
 
-    def __init__(self, app: App, scope: Scope, body: Spooled, receive: Receive, send: Send, exchange: Exchange) -> None:
+    def __init__(
+        self, app: App, request: Request, body: Spooled, receive: Receive, send: Send, exchange: Exchange
+    ) -> None:
         self._app = app
-        self._scope = _without_shortcuts(scope)
+        self._request = request
+        self._scope = _without_shortcuts(request.native)
         self._unread = _messages_of(body)
         self._client_says = receive
         self._to_client = send
         self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
-        self._start: Message | None = None
+        self._capture = Capture(exchange.body_max)
         # What is remembered, if it was made here.
         self.made: Answer | None = None
-        self._captured = bytearray()
-        self._cut = False
         # What the client has not been sent yet.
         self._held: list[Message] = []
         # Set once the answer is whole, or the application has ended without one.
         self._settled = asyncio.Event()
         self._whole = False
+        # A stream that went on for nobody, and is told so.
+        self._given_up = False
+        self._may_hear_of_the_client = asyncio.Event()
+        self._watch = DisconnectWatch(receive, self._give_up)
         # An event stream, which nobody waits for: from here on everything goes straight through.
         self._freed = False
         self._holds_back = True
         # Whether the client has seen a part of the answer.
         self.is_seen = False
-        self._client_gone = False
         self._trouble: Exception | None = None
 
     async def settled(self) -> Answer:
         """Run it until its answer is complete: what is remembered of it. Raises `NotFinal` where nothing is."""
         try:
-            self.made = self._exchange.settled(await self._answer())
+            answer = await self._answer()
+            self.made = self._exchange.answered(self._request, answer, unmatched=unmatched_asgi(self._scope))
         except ServerFailed as failure:
             self.made = self._exchange.broken(failure)
         return self.made
 
     async def _answer(self) -> Answer:
         self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))
-        self._task.add_done_callback(lambda _task: self._settled.set())
+        self._task.add_done_callback(lambda _task: self._settle())
         try:
             await self._settled.wait()
         except asyncio.CancelledError:
@@ -71,39 +79,50 @@ class Performance:
             self._task.cancel()
             await asyncio.wait({self._task})
             raise
+        finally:
+            self._watch.end()
         if self._freed:
             raise NotFinal
         if not self._whole:
-            raise ServerFailed from _why(self._task)
-        assert self._start is not None
-        headers = [(bytes(name), bytes(value)) for name, value in self._start.get("headers", ())]
-        return Answer(self._start["status"], headers, b"" if self._cut else bytes(self._captured), self._cut)
+            why = _why(self._task)
+            if self._given_up:
+                # Whatever the application made of it.
+                why = ClientGone()
+                LOG.info("a stream was ended: its client had gone")
+            raise failed_with(why) from why
+        return self._capture.answer()
 
     async def end(self) -> None:
         """Send what was held back, and let the application come to its end. Raises what it raised."""
-        broken = not self._whole and not self._freed
-        if broken and not self.is_seen:
+        failure = self._failure()
+        if failure is not None and not self.is_seen:
             # Nobody has seen its beginning, so that a better answer can still be made of the error.
             self._held.clear()
         await self._flush()
         self._holds_back = False
         await self._last()
-        if broken and self._task is not None:
-            raise _why(self._task)
+        if failure is not None:
+            raise failure
         if self._trouble is not None:
             raise self._trouble
 
-    async def end_as(self, outcome: Outcome[Answer]) -> None:
-        """The guard's outcome: the answer that was made here, or one that takes its place."""
+    def _failure(self) -> BaseException | None:
+        """Why there is no answer, for the server to log. Of a stream that was ended for want of a client: nothing."""
+        if self._freed or self._given_up or self._task is None:
+            return None
+        return self._capture.malformed if self._whole else _why(self._task)
+
+    async def conclude(self, ended: Outcome[Answer] | NotFinal | OnefoldError) -> None:
+        """End as the guard has ended: with the answer that was made here, or with one that takes its place."""
+        if isinstance(ended, NotFinal):
+            await self.end()
+        elif isinstance(ended, OnefoldError):
+            await self._instead(self._exchange.refused(ended))
         # A probe may have given another one, or none, in its place.
-        if self.made is not None and outcome.value is self.made and not outcome.replayed:
+        elif self.made is not None and ended.value is self.made and not ended.replayed:
             await self.end()
         else:
-            await self._instead(self._exchange.replay(outcome))
-
-    async def end_refused(self, error: OnefoldError) -> None:
-        """The guard has refused the request, or what came of it."""
-        await self._instead(self._exchange.refused(error))
+            await self._instead(self._exchange.replay(ended))
 
     async def _instead(self, answer: Answer) -> None:
         """This answer in the place of the application's, which nobody gets; unless a part of that was seen."""
@@ -118,14 +137,26 @@ class Performance:
 
     def forsake(self) -> None:
         """The client has gone: nothing more is sent to it."""
-        self._client_gone = True
+        self._watch.gone()
+        if self._freed and self._task is not None:
+            # It is guarded by nobody, and may be endless: it ends as it would without a key.
+            self._task.cancel()
+
+    def _settle(self) -> None:
+        self._settled.set()
+        self._may_hear_of_the_client.set()
+
+    def _give_up(self) -> None:
+        if not self._settled.is_set():
+            self._given_up = True
+            self._may_hear_of_the_client.set()
 
     async def _last(self) -> None:
         if self._task is None:
             return
         await asyncio.wait({self._task})
-        if not self._task.cancelled() and self._whole:
-            # What a background task raised is the server's to log.
+        if not self._task.cancelled() and (self._whole or self._freed):
+            # What a background task raised is the server's to log, and what an event stream raised, too.
             self._task.result()
 
     async def _receive(self) -> Message:
@@ -133,35 +164,37 @@ class Performance:
         message = next(self._unread, None)
         if message is not None:
             return message
-        await self._settled.wait()
+        await self._may_hear_of_the_client.wait()
         return await self._client_says() if self._freed else {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
+        if self._given_up:
+            raise ClientGone
+        if message["type"] == "http.response.start":
+            # A copy: whoever is above may change it, and what is remembered is what the application gave.
+            message = {**message, "headers": list(message.get("headers") or ())}
         if not self._holds_back:
             await self._pass_on(message)
             return
         self._held.append(message)
         if message["type"] == "http.response.start":
-            self._start = message
-            if not self._exchange.event_streams and _is_event_stream(message):
-                # It may never end. Without being asked to, nobody keeps a claim for it.
-                await self._flush()
-                self._holds_back, self._freed = False, True
-                self._settled.set()
+            await self._begin(message)
         elif message["type"] == "http.response.body" and not self._whole:
-            self._capture(message.get("body", b""))
+            self._capture.add(message.get("body", b""))
             if message.get("more_body", False):
+                self._watch.begin()
                 await self._flush()
             else:
                 self._whole = True
-                self._settled.set()
+                self._settle()
 
-    def _capture(self, chunk: bytes) -> None:
-        if len(self._captured) + len(chunk) > self._exchange.body_max:
-            self._cut = True
-            self._captured.clear()
-        if not self._cut:
-            self._captured += chunk
+    async def _begin(self, start: Message) -> None:
+        self._capture.begin(start.get("status"), start["headers"])
+        if self._capture.is_event_stream and not self._exchange.event_streams:
+            # It may never end. Without being asked to, nobody keeps a claim for it.
+            await self._flush()
+            self._holds_back, self._freed = False, True
+            self._settle()
 
     async def _flush(self) -> None:
         while self._held:
@@ -170,17 +203,21 @@ class Performance:
                 await self._pass_on(message)
 
     async def _pass_on(self, message: Message) -> None:
-        if self._client_gone:
+        if self._watch.client_gone:
+            self._watch.unread(len(message.get("body", b"")))
+            # Nobody slows this stream down any more, and others have to get their turn.
+            await asyncio.sleep(0)
             return
         self.is_seen = True
         try:
             await self._to_client(message)
         except OSError:
             # As servers say that the client has gone. The handler does not have to know.
-            self._client_gone = True
+            self._watch.gone()
         except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
             # Somebody between us and the server has failed; what the handler did has happened all the same.
-            self._client_gone, self._trouble = True, error
+            self._watch.gone()
+            self._trouble = error
 
 
 def reading_again(body: Spooled, receive: Receive) -> Receive:
@@ -212,13 +249,6 @@ def _why(task: asyncio.Task[None]) -> BaseException:
     if task.cancelled():
         return RuntimeError("the application was cancelled")
     return task.exception() or RuntimeError("the application ended without a whole answer")
-
-
-def _is_event_stream(start: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.partition(b";")[0].strip().lower() == EVENT_STREAM
-        for name, value in start.get("headers", ())
-    )
 
 
 def _without_shortcuts(scope: Scope) -> Scope:

@@ -27,6 +27,7 @@ TITLES: Final = {
     "key_missing": "Idempotency-Key is missing",
     "key_malformed": "Idempotency-Key is malformed",
     "body_incomplete": "The request is incomplete",
+    "no_room": "There is no room for the request at the moment",
     "caller_unknown": "The caller of this request is not known",
     "key_reused": "Idempotency-Key is already used",
     "in_progress": "A request is outstanding for this Idempotency-Key",
@@ -38,6 +39,7 @@ TITLES: Final = {
 }
 
 BAD_REQUEST: Final = 400
+UNAVAILABLE: Final = 503
 CONFLICT: Final = 409
 
 # The first that fits; what is said to the outside never holds a key, a payload or the name of a machine.
@@ -79,6 +81,8 @@ RETRY_AFTER: Final = 1.0
 def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) -> Answer:
     """`place` is where the key belongs: a provider that sends no such header is not told of one."""
     title = TITLES[refused.code].replace(HEADER, place)
+    if refused.code == "no_room":
+        return problem(refused.code, UNAVAILABLE, str(refused), policy_url, title=title, retry_after=RETRY_AFTER)
     return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
 
 

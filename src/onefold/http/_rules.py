@@ -5,6 +5,7 @@ Everything that decides over a stored answer is here.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, Literal
 
 from onefold import Policy
@@ -92,6 +93,17 @@ class ServerFailed(NotFinal):
     """The handler answered with a server error: whether its effect happened, nobody knows."""
 
 
+def failed_with(what: BaseException | int) -> ServerFailed:
+    """The failure under the name of the handler's own error, or of its status: a held record, and logs, name that."""
+    name = f"HTTP {what}" if isinstance(what, int) else type(what).__name__
+    return _failure_named(name)()
+
+
+@lru_cache(maxsize=256)
+def _failure_named(name: str) -> type[ServerFailed]:
+    return type(name, (ServerFailed,), {"__doc__": ServerFailed.__doc__})
+
+
 def checked(rules: str) -> Rules:
     return _options.one_of("rules", rules, RULES)  # type: ignore[return-value]
 
@@ -114,7 +126,7 @@ def is_final(rules: Rules, status: int, *, begun: bool = False) -> bool:
 def settled(rules: Rules, answer: Answer, *, begun: bool = False) -> Answer:
     """What is remembered of an answer. Raises `NotFinal` where nothing is."""
     if not is_final(rules, answer.status, begun=begun):
-        raise ServerFailed if answer.status >= SERVER_ERROR else NotFinal
+        raise failed_with(answer.status) if answer.status >= SERVER_ERROR else NotFinal
     return Answer(answer.status, _of_every_delivery(answer), answer.body, answer.cut)
 
 

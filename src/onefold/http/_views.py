@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain
-from typing import NamedTuple, Unpack
+from typing import Final, NamedTuple, Unpack
 
 from onefold import Guard, OnefoldError
 from onefold.http._deliveries import deliver
 from onefold.http._exchange import Ask, Exchange, Options, known
-from onefold.http._messages import Answer
+from onefold.http._messages import Answer, Request
 from onefold.http._rules import NotFinal, ServerFailed
 from onefold.http.wsgi import blocking
 
@@ -22,17 +23,25 @@ class Views:
         self.exchange = Exchange(**known(type(self).__name__, options))
         self._policy = self.exchange.policy(self.guard)
 
-    def deliver(self, asked: Ask, play: Callable[[], Answer]) -> Answer | None:
+    def deliver(
+        self,
+        asked: Ask,
+        asking: Request,
+        play: Callable[[], Answer],
+        is_unmatched: Callable[[], bool] = lambda: False,
+    ) -> Answer | None:
         """Run the view once for this key. None: it ran now, and its own answer stands; else the answer to send instead.
 
         `play` raises `ServerFailed` from an error of the view that its framework is to see; it comes out of here.
+        `is_unmatched` says, after the run, whether the framework has found no view.
         """
         made: list[Answer] = []
         failures: list[ServerFailed] = []
 
         def perform() -> Answer:
             try:
-                made.append(self.exchange.settled(play()))
+                answer = play()
+                made.append(self.exchange.answered(asking, answer, unmatched=is_unmatched()))
             except ServerFailed as failure:
                 failures.append(failure)
                 made.append(self.exchange.broken(failure))
@@ -49,8 +58,12 @@ class Views:
             if outcome.replayed or not made or outcome.value is not made[0]:
                 return self.exchange.replay(outcome)
         if failures and failures[0].__cause__ is not None:
-            raise failures[0].__cause__ from None
+            raise failures[0].__cause__
         return None
+
+
+# A stream is read so long before anybody sees it. One that has not ended by then is sent on, and its body is not kept.
+READ_SECONDS: Final = 30.0
 
 
 class Captured(NamedTuple):
@@ -67,12 +80,35 @@ class Captured(NamedTuple):
         return chain(self.head, self.rest)
 
 
+class _Head:
+    """The beginning of a stream, up to the limit in bytes and in time."""
+
+    def __init__(self, limit: int) -> None:
+        self.parts: list[bytes] = []
+        self._limit = limit
+        self._size = 0
+        self._ends = time.monotonic() + READ_SECONDS
+
+    def takes(self, part: bytes) -> bool:
+        """Take this part. False: it was the last one that fits."""
+        self.parts.append(part)
+        self._size += len(part)
+        return self._size <= self._limit and time.monotonic() < self._ends
+
+
 def captured(parts: Iterator[bytes], limit: int) -> Captured:
     """Read a stream to its end, before anybody sees it, or until it is longer than what is remembered."""
-    head, size = [], 0
+    head = _Head(limit)
     for part in parts:
-        head.append(part)
-        size += len(part)
-        if size > limit:
-            return Captured(head, None, parts)
-    return Captured(head, b"".join(head), parts)
+        if not head.takes(part):
+            return Captured(head.parts, None, parts)
+    return Captured(head.parts, b"".join(head.parts), parts)
+
+
+async def captured_async(parts: AsyncIterator[bytes], limit: int) -> tuple[list[bytes], bytes | None]:
+    """Read an async stream in the same way: its beginning, and all of it if it has ended."""
+    head = _Head(limit)
+    async for part in parts:
+        if not head.takes(part):
+            return head.parts, None
+    return head.parts, b"".join(head.parts)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from contextlib import ExitStack, closing, suppress
 from typing import Any, Unpack
 
-from onefold import AsyncGuard, Guard, OnefoldError, UsageError
+from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
 from onefold.http._deliveries import deliver_async
 from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._fingerprints import spooled_for
 from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Refused, Request, Spooled
+from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
 from onefold.http._rules import NotFinal
 from onefold.http._shelter import Shelter
@@ -69,20 +69,20 @@ class IdempotencyMiddleware:
             if asked is None:
                 await self.app(scope, reading_again(body, receive), send)
                 return
-            performance = Performance(self.app, scope, body, receive, send, self.exchange)
+            performance = Performance(self.app, request, body, receive, send, self.exchange)
             kept = closes.pop_all()
         await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance.forsake)
 
     async def _guarded(self, asked: Ask, performance: Performance, kept: ExitStack) -> None:
         with kept:
             try:
-                outcome = await deliver_async(self.guard, asked, performance.settled, self._policy)
-            except NotFinal:
-                await performance.end()
-            except OnefoldError as error:
-                await performance.end_refused(error)
-            else:
-                await performance.end_as(outcome)
+                ended: Outcome[Answer] | NotFinal | OnefoldError = await deliver_async(
+                    self.guard, asked, performance.settled, self._policy
+                )
+            except (NotFinal, OnefoldError) as error:
+                ended = error
+            # Not in the handler of ours: what the application raised would carry it in its traceback.
+            await performance.conclude(ended)
 
     def _closing_guard(self, send: Send) -> Send:
         async def closing_first(message: Message) -> None:

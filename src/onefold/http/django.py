@@ -9,26 +9,30 @@ is sent; for one that is passed on live, put `onefold.http.wsgi` around the appl
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
 
 from onefold import Guard, UsageError
-from onefold.http._exchange import Options, known
+from onefold.http._capture import Capture
+from onefold.http._exchange import LOG, Options, known
 from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
-from onefold.http._views import Views, captured
+from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._rules import NotFinal, failed_with
+from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, single_tenant
 
 try:
-    from asgiref.sync import async_to_sync, iscoroutinefunction
+    from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+    from django.core.handlers.asgi import ASGIRequest
     from django.core.handlers.exception import response_for_exception
     from django.db import connections
-    from django.http import Http404, HttpResponse, RawPostDataException
+    from django.http import Http404, HttpResponse
     from django.http.multipartparser import MultiPartParserError
+    from django.http.response import HttpResponseBase
 except ImportError as missing:
     raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
 
@@ -55,9 +59,56 @@ def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callabl
     rules = Idempotency(guard=guard, **known("middleware", options))
 
     def installed(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda request: rules.exchanged(request, lambda: get_response(request))
+        if iscoroutinefunction(get_response):
+            return _on_asgi(rules, get_response)
+        return functools.partial(_on_either, rules, get_response)
 
+    # On ASGI Django awaits it, unless what is below it blocks.
+    installed.sync_capable = installed.async_capable = True  # type: ignore[attr-defined]
     return installed
+
+
+def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    async def handle(request: Any) -> Any:
+        # The functions that say so may ask a database, and block.
+        if not rules.exchange.guards_any([request.method]) or await sync_to_async(rules.passes)(request):
+            return await get_response(request)
+        return await _to_its_end(rules, async_to_sync(get_response), request)
+
+    return handle
+
+
+def _on_either(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
+    if isinstance(request, ASGIRequest) and not rules.passes(request):
+        # Something below blocks, on ASGI: a cancellation would reach it past us.
+        return async_to_sync(_to_its_end)(rules, get_response, request)
+    return rules.exchanged(request, lambda: get_response(request))
+
+
+async def _to_its_end(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
+    """Respond in the thread of this request, and let no cancellation in.
+
+    Django cancels a request whose client has gone. What has started goes on under its claim, and Django waits for it:
+    the thread of the request, and its connections, are needed until then.
+    """
+    respond = sync_to_async(lambda: rules.exchanged(request, lambda: get_response(request)))
+    work = asyncio.ensure_future(respond())
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+    if not cancelled:
+        return work.result()
+    try:
+        response = work.result()
+    except Exception:  # noqa: BLE001 - nobody is there to be told
+        LOG.exception("a request whose client had gone ended in an error")
+    else:
+        await sync_to_async(response.close)()
+    await sync_to_async(request.close)()
+    raise asyncio.CancelledError
 
 
 def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
@@ -80,6 +131,13 @@ def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], 
 class Idempotency(Views):
     """A guard and the rules of the header, for an `IdempotentMixin`."""
 
+    def passes(self, request: Any) -> bool:
+        """Whether the request goes on untouched."""
+        try:
+            return self.exchange.passes(request_of(request))
+        except Refused:
+            return False
+
     def exchanged(self, request: Any, respond: Callable[[], Any], *, inside: bool = False) -> Any:
         """The response to this request: the one that `respond` makes, a replay, or a refusal.
 
@@ -89,9 +147,8 @@ class Idempotency(Views):
         try:
             if self.exchange.passes(asking):
                 return respond()
-            with closing(Spooled()) as body:
-                body.add(_body_of(request))
-                asked = self.exchange.asked(asking, body)
+            body = _body_of(request)
+            asked = self.exchange.asked(asking, body)
         except Refused as refused:
             return _response(self.exchange.refused(refused))
         if asked is None:
@@ -99,7 +156,8 @@ class Idempotency(Views):
         if inside:
             _check_outside_of_transactions()
         responses: list[Any] = []
-        instead = self.deliver(asked, lambda: self._played(request, respond, responses))
+        play = functools.partial(self._played, request, respond, responses)
+        instead = self.deliver(asked, asking, play, lambda: getattr(request, "resolver_match", None) is None)
         if instead is not None:
             return _response(instead)
         response = responses[0]
@@ -115,28 +173,29 @@ class Idempotency(Views):
                 # Remembered as what Django makes of it, and raised all the same: who stands around has to see it.
                 responses.append(error)
                 return self._captured(response_for_exception(request, error))
-            if hasattr(response, "render") and not response.is_rendered:
-                response = response.render()
             responses.append(response)
+            if not isinstance(response, HttpResponseBase):
+                # Django itself says what is wrong with it.
+                raise failed_with(TypeError())
+            if hasattr(response, "render") and not response.is_rendered:
+                responses[0] = response = response.render()
             return self._captured(response)
         except NotFinal:
             raise
         except Exception as error:
-            raise ServerFailed from error
+            raise failed_with(error) from error
 
     def _captured(self, response: Any) -> Answer:
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
-        content: bytes | None
+        capture = Capture(self.exchange.body_max)
+        capture.begin(response.status_code, response.items())
         if not response.streaming:
-            content = bytes(response.content)
-        elif response.get("Content-Type", "").encode().startswith(EVENT_STREAM) and not self.exchange.event_streams:
+            capture.add(bytes(response.content))
+        elif capture.is_event_stream and not self.exchange.event_streams:
             # It may never end. Without being asked to, nobody keeps a claim for it.
             raise NotFinal
         else:
-            content = _read(response, self.exchange.body_max)
-        if content is None or len(content) > self.exchange.body_max:
-            return Answer(response.status_code, headers, cut=True)
-        return Answer(response.status_code, headers, content)
+            capture.add_whole(_read(response, self.exchange.body_max))
+        return capture.answer()
 
 
 class IdempotentMixin:
@@ -183,14 +242,42 @@ def _host_of(request: Any) -> str:
         return str(request.headers.get("Host", ""))
 
 
-def _body_of(request: Any) -> bytes:
-    try:
-        return bytes(request.body)
-    except RawPostDataException as error:
+def _body_of(request: Any) -> Spooled:
+    """Read the body, in whatever size Django would let through, and put it back as if nobody had read it."""
+    request = getattr(request, "_request", request)
+    if hasattr(request, "_body"):
+        return Spooled(bytes(request._body))
+    if request._read_started:
         raise UsageError(
             "the body was read before its view, so that it cannot be compared any more. Use the middleware, or "
             "csrf_exempt and no request.data in permissions"
-        ) from error
+        )
+    body = _spooled(request)
+    request._stream, request._read_started = body.file, False
+    closes = request.close
+
+    def close() -> None:
+        closes()
+        body.close()
+
+    # Django calls it at the end of the response.
+    request.close = close
+    return body
+
+
+def _spooled(request: Any) -> Spooled:
+    declared, is_asgi = request.META.get("CONTENT_LENGTH") or None, isinstance(request, ASGIRequest)
+    if declared is None and not is_asgi and request.META.get("HTTP_TRANSFER_ENCODING"):
+        # Django reads nothing of it. Two different bodies of this kind would look the same.
+        raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
+    with ExitStack() as fails:
+        body = fails.enter_context(closing(Spooled()))
+        while chunk := request.read(CHUNK):
+            body.add(chunk)
+        if declared is not None and declared.isdecimal() and body.size < int(declared):
+            raise Refused("body_incomplete", "A part of the body is missing. Nothing was processed.")
+        fails.pop_all()
+    return body
 
 
 def _check_outside_of_transactions() -> None:
@@ -206,25 +293,32 @@ def _check_outside_of_transactions() -> None:
 
 def _read(response: Any, limit: int) -> bytes | None:
     """A streaming body, which can still be sent. None: it is longer than the limit."""
-    found = captured(_parts_of(response), limit)
-    response.streaming_content = _awaited(found.parts) if response.is_async else found.parts
-    return found.whole
-
-
-def _parts_of(response: Any) -> Iterator[bytes]:
     if not response.is_async:
-        return iter(response.streaming_content)
-    # All of it at once: an async stream cannot be left in the middle by code that blocks.
-    return iter(async_to_sync(_gathered)(response.streaming_content))
+        found = captured(iter(response.streaming_content), limit)
+        response.streaming_content = found.parts
+        return found.whole
+    parts = aiter(response.streaming_content)
+    head, whole = async_to_sync(captured_async)(parts, limit)
+    response.streaming_content = _chained(head, parts)
+    return whole
 
 
-async def _gathered(parts: AsyncIterator[bytes]) -> list[bytes]:
-    return [part async for part in parts]
+async def _chained(head: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async with _closing(rest):
+        for part in head:
+            yield part
+        async for part in rest:
+            yield part
 
 
-async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
+@asynccontextmanager
+async def _closing(parts: Any) -> AsyncIterator[None]:
+    """Close a stream that is left in the middle now, and not when it is collected."""
+    try:
+        yield
+    finally:
+        if hasattr(parts, "aclose"):
+            await parts.aclose()
 
 
 def _response(answer: Answer) -> Any:

@@ -166,10 +166,14 @@ class _Rules:
             return
         with ExitStack() as closes:
             body = closes.enter_context(closing(spooled_for(request)))
-            if not await read_body(receive, body):
+            try:
+                if not await read_body(receive, body):
+                    return
+            except Refused as refused:
+                await send_answer(send, self.exchange.refused(refused))
                 return
             visit = _Visit(self, request, body)
-            performance = Performance(_visiting(visit, route), scope, body, receive, send, self.exchange)
+            performance = Performance(_visiting(visit, route), request, body, receive, send, self.exchange)
             kept = closes.pop_all()
         await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
 
@@ -204,11 +208,11 @@ class _Visit:
             else:
                 self._answer.set_result(answer)
             try:
-                await performance.end_as(await self._claimed)
-            except NotFinal:
-                await performance.end()
-            except OnefoldError as error:
-                await performance.end_refused(error)
+                ended: Outcome[Answer] | NotFinal | OnefoldError = await self._claimed
+            except (NotFinal, OnefoldError) as error:
+                ended = error
+            # Not in the handler of ours: what the endpoint raised would carry it in its traceback.
+            await performance.conclude(ended)
 
     async def enter(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """What the endpoint returns, or the answer that takes its place."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any, TypeVar, Unpack
 
 from onefold import Guard, UsageError
+from onefold.http._capture import Capture
 from onefold.http._exchange import Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
+from onefold.http._rules import NotFinal, failed_with
 from onefold.http._views import Views, captured
 from onefold.http.scopes import by_header, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
@@ -57,15 +57,13 @@ def _exchanged(views: Views, view: Callable[[], Any]) -> Any:
     try:
         if views.exchange.passes(asking):
             return view()
-        with closing(Spooled()) as body:
-            body.add(_body_of(flask.request))
-            asked = views.exchange.asked(asking, body)
+        asked = views.exchange.asked(asking, Spooled(_body_of(flask.request)))
     except Refused as refused:
         return _response(views.exchange.refused(refused))
     if asked is None:
         return view()
     responses: list[flask.Response] = []
-    instead = views.deliver(asked, lambda: _played(views, view, responses))
+    instead = views.deliver(asked, asking, lambda: _played(views, view, responses))
     return responses[0] if instead is None else _response(instead)
 
 
@@ -81,11 +79,13 @@ def _played(views: Views, view: Callable[[], Any], responses: list[flask.Respons
     except NotFinal:
         raise
     except Exception as error:
-        raise ServerFailed from error
+        raise failed_with(error) from error
 
 
 def _captured(response: flask.Response, views: Views) -> Answer:
-    if (response.mimetype or "").encode() == EVENT_STREAM and not views.exchange.event_streams:
+    capture = Capture(views.exchange.body_max)
+    capture.begin(response.status_code, response.headers)
+    if capture.is_event_stream and not views.exchange.event_streams:
         # It may never end. Without being asked to, nobody keeps a claim for it.
         raise NotFinal
     response.direct_passthrough = False
@@ -94,10 +94,8 @@ def _captured(response: flask.Response, views: Views) -> Answer:
         # What was there keeps its own `close`, which the response calls at its end.
         response.call_on_close(getattr(response.response, "close", lambda: None))
         response.response = found.parts
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
-    if found.whole is None:
-        return Answer(response.status_code, headers, cut=True)
-    return Answer(response.status_code, headers, found.whole)
+    capture.add_whole(found.whole)
+    return capture.answer()
 
 
 def request_of(request: Any) -> Request:

@@ -8,16 +8,20 @@ sent, or the stream is ended, once it is remembered. A client that goes does not
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, Unpack
 
 from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
+from onefold.http._capture import Capture
 from onefold.http._deliveries import deliver
+from onefold.http._departed import ClientGone, has_had_its_time
 from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
-from onefold.http._rules import EVENT_STREAM, NotFinal, ServerFailed
+from onefold.http._routing import unmatched_wsgi
+from onefold.http._rules import NotFinal, ServerFailed, failed_with
 from onefold.http._status import line_of
 from onefold.http.scopes import by_header, single_tenant
 
@@ -54,19 +58,24 @@ class IdempotencyMiddleware:
             environ = _with_body(environ, body)
             if asked is None:
                 return _Until(self.app(environ, start_response), closes.pop_all())
-            performance = Performance(self.app, environ, start_response, self.exchange)
+            performance = Performance(self.app, request, environ, start_response, self.exchange)
             return _Until(self._guarded(asked, performance, start_response), closes.pop_all())
 
     def _guarded(self, asked: Ask, performance: Performance, start_response: StartResponse) -> Iterable[bytes]:
         try:
-            outcome = deliver(self.guard, asked, performance.settled, self._policy)
-        except NotFinal:
+            ended: Outcome[Answer] | NotFinal | OnefoldError = deliver(
+                self.guard, asked, performance.settled, self._policy
+            )
+        except (NotFinal, OnefoldError) as error:
+            ended = error
+        # Not in the handler of ours: what the application raised would carry it in its traceback.
+        if performance.is_seen or isinstance(ended, NotFinal):
             return performance.rest()
-        except OnefoldError as error:
-            return performance.rest() if performance.is_seen else answered(self.exchange.refused(error), start_response)
-        if performance.is_seen or performance.is_made_here(outcome):
+        if isinstance(ended, OnefoldError):
+            return answered(self.exchange.refused(ended), start_response)
+        if performance.is_made_here(ended):
             return performance.rest()
-        return answered(self.exchange.replay(outcome), start_response)
+        return answered(self.exchange.replay(ended), start_response)
 
 
 def blocking(guard: Guard | Any) -> Guard:
@@ -79,8 +88,11 @@ def blocking(guard: Guard | Any) -> Guard:
 class Performance:
     """One run of the application inside a claim: its answer is captured as it passes on, its end is held back."""
 
-    def __init__(self, app: App, environ: Environ, start_response: StartResponse, exchange: Exchange) -> None:
+    def __init__(
+        self, app: App, request: Request, environ: Environ, start_response: StartResponse, exchange: Exchange
+    ) -> None:
         self._app = app
+        self._request = request
         self._environ = environ
         self._start_response = start_response
         self._exchange = exchange
@@ -90,10 +102,11 @@ class Performance:
         # The whole answer was there when the application returned.
         self._is_at_hand = False
         self._held: list[bytes] = []
-        self._captured = bytearray()
-        self._cut = False
+        self._capture = Capture(exchange.body_max)
+        self._unmatched = False
         self._freed: Iterator[bytes] | None = None
-        self._client_gone = False
+        self._client_gone_at: float | None = None
+        self._unread = 0
         self._trouble: Exception | None = None
         self._failure: Exception | None = None
         # What is remembered, if it was made here.
@@ -111,40 +124,48 @@ class Performance:
     def settled(self) -> Answer:
         """Run it to its end: what is remembered of its answer. Raises `NotFinal` where nothing is."""
         try:
-            self.made = self._exchange.settled(self._answer())
+            answer = self._answer()
+            self.made = self._exchange.answered(self._request, answer, unmatched=self._unmatched)
         except ServerFailed as failure:
             self.made = self._exchange.broken(failure)
         return self.made
 
     def _answer(self) -> Answer:
         try:
-            answer = self._app(self._environ, self._start)
-            close = getattr(answer, "close", None)
-            parts = iter(answer)
-            self._is_at_hand = isinstance(answer, (list, tuple))
-            try:
-                for part in parts:
-                    if self._is_endless():
-                        self._freed = _chained([*self._held, part], parts, close)
-                        raise NotFinal
-                    self._take(part)
-            finally:
-                if close is not None and self._freed is None:
-                    close()
+            self._run()
         except NotFinal:
             raise
         except Exception as error:
             self._failure = error
-            raise ServerFailed from error
+            raise failed_with(error) from error
         if not self._begun:
             self._failure = RuntimeError("the application did not call start_response")
-            raise ServerFailed from self._failure
-        status, headers = self._begun[:2]
-        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        return Answer(int(status[:3]), pairs, b"" if self._cut else bytes(self._captured), self._cut)
+            raise failed_with(self._failure) from self._failure
+        try:
+            return self._capture.answer()
+        finally:
+            self._failure = self._capture.malformed
+
+    def _run(self) -> None:
+        answer = self._app(self._environ, self._start)
+        close = getattr(answer, "close", None)
+        parts = iter(answer)
+        self._is_at_hand = isinstance(answer, (list, tuple))
+        try:
+            for part in parts:
+                if self._is_endless():
+                    self._freed = _chained([*self._held, part], parts, close)
+                    raise NotFinal
+                self._take(part)
+        finally:
+            if close is not None and self._freed is None:
+                close()
 
     def rest(self) -> Iterable[bytes]:
         """What was held back, for the server. Raises what the application raised."""
+        if isinstance(self._failure, ClientGone):
+            # Nobody is there to be told.
+            return []
         if self._failure is not None:
             raise self._failure
         if self._freed is not None:
@@ -162,6 +183,11 @@ class Performance:
         if exc_info is not None and self._write is not None:
             # As every server does: an error after the beginning of the answer cannot become another answer.
             raise exc_info[1].with_traceback(exc_info[2])
+        # Copies: whoever is above may change what he is handed, and what is remembered is what the application gave.
+        headers = list(headers)
+        self._capture.begin(status, headers)
+        # Flask forgets its request at the end.
+        self._unmatched = unmatched_wsgi(self._environ)
         self._begun = (status, headers, exc_info) if exc_info is not None else (status, headers)
         return self._take
 
@@ -169,11 +195,7 @@ class Performance:
         """Of a stream, pass each part on. Of what has a length, the newest part is held: it may be the last."""
         if not part:
             return
-        if len(self._captured) + len(part) > self._exchange.body_max:
-            self._cut = True
-            self._captured.clear()
-        if not self._cut:
-            self._captured += part
+        self._capture.add(part)
         ready, self._held = self._held, [part]
         if self._is_stream():
             ready, self._held = [*ready, part], []
@@ -184,28 +206,27 @@ class Performance:
 
     def _pass_on(self, parts: list[bytes]) -> None:
         assert self._write is not None
+        if self._client_gone_at is not None:
+            self._unread += sum(map(len, parts))
+            if has_had_its_time(self._client_gone_at, self._unread):
+                raise ClientGone
+            return
         try:
-            for part in () if self._client_gone else parts:
+            for part in parts:
                 self._write(part)
         except OSError:
-            self._client_gone = True
+            self._client_gone_at = time.monotonic()
         except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
             # A server's own way to say that the client has gone, or a failure on the way to it. What the handler did
             # has happened all the same.
-            self._client_gone, self._trouble = True, error
+            self._client_gone_at, self._trouble = time.monotonic(), error
 
     def _is_stream(self) -> bool:
-        return not self._is_at_hand and not self._header("content-length")
+        return not self._is_at_hand and not self._capture.header(b"content-length")
 
     def _is_endless(self) -> bool:
         """It may never end. Without being asked to, nobody keeps a claim for it."""
-        if self._exchange.event_streams or self._write is not None:
-            return False
-        kind = self._header("content-type").partition(";")[0].strip().lower()
-        return kind.encode("latin-1") == EVENT_STREAM
-
-    def _header(self, name: str) -> str:
-        return next((value for key, value in self._begun[1] if key.lower() == name), "") if self._begun else ""
+        return self._write is None and not self._exchange.event_streams and self._capture.is_event_stream
 
 
 class _Until:

@@ -1,0 +1,70 @@
+"""Notice that the client of a stream has gone, and bound how long the stream goes on for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+# A stream whose client has gone may still come to its end, so that a retry gets its answer. It may also be endless:
+# then it is ended after so long, or when nobody has read so many bytes of it.
+STREAM_SECONDS: Final = 60.0
+STREAM_BYTES: Final = 16 << 20
+
+
+class ClientGone(OSError):
+    """Nobody reads this stream any more: raised in the application that goes on with it."""
+
+    def __init__(self) -> None:
+        super().__init__("the client has gone, and the stream has not come to its end")
+
+
+def has_had_its_time(client_gone_at: float, unread: int) -> bool:
+    """Whether a stream whose client went then, and of which so many bytes were not read, has to end now."""
+    return unread > STREAM_BYTES or time.monotonic() > client_gone_at + STREAM_SECONDS
+
+
+class DisconnectWatch:
+    """Waits for the client of one stream to go, and calls `give_up` when the stream has had its time after that."""
+
+    def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], give_up: Callable[[], None]) -> None:
+        self._receive = receive
+        self._give_up = give_up
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+        self.client_gone = False
+
+    def begin(self) -> None:
+        """A stream has begun: from now on somebody has to look after its client."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._watch())
+            if self.client_gone:
+                self.gone()
+
+    def gone(self) -> None:
+        """Note that the client has gone, as a server has said in another way."""
+        self.client_gone = True
+        if self._task is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, self._give_up)
+
+    def unread(self, size: int) -> None:
+        """Count what nobody has read."""
+        self._unread += size
+        if self._unread > STREAM_BYTES:
+            self._give_up()
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _watch(self) -> None:
+        try:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        except Exception:  # noqa: BLE001 - whoever stands above has failed, and says so to the server by itself
+            return
+        self.gone()
