@@ -146,6 +146,16 @@ class RememberedFailure(OnefoldError):
 class StoreUnavailable(OnefoldError):
     """The store did not answer, or refused. Before a handler this means that nothing ran."""
 
+    # False: nothing was sent to the store, so that nothing can have been written there.
+    sent: bool = True
+
+    @classmethod
+    def unsent(cls, message: str) -> Self:
+        """Return the error of an operation that was never sent: no connection could be had, or the file was busy."""
+        error = cls(message)
+        error.sent = False
+        return error
+
 
 class NotInTransaction(OnefoldError):
     """`within` needs an open transaction on the connection, and the driver reports none."""

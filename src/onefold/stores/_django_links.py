@@ -6,6 +6,7 @@ of ours are blocks of `transaction.atomic()`, so that what a handler gives to `o
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final
 
 from onefold.errors import NotInTransaction, UsageError
@@ -34,6 +35,16 @@ def in_transaction(connection: Any) -> bool:
         # Not connected: it does not know yet.
         return bool(connection.in_atomic_block or not connection.settings_dict["AUTOCOMMIT"])
     return bool(connection.in_atomic_block or not connection.autocommit)
+
+
+def beside(connection: Any) -> Any:
+    """Return another connection with the same settings, outside of Django's own pool: handlers may hold all of that."""
+    settings = deepcopy(connection.settings_dict)
+    settings["OPTIONS"].pop("pool", None)
+    found = type(connection)(settings, connection.alias)
+    # Whichever thread borrows it has it to itself.
+    found.inc_thread_sharing()
+    return found
 
 
 class StoresLink:
@@ -77,6 +88,21 @@ class StoresLink:
     def close(self) -> None:
         self.begun = False
         self.connection.close()
+
+
+class RenewalLink(StoresLink):
+    """On a connection that is kept for the renewal of claims."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        # A file has room for everybody; but over a fork nothing may be open there.
+        self._keeps = connection.vendor != "sqlite"
+        if self._keeps:
+            # Now: when claims are to be renewed, there may be no room left on the server.
+            connection.ensure_connection()
+
+    def standing(self) -> Standing:
+        return super().standing() if self._keeps else Standing.BROKEN
 
 
 class InsideLink(StoresLink):

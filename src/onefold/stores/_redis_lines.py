@@ -49,13 +49,16 @@ class Keeper(Lender):
         self._closed = False
 
     def take(self, pool: Any) -> Any:
-        if self._pid != os.getpid():
-            # Those of the parent are not ours to use; that they go here does nothing to them.
-            self._idle, self._pid = {}, os.getpid()
+        self._leave_the_parents()
         try:
             return self._idle[pool].pop()
         except LookupError:
             return super().take(pool)
+
+    def _leave_the_parents(self) -> None:
+        if self._pid != os.getpid():
+            # Those of the parent are not ours to use; that they go here does nothing to them.
+            self._idle, self._pid = {}, os.getpid()
 
     def give_back(self, pool: Any, connection: Any) -> None:
         self._idle.setdefault(pool, []).append(connection)

@@ -72,12 +72,36 @@ class Lends(Protocol):
     def drop_idle(self) -> None:
         """Close what nobody uses, if it is ours."""
 
+    def reserve(self) -> Reserves:
+        """Return one connection more, opened with the same settings, for the renewal of claims."""
+
 
 class LendsAwaited(Protocol):
     """The same, awaited."""
 
     def lend(self) -> AbstractAsyncContextManager[AsyncLink]: ...
     async def drop_idle(self) -> None: ...
+    def reserve(self) -> ReservesAwaited: ...
+
+
+class Reserves(Protocol):
+    """One connection of the store's own, opened before the first claim counts on it."""
+
+    def lend(self) -> AbstractContextManager[Link]: ...
+    def drop_idle(self) -> None: ...
+    @property
+    def is_held(self) -> bool: ...
+    def let_go(self) -> None: ...
+
+
+class ReservesAwaited(Protocol):
+    """The same, awaited."""
+
+    def lend(self) -> AbstractAsyncContextManager[AsyncLink]: ...
+    async def drop_idle(self) -> None: ...
+    @property
+    def is_held(self) -> bool: ...
+    async def let_go(self) -> None: ...
 
 
 class Kind(Enum):

@@ -31,9 +31,11 @@ class PostgresStore(SqlStore):
         self._ours = ours
 
     def close(self) -> None:
-        """Close the connections, if they are ours. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         if self._ours:
             super().close()
+        else:
+            self._renewals.let_go()
 
 
 class AsyncPostgresStore(AsyncSqlStore):
@@ -44,9 +46,11 @@ class AsyncPostgresStore(AsyncSqlStore):
         self._ours = ours
 
     async def aclose(self) -> None:
-        """Close the connections, if they are ours. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         if self._ours:
             await super().aclose()
+        else:
+            await self._renewals.let_go()
 
 
 def open_store(url: str) -> PostgresStore:
