@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from onefold import Policy
-from onefold._flow_joined import transact
+import msgspec
+
+from onefold import Policy, StoreUnavailable
+from onefold._flow_joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
 from onefold._flow_seen import write_seen
 from onefold._model import GONE, Asked, Commit, Entry, Record, State
 from onefold._steps import Beginning, Claiming, Committing, Ended, Finishing, Flow, Pausing, Running
@@ -108,3 +110,41 @@ def test_the_answer_to_a_lost_commit_of_ones_own_is_the_run_itself_and_no_replay
 
     assert (hand.value.value, hand.value.replayed) == ("paid", False)
     assert heard.kinds == ["started", "finished"]
+
+
+def given_up(hand: Hand) -> tuple[list[float], int]:
+    """The pauses of a delivery whose every transaction meets a conflict, and how many transactions there were."""
+    pauses, begun = [], 0
+    try:
+        while True:
+            if isinstance(hand.step, Beginning):
+                begun += 1
+                hand.reply(None)
+            elif isinstance(hand.step, Pausing):
+                pauses.append(hand.step.seconds)
+                hand.reply(hand.step.seconds)
+            elif isinstance(hand.step, Committing):
+                hand.reply(Commit.CONFLICT)
+            else:
+                hand.reply(Ended(value=None) if isinstance(hand.step, Running) else None)
+    except StoreUnavailable:
+        return pauses, begun
+
+
+def test_a_transaction_that_met_a_conflict_is_tried_again_after_a_pause_that_grows_and_has_bounds() -> None:
+    longest = msgspec.structs.replace(work(Heard()), mint=lambda: b"\xff" * 16)
+
+    pauses, begun = given_up(Hand(transact(longest)))
+
+    # None before the first, one before each other.
+    assert (begun, len(pauses)) == (TRANSACTIONS_MAX, TRANSACTIONS_MAX - 1)
+    assert [round(pause, 3) for pause in pauses[:3]] == [0.005, 0.01, 0.02]
+    assert max(pauses) <= RETRY_PAUSE_MAX
+    assert sum(pauses) < 13
+
+
+def test_two_that_met_do_not_come_back_at_the_same_moment() -> None:
+    here, there = (given_up(Hand(transact(work(Heard()))))[0] for _ in range(2))
+
+    assert here != there
+    assert all(pause < RETRY_PAUSE_MAX for pause in (*here, *there))
