@@ -146,14 +146,14 @@ class RememberedFailure(OnefoldError):
 class StoreUnavailable(OnefoldError):
     """The store did not answer, or refused. Before a handler this means that nothing ran."""
 
-    # False: nothing was sent to the store, so that nothing can have been written there.
-    sent: bool = True
+    # False: no connection could be had, or the file was busy. Nothing is left to take back, nor a way to do it now.
+    reached: bool = True
 
     @classmethod
-    def unsent(cls, message: str) -> Self:
-        """Return the error of an operation that was never sent: no connection could be had, or the file was busy."""
+    def unreached(cls, message: str) -> Self:
+        """Return the error of an operation that did not get as far as the store."""
         error = cls(message)
-        error.sent = False
+        error.reached = False
         return error
 
 

@@ -84,7 +84,7 @@ class LentByPool:
         try:
             return await self._pool.acquire(timeout=PATIENCE)
         except TimeoutError as error:
-            raise StoreUnavailable.unsent(
+            raise StoreUnavailable.unreached(
                 f"PostgreSQL: your pool gave no connection within {PATIENCE:g} s. Nothing ran. Is it large enough?"
             ) from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -122,7 +122,7 @@ def unreachable(name: str, error: Exception) -> StoreUnavailable:
         words = f"no answer within {CONNECT_SECONDS:g} s"
     else:
         words = one_line(str(error))
-    return StoreUnavailable.unsent(
+    return StoreUnavailable.unreached(
         f"{name}: {words}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
         "right?"
     )

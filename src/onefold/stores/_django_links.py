@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores._django_vendors import Vendor, vendor_of
+from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Standing
 
@@ -55,7 +56,12 @@ class StoresLink:
         self.begun = False
 
     def send(self, ask: Ask) -> Reply:
+        self._connect()
         return vendor_of(self.connection).send(self.connection, ask)
+
+    def _connect(self) -> None:
+        with connecting():
+            self.connection.ensure_connection()
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self.begun:
@@ -66,6 +72,7 @@ class StoresLink:
         return replies
 
     def begin(self) -> None:
+        self._connect()
         # By hand: a block of Django's is on whichever connection the thread has, and this one may be another.
         self.run(vendor_of(self.connection).begin)
         self.begun = True

@@ -217,14 +217,14 @@ async def _now_awaited(setting: Any) -> Any:
 def unreachable(name: str, error: psycopg.OperationalError) -> StoreUnavailable:
     """A connection that could not be opened. There is no code for why, but what libpq says holds no password."""
     says = one_line(str(error)).removeprefix("connection failed: ")
-    return StoreUnavailable.unsent(
+    return StoreUnavailable.unreached(
         f"{name}: {says}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
         "right?"
     )
 
 
 def gave_none(error: psycopg.OperationalError) -> StoreUnavailable:
-    return StoreUnavailable.unsent(
+    return StoreUnavailable.unreached(
         f"PostgreSQL: your pool gave no connection: {one_line(str(error))}. Nothing ran. Is it open and large enough, "
         "and is the server up?"
     )

@@ -11,7 +11,6 @@ from typing import Any
 from onefold.stores._redis_async_lines import AsyncClusterLine, AsyncLine
 from onefold.stores._redis_flights import Leg
 from onefold.stores._redis_lines import Keeper, Line
-from onefold.stores._redis_records import packed
 
 
 def new_connection(place: Any) -> Any:
@@ -102,12 +101,9 @@ class AsyncReservedLine(AsyncLine):
     async def _talk(self, leg: Leg) -> list[Any]:
         connection = await self._connected(leg.place)
         try:
-            await connection.send_packed_command(packed(leg.commands))
-            return [await self._heard(connection) for _ in leg.commands]
+            return await self._spoken(connection, leg)
         except BaseException:
-            # A reply that nobody has read would be taken for that of the next renewal.
             self._connections.pop(_name(leg.place), None)
-            await connection.disconnect(nowait=True)
             raise
 
 

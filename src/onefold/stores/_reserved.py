@@ -1,9 +1,9 @@
-"""What stores say where the connection for renewals cannot be opened. Each driver opens it in its own way."""
+"""What stores say where a connection cannot be had: for an operation, or for the renewal of claims."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from onefold.errors import StoreUnavailable
@@ -13,10 +13,26 @@ WHY: Final = "onefold: to renew its claims, a store opens a connection of its ow
 
 @contextmanager
 def unsent() -> Iterator[None]:
-    """Mark an error of that connection: the claim that was to count on it was not sent."""
+    """Mark an error of the connection for renewals: the claim that was to count on it was not sent."""
     try:
         yield
     except StoreUnavailable as error:
-        error.sent = False
+        error.reached = False
         error.add_note(WHY)
         raise
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Mark whatever is raised on the way to a connection: nothing was sent on it."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error.on_the_way = True  # type: ignore[attr-defined]
+        raise
+
+
+def came_to_nothing(error: BaseException) -> bool:
+    """Whether this was raised on the way to a connection."""
+    return getattr(error, "on_the_way", False)

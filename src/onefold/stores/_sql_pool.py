@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
+from onefold.stores._reserved import connecting
 from onefold.stores._sql_links import AsyncLink, Link, Standing
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Pool:
             self._reset()
         free = self._free
         if not free.acquire(timeout=self._patience):
-            raise StoreUnavailable.unsent(all_in_use(self._size, self._patience))
+            raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
         try:
             link = self._taken()
             try:
@@ -73,7 +74,8 @@ class Pool:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._connect()
+            with connecting():
+                return self._connect()
 
     def _give_back(self, link: Link) -> None:
         if link.standing() is Standing.IDLE and self._pid == os.getpid():
@@ -132,9 +134,9 @@ class AsyncPool:
             async with asyncio.timeout(self._patience if free.locked() else None):
                 await free.acquire()
         except TimeoutError:
-            raise StoreUnavailable.unsent(all_in_use(self._size, self._patience)) from None
+            raise StoreUnavailable.unreached(all_in_use(self._size, self._patience)) from None
         try:
-            link = idle.pop() if idle else await self._connect()
+            link = idle.pop() if idle else await self._connected()
             try:
                 yield link
             finally:
@@ -144,6 +146,10 @@ class AsyncPool:
                     await quietly_awaited(link.close)
         finally:
             free.release()
+
+    async def _connected(self) -> AsyncLink:
+        with connecting():
+            return await self._connect()
 
     async def _belong(self, loop: asyncio.AbstractEventLoop) -> None:
         import asyncio

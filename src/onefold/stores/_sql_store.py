@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import _trickle as trickle
-from onefold.stores._reserved import unsent
+from onefold.stores._reserved import came_to_nothing, unsent
 from onefold.stores._sql import VERSION
 from onefold.stores._sql_dialect import Ask, Talk, carry, carry_async
 from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
@@ -129,7 +129,7 @@ class SqlStore:
         try:
             return self._end(talk, ended)
         except StoreUnavailable as error:
-            if error.sent or not self._renewals.is_held:
+            if error.reached or not self._renewals.is_held:
                 raise
         return self._do(talk, self._renewals)
 
@@ -260,7 +260,7 @@ class AsyncSqlStore:
         try:
             return await self._end(talk, ended)
         except StoreUnavailable as error:
-            if error.sent or not self._renewals.is_held:
+            if error.reached or not self._renewals.is_held:
                 raise
         return await self._do(talk, self._renewals)
 
@@ -328,7 +328,9 @@ class Attempts:
             raise error
         left = self._left.get(trouble.kind, 0)
         if left == 0:
-            raise down(self._database, trouble) from error
+            problem = down(self._database, trouble)
+            problem.reached = not came_to_nothing(error)
+            raise problem from error
         self._left[trouble.kind] = left - 1
         return trouble.kind
 

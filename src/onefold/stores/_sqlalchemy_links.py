@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
 from onefold.errors import NotInTransaction
+from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Kind, Standing, Trouble
 from onefold.stores._sqlalchemy_drivers import driver_of, raw
@@ -214,13 +215,16 @@ class StoresLink:
         if self._alone is None:
             source = self._source
             engine = source.in_autocommit if source.driver.alone_in_autocommit else source.engine
-            self._alone = engine.connect()
+            with connecting():
+                self._alone = engine.connect()
         return self._alone
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self._transaction is not None:
             return self._transaction.send_all(asks)
-        with self._source.engine.connect() as connection:
+        with connecting():
+            connection = self._source.engine.connect()
+        with connection:
             # An engine in autocommit mode has no transactions. Here it does without: everything may be sent twice.
             with suppress(NotInTransaction):
                 self._source.driver.enter(connection)

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, Typ
 from onefold._checks import at_least, finite, positive
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
-from onefold.errors import UsageError
+from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores import _redis_clients as clients
 from onefold.stores import _redis_records as records
 from onefold.stores._redis_errors import is_failure, translated
@@ -27,7 +27,7 @@ from onefold.stores._redis_operations import Operations
 from onefold.stores._redis_records import Call
 from onefold.stores._redis_reserve import Renewals
 from onefold.stores._redis_urls import Settings, parsed
-from onefold.stores._reserved import unsent
+from onefold.stores._reserved import came_to_nothing, unsent
 from onefold.stores.base import Query
 
 __all__ = ["PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
@@ -64,6 +64,7 @@ class RedisStore:
     ) -> None:
         self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=False)
         self._key, self._wait = self._terms.keys.of, self._terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
         self._operations = Operations(self._terms.keys, self._wait)
         self._line: Line | None = None if self._terms.settings else clients.line(source, ours=False)
         self._renewals = None if self._line is None else Renewals(self._line)
@@ -77,7 +78,7 @@ class RedisStore:
         if entry.state is RUNNING:
             self._reserve()
         call = records.claim(self._key(entry.address), entry, replacing)
-        return records.claimed(entry.address, self._call(call, self._wait))
+        return records.claimed(entry.address, self._call(call, self._wait_for_claims))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return bool(self._call(records.extend(self._key(claim.address), claim, notes)))
@@ -183,6 +184,7 @@ class AsyncRedisStore:
     ) -> None:
         self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=True)
         self._key, self._wait = self._terms.keys.of, self._terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
         self._operations = Operations(self._terms.keys, self._wait)
         self._loops = Loops(self._terms.settings or source)
 
@@ -193,7 +195,7 @@ class AsyncRedisStore:
         if entry.state is RUNNING:
             await self._reserve()
         call = records.claim(self._key(entry.address), entry, replacing)
-        return records.claimed(entry.address, await self._call(call, self._wait))
+        return records.claimed(entry.address, await self._call(call, self._wait_for_claims))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return bool(await self._call(records.extend(self._key(claim.address), claim, notes)))
@@ -317,6 +319,9 @@ def _checked_wait(wait_timeout: Duration, patience: float | None) -> float:
 
 
 def _raise(error: Exception, where: str) -> NoReturn:
-    if is_failure(error):
-        raise translated(error, where) from error
-    raise error
+    if not is_failure(error):
+        raise error
+    problem = translated(error, where)
+    if isinstance(problem, StoreUnavailable):
+        problem.reached = not came_to_nothing(error)
+    raise problem from error
