@@ -7,11 +7,13 @@ has seen the beats of three leases. A lease of an hour cannot run out meanwhile,
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import asyncpg
+import psycopg
 import psycopg_pool
 import pytest
 import redis
@@ -23,7 +25,7 @@ from yarl import URL
 
 from django_project import alias_of, project
 from dynamodb_tools import place_of, table_of
-from onefold import AsyncGuard, Guard, InProgress, Policy
+from onefold import AsyncGuard, Guard, InProgress, Policy, StoreUnavailable
 from onefold.keys import address
 from onefold.stores.dynamodb import AsyncDynamoDBStore
 from support import PATIENCE, eventually, in_time
@@ -430,3 +432,110 @@ def test_tasks_that_hold_everything_do_not_cost_a_claim(
             assert await asyncio.to_thread(other.replays, "paid")
 
     in_time(story())
+
+
+# The connection itself.
+
+
+def served(url: str) -> int:
+    """How many connections the server has, but for the one that asks."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def test_it_is_one_connection_opened_with_the_first_claim_and_closed_with_the_guard(postgres_url: str) -> None:
+    with psycopg_pool.NullConnectionPool(postgres_url, open=True) as pool:
+        guard = Guard(pool)
+        guard.read("charge", "pay_1")
+        assert eventually(lambda: served(postgres_url) == 0)
+
+        for key in ("pay_1", "pay_2", "pay_2"):
+            guard.run("charge", key, lambda: None)
+        assert eventually(lambda: served(postgres_url) == 1)
+
+        guard.close()
+        assert eventually(lambda: served(postgres_url) == 0)
+
+
+def test_where_it_cannot_be_opened_nothing_runs_and_the_error_says_why(postgres_url: str) -> None:
+    ran: list[str] = []
+    with psycopg_pool.ConnectionPool(postgres_url, min_size=1, max_size=1, open=True) as pool:
+        pool.wait()
+        pool.conninfo = "postgresql://127.0.0.1:1/nothing"
+        guard = Guard(pool)
+
+        with pytest.raises(StoreUnavailable) as refusal:
+            guard.run("charge", "pay_1", lambda: ran.append("ran"))
+
+        assert guard.read("charge", "pay_1") is None
+        guard.close()
+    assert ran == []
+    assert "a store opens a connection of its own" in "".join(refusal.value.__notes__)
+
+
+def test_it_is_opened_anew_after_the_server_has_closed_it(
+    postgres_url: str, observer: Callable[[str], Observer], lease: float
+) -> None:
+    other = observer(postgres_url)
+    guard = Guard(postgres_url, policy=Policy(lease=lease))
+
+    def handler() -> str:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        assert other.sees_three_leases()
+        return "paid"
+
+    assert guard.run("charge", "pay_1", handler).remembered
+    guard.close()
+
+
+def test_a_new_event_loop_has_one_of_its_own(
+    postgres_url: str, observer: Callable[[str], Observer], lease: float
+) -> None:
+    other = observer(postgres_url)
+    guard = AsyncGuard(postgres_url.replace("postgresql://", "postgresql+asyncpg://"), policy=Policy(lease=lease))
+
+    async def handler() -> str:
+        assert await asyncio.to_thread(other.sees_three_leases)
+        return "paid"
+
+    async def earlier() -> None:
+        await guard.run("charge", "earlier", earlier_handler)
+
+    async def earlier_handler() -> None:
+        """Nothing: it has been in another loop."""
+
+    in_time(earlier())
+    assert in_time(guard.run("charge", "pay_1", handler)).remembered
+    in_time(guard.aclose())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_opens_one_of_its_own(
+    postgres_url: str, observer: Callable[[str], Observer], lease: float
+) -> None:
+    other = observer(postgres_url)
+    guard = Guard(postgres_url, policy=Policy(lease=lease))
+    guard.run("charge", "earlier", lambda: None)
+
+    pid = os.fork()
+    if pid == 0:
+        # In the child: the parent's connections stay the parent's, and its observer too.
+        code = 1
+        try:
+            code = 0 if guard.run("charge", "child", lambda: guard.store._renewals.is_held).value else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def handler() -> str:
+        assert other.sees_three_leases()
+        return "paid"
+
+    assert guard.run("charge", "pay_1", handler).remembered
+    guard.close()
