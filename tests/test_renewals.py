@@ -176,7 +176,7 @@ def blocking_redis_client(request: pytest.FixtureRequest) -> Iterator[Place]:
 @contextmanager
 def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Place]:
     url = request.getfixturevalue("redis_cluster_url")
-    client = redis.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
+    client: Any = redis.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
     pools = [client.get_redis_connection(node).connection_pool for node in client.get_primaries()]
 
     @contextmanager
@@ -356,7 +356,7 @@ async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Pl
 @asynccontextmanager
 async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     url = request.getfixturevalue("redis_cluster_url")
-    client = redis.asyncio.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
+    client: Any = redis.asyncio.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
     await client.initialize()
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg_pool
 import pytest
@@ -103,7 +103,7 @@ def no_mysql(_request: pytest.FixtureRequest, _stack: ExitStack) -> Guard:
 
 def redis_in_use(request: pytest.FixtureRequest, stack: ExitStack) -> Guard:
     url = request.getfixturevalue("redis_url")
-    pool = redis.BlockingConnectionPool.from_url(url, max_connections=1, timeout=SHORT)
+    pool: Any = redis.BlockingConnectionPool.from_url(url, max_connections=1, timeout=SHORT)
     stack.callback(pool.disconnect)
     guard = Guard(redis.Redis(connection_pool=pool))
     guard.run("charge", "earlier", lambda: None)

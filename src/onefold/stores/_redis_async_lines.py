@@ -71,7 +71,7 @@ class AsyncLine(Alone):
         try:
             await connection.send_packed_command(packed(leg.commands))
             replies = [await self._heard(connection) for _ in leg.commands]
-            if leg.goes_on(replies):
+            if leg.after is not None and leg.goes_on(replies):
                 await connection.send_packed_command(packed([leg.after]))
                 replies.append(await self._heard(connection))
             return replies

@@ -44,7 +44,7 @@ class Leg(NamedTuple):
 
     def goes_on(self, replies: list[Any]) -> bool:
         """Whether `after` is to be sent: whoever has only read need not wait for anybody."""
-        return self.after is not None and any(is_written(reply) for reply in replies)
+        return any(is_written(reply) for reply in replies)
 
 
 def is_written(reply: Any) -> bool:

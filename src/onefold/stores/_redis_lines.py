@@ -151,7 +151,7 @@ class Line(Alone):
         """The replies to what was sent, and to what follows; or what the connection met."""
         try:
             replies = [self._heard(connection) for _ in leg.commands]
-            if leg.goes_on(replies):
+            if leg.after is not None and leg.goes_on(replies):
                 connection.send_packed_command((packed([leg.after]),))
                 replies.append(self._heard(connection))
         except self.errors.ConnectionError as error:

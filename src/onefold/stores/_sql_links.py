@@ -72,36 +72,41 @@ class Lends(Protocol):
     def drop_idle(self) -> None:
         """Close what nobody uses, if it is ours."""
 
-    def reserve(self) -> Reserves:
-        """Return one connection more, opened with the same settings, for the renewal of claims."""
-
 
 class LendsAwaited(Protocol):
     """The same, awaited."""
 
     def lend(self) -> AbstractAsyncContextManager[AsyncLink]: ...
     async def drop_idle(self) -> None: ...
-    def reserve(self) -> ReservesAwaited: ...
 
 
-class Reserves(Protocol):
+class Reserves(Lends, Protocol):
     """One connection of the store's own, opened before the first claim counts on it."""
 
-    def lend(self) -> AbstractContextManager[Link]: ...
-    def drop_idle(self) -> None: ...
     @property
     def is_held(self) -> bool: ...
     def let_go(self) -> None: ...
 
 
-class ReservesAwaited(Protocol):
+class ReservesAwaited(LendsAwaited, Protocol):
     """The same, awaited."""
 
-    def lend(self) -> AbstractAsyncContextManager[AsyncLink]: ...
-    async def drop_idle(self) -> None: ...
     @property
     def is_held(self) -> bool: ...
     async def let_go(self) -> None: ...
+
+
+class StoresPool(Lends, Protocol):
+    """A pool on which a store can be."""
+
+    def reserve(self) -> Reserves:
+        """Return one connection more, opened with the same settings, for the renewal of claims."""
+
+
+class AsyncStoresPool(LendsAwaited, Protocol):
+    """The same, awaited."""
+
+    def reserve(self) -> ReservesAwaited: ...
 
 
 class Kind(Enum):

@@ -19,13 +19,13 @@ from onefold.stores._sql_dialect import Ask, Talk, carry, carry_async
 from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
 from onefold.stores._sql_links import (
     AsyncLink,
+    AsyncStoresPool,
     Database,
     Kind,
     Lends,
     LendsAwaited,
     Link,
-    Reserves,
-    ReservesAwaited,
+    StoresPool,
     cause_of,
     down,
     no_tables,
@@ -47,7 +47,7 @@ LOOKS_MAX: Final = 2
 class SqlStore:
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
 
-    def __init__(self, database: Database, pool: Lends) -> None:
+    def __init__(self, database: Database, pool: StoresPool) -> None:
         self.database = database
         self._pool = pool
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
@@ -147,7 +147,7 @@ class SqlStore:
             while due and self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
                 due -= 1
 
-    def _do(self, talk: Callable[[], Talk[T]], pool: Lends | Reserves | None = None) -> T:
+    def _do(self, talk: Callable[[], Talk[T]], pool: Lends | None = None) -> T:
         for _ in range(LOOKS_MAX):
             self._look()
             try:
@@ -165,7 +165,7 @@ class SqlStore:
         self._looked = False
         return True
 
-    def _sent(self, work: Callable[[Link], T], pool: Lends | Reserves | None = None) -> T:
+    def _sent(self, work: Callable[[Link], T], pool: Lends | None = None) -> T:
         attempts, pool = Attempts(self.database), pool or self._pool
         while True:
             try:
@@ -184,7 +184,7 @@ class SqlStore:
 class AsyncSqlStore:
     """The same store, awaited; it survives a new event loop."""
 
-    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+    def __init__(self, database: Database, pool: AsyncStoresPool) -> None:
         self.database = database
         self._pool = pool
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
@@ -278,7 +278,7 @@ class AsyncSqlStore:
             while due and await self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
                 due -= 1
 
-    async def _do(self, talk: Callable[[], Talk[T]], pool: LendsAwaited | ReservesAwaited | None = None) -> T:
+    async def _do(self, talk: Callable[[], Talk[T]], pool: LendsAwaited | None = None) -> T:
         for _ in range(LOOKS_MAX):
             await self._look()
             try:
@@ -296,9 +296,7 @@ class AsyncSqlStore:
         self._looked = False
         return True
 
-    async def _sent(
-        self, work: Callable[[AsyncLink], Awaitable[T]], pool: LendsAwaited | ReservesAwaited | None = None
-    ) -> T:
+    async def _sent(self, work: Callable[[AsyncLink], Awaitable[T]], pool: LendsAwaited | None = None) -> T:
         attempts, pool = Attempts(self.database), pool or self._pool
         while True:
             try:
