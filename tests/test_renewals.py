@@ -13,11 +13,13 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import asyncpg
+import boto3
 import psycopg
 import psycopg_pool
 import pytest
 import redis
 import redis.asyncio
+from botocore.config import Config
 from django.db import connections
 from sqlalchemy import StaticPool, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -432,6 +434,14 @@ def test_tasks_that_hold_everything_do_not_cost_a_claim(
             assert await asyncio.to_thread(other.replays, "paid")
 
     in_time(story())
+
+
+def test_a_blocking_client_of_dynamodb_never_waits_for_a_connection(dynamodb_url: str) -> None:
+    """So that it needs none for renewals: where all are in use, it opens one more."""
+    client = boto3.client("dynamodb", config=Config(max_pool_connections=1), **place_of(dynamodb_url))
+
+    assert client._endpoint.http_session._manager.connection_pool_kw.get("block", False) is False
+    client.close()
 
 
 # The connection itself.
