@@ -21,7 +21,7 @@ import redis
 import redis.asyncio
 from botocore.config import Config
 from django.db import connections
-from sqlalchemy import StaticPool, create_engine
+from sqlalchemy import StaticPool, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 from yarl import URL
 
@@ -445,6 +445,70 @@ def test_a_blocking_client_of_dynamodb_never_waits_for_a_connection(dynamodb_url
 
 
 # The connection itself.
+
+
+# Where a pool's own hook says in which schema the tables are.
+IN_SCHEMA: Final = "SET search_path TO elsewhere"
+
+
+@pytest.fixture
+def elsewhere_url(postgres_url: str) -> str:
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE SCHEMA elsewhere")
+    return f"{postgres_url}?options=-csearch_path%3Delsewhere"
+
+
+def configured_pool(url: str, stack: ExitStack) -> Any:
+    def configure(connection: psycopg.Connection[Any]) -> None:
+        connection.execute(IN_SCHEMA)
+        connection.commit()
+
+    return stack.enter_context(psycopg_pool.ConnectionPool(url, min_size=0, max_size=2, configure=configure, open=True))
+
+
+def listening_engine(url: str, stack: ExitStack) -> Any:
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    stack.callback(engine.dispose)
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: Any) -> None:
+        connection.execute(IN_SCHEMA)
+        connection.commit()
+
+    return engine
+
+
+@pytest.mark.parametrize("make", [configured_pool, listening_engine])
+def test_it_is_made_like_those_of_the_pool(
+    make: Callable[[str, ExitStack], Any],
+    postgres_url: str,
+    elsewhere_url: str,
+    observer: Callable[[str], Observer],
+    lease: float,
+) -> None:
+    with ExitStack() as stack:
+        other = observer(elsewhere_url)
+        guard = Guard(make(postgres_url, stack), policy=Policy(lease=lease))
+        stack.callback(guard.close)
+
+        assert guard.run("charge", "pay_1", other.sees_three_leases).value
+
+
+def test_it_is_made_like_those_of_an_asyncpg_pool(
+    postgres_url: str, elsewhere_url: str, observer: Callable[[str], Observer], lease: float
+) -> None:
+    async def setup(connection: Any) -> None:
+        await connection.execute(IN_SCHEMA)
+
+    async def story() -> Any:
+        other = observer(elsewhere_url)
+        async with asyncpg.create_pool(postgres_url, min_size=0, setup=setup) as pool:
+            guard = AsyncGuard(pool, policy=Policy(lease=lease))
+            outcome = await guard.run("charge", "pay_1", lambda: asyncio.to_thread(other.sees_three_leases))
+            await guard.aclose()
+        return outcome.value
+
+    assert in_time(story())
 
 
 def served(url: str) -> int:
