@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_work": {"_decide", "_model", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},
-    "heartbeat": {"_model", "errors", "events", "stores"},
+    "heartbeat": {"_model", "durations", "errors", "events", "stores"},
     "current": RULES | FLOWS | {"keys", "heartbeat"},
     "_calls": {"keys", "_checks", "_fingerprint", "errors"},
     "_toolbox": {"_steps", "codecs", "current", "events", "heartbeat"},

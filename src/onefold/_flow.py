@@ -92,8 +92,9 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
     while rounds < ROUNDS_MAX:
         try:
             found: Record | Gone | None = yield Claiming(entry, replacing)
-        except StoreUnavailable:
-            if replacing is None:
+        except StoreUnavailable as down:
+            # Where nothing was sent, or nothing can be, taking it back would only double the wait.
+            if replacing is None and down.reached:
                 yield from _disown(entry)
             raise
         if found is None:

@@ -19,6 +19,7 @@ from onefold._steps import (
     Ended,
     Finishing,
     Flow,
+    Pausing,
     Reading,
     Releasing,
     RollingBack,
@@ -31,7 +32,11 @@ from onefold.errors import InProgress, OnHold, StoreUnavailable
 from onefold.events import Kind
 
 # Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
-TRANSACTIONS_MAX: Final = 8
+TRANSACTIONS_MAX: Final = 30
+
+# Those that met once would meet again if they came back together. All pauses of a delivery end within 13 s.
+RETRY_PAUSE_FIRST: Final = 0.005
+RETRY_PAUSE_MAX: Final = 0.5
 
 
 def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
@@ -60,7 +65,9 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
     becomes of it. Each transaction has a token of its own, so that its record is never taken for a claim to run.
     """
     ours: dict[bytes, Outcome[Any]] = {}
-    for _ in range(TRANSACTIONS_MAX):
+    for before in range(TRANSACTIONS_MAX):
+        if before:
+            yield pause_after(before, work.mint())
         yield Beginning()
         try:
             result = yield from _attempt(work, ours)
@@ -81,6 +88,13 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
         f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
         "Deliver it again: if one of them was committed after all, it is replayed"
     )
+
+
+def pause_after(transactions: int, token: bytes) -> Pausing:
+    """Return the pause before one more transaction: longer each time, and of a length that others do not share."""
+    longest = min(RETRY_PAUSE_FIRST * 2 ** (transactions - 1), RETRY_PAUSE_MAX)
+    # A flow has no random; a token that nobody else has is as good.
+    return Pausing(longest * int.from_bytes(token[:4], "big") / 2**32)
 
 
 def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:

@@ -146,6 +146,16 @@ class RememberedFailure(OnefoldError):
 class StoreUnavailable(OnefoldError):
     """The store did not answer, or refused. Before a handler this means that nothing ran."""
 
+    # False: no connection could be had, or the file was busy. Nothing is left to take back, nor a way to do it now.
+    reached: bool = True
+
+    @classmethod
+    def unreached(cls, message: str) -> Self:
+        """Return the error of an operation that did not get as far as the store."""
+        error = cls(message)
+        error.reached = False
+        return error
+
 
 class NotInTransaction(OnefoldError):
     """`within` needs an open transaction on the connection, and the driver reports none."""

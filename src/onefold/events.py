@@ -36,6 +36,8 @@ class Kind(enum.StrEnum):
     NOT_REMEMBERED = "not_remembered"
     UNPROTECTED = "unprotected"
     STORE_FAILED = "store_failed"
+    # The heartbeat could not renew a claim, or has not heard yet whether it was renewed. Its lease is not over yet.
+    NOT_RENEWED = "not_renewed"
     RESOLVED = "resolved"
     FORGOTTEN = "forgotten"
     # Told by the adapters of queues: the message went to the dead letters, or was given up in its broker's way.

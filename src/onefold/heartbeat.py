@@ -2,7 +2,7 @@
 
 A claim is renewed every third of its lease, batched where the store can. Whether it is lost is told by the worker's
 own monotonic clock, one lease after the *sending* of the last confirmed renewal, so that it shows even while the
-heartbeat itself is starved.
+heartbeat itself is starved. A renewal that fails, or takes too long, is a warning at once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from onefold._model import Claim
-from onefold.errors import ClaimLost
+from onefold.durations import in_words
+from onefold.errors import ClaimLost, OnefoldError
 from onefold.events import Kind, Teller
 from onefold.stores.base import AsyncBatching, Batching
 
@@ -171,10 +173,13 @@ class Heartbeat:
         due = self.beats.due(sent)
         if not due:
             return
+        late = _timer(patience(due), self._tell, due)
         try:
             self.beats.heard(due, self._renew([beat.claim for beat in due]), sent)
         except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
             _failed(self._tell, due, error)
+        finally:
+            late.cancel()
 
     def _renew(self, claims: list[Claim]) -> list[bool]:
         store = self._store()
@@ -281,10 +286,11 @@ class AsyncHeartbeat:
         sent = time.monotonic()
         due = here.beats.due(sent)
         if due:
-            patience = min(beat.claim.lease for beat in due) / (BEATS_PER_LEASE + 1)
             try:
-                answers = await wait_for(self._renew([beat.claim for beat in due]), patience)
+                answers = await wait_for(self._renew([beat.claim for beat in due]), patience(due))
                 here.beats.heard(due, answers, sent)
+            except TimeoutError:
+                _late(self._tell, due)
             except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
                 _failed(self._tell, due, error)
         here.beats.cancel_lost()
@@ -334,9 +340,49 @@ def _notify(wake: threading.Condition) -> None:
         wake.notify_all()
 
 
+def patience(beats: Sequence[Beat]) -> float:
+    """Return how long renewals may take: less than the time between two beats, so that one more can be sent."""
+    return min(beat.claim.lease for beat in beats) / (BEATS_PER_LEASE + 1)
+
+
+def _timer(seconds: float, tell: Teller, beats: Sequence[Beat]) -> threading.Timer:
+    """Return a timer that tells of renewals which take too long: a driver that waits cannot be told to stop."""
+    timer = threading.Timer(seconds, _late, (tell, beats))
+    timer.name, timer.daemon = "onefold-late-renewal", True
+    # A process that ends starts no threads any more.
+    with suppress(RuntimeError):
+        timer.start()
+    return timer
+
+
+def _late(tell: Teller, beats: Sequence[Beat]) -> None:
+    _warn(beats, f"the store has not answered within {in_words(patience(beats))}")
+    for beat in beats:
+        tell(Kind.NOT_RENEWED, beat.claim.address, detail="late")
+
+
 def _failed(tell: Teller, beats: Sequence[Beat], error: Exception) -> None:
+    # Whatever else is raised there may quote a statement, and with it a key.
+    _warn(beats, f"{type(error).__name__}: {error}" if isinstance(error, OnefoldError) else type(error).__name__)
     for beat in beats:
         tell(Kind.STORE_FAILED, beat.claim.address, detail=f"extend: {type(error).__name__}")
+        tell(Kind.NOT_RENEWED, beat.claim.address, detail=type(error).__name__)
+
+
+def _warn(beats: Sequence[Beat], cause: str) -> None:
+    """Log it while there is still time: another may take the claim over when its lease is over."""
+    import logging
+
+    first = min(beats, key=lambda beat: beat.left)
+    others = f", and {len(beats) - 1} others" if len(beats) > 1 else ""
+    logging.getLogger("onefold").warning(
+        "%s [key %s]%s: the claim was not renewed, and its lease ends in %s: %s",
+        first.claim.address.operation,
+        first.claim.address.digest,
+        others,
+        in_words(max(round(first.left, 1), 0.0)),
+        cause,
+    )
 
 
 _alive: weakref.WeakSet[Heartbeat | AsyncHeartbeat] = weakref.WeakSet()

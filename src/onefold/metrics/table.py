@@ -98,6 +98,12 @@ COUNTED: Final[dict[Kind, Metric]] = {
     Kind.STORE_FAILED: Metric(
         "onefold_store_failures_total", "counter", _OPERATION, "Calls of a store that failed during a delivery."
     ),
+    Kind.NOT_RENEWED: Metric(
+        "onefold_late_renewals_total",
+        "counter",
+        _OPERATION,
+        "Renewals of a claim that failed or were late, while the handler ran.",
+    ),
     Kind.OMITTED: Metric("onefold_omitted_results_total", "counter", _OPERATION, "Results that were not kept."),
     Kind.BYPASSED: Metric("onefold_bypasses_total", "counter", _OPERATION, "Deliberate second runs."),
     Kind.BURIED: Metric(

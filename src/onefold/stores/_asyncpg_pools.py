@@ -13,7 +13,7 @@ from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, inner, tro
 from onefold.stores._postgres_errors import meaning, one_line
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
 from onefold.stores._sql_links import Standing
-from onefold.stores._sql_pool import PATIENCE
+from onefold.stores._sql_pool import PATIENCE, AsyncReserve
 
 __all__ = ["AsyncOpener", "LentByPool", "trouble"]
 
@@ -84,7 +84,7 @@ class LentByPool:
         try:
             return await self._pool.acquire(timeout=PATIENCE)
         except TimeoutError as error:
-            raise StoreUnavailable(
+            raise StoreUnavailable.unreached(
                 f"PostgreSQL: your pool gave no connection within {PATIENCE:g} s. Nothing ran. Is it large enough?"
             ) from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -93,6 +93,25 @@ class LentByPool:
     async def drop_idle(self) -> None:
         """A connection was lost, and others with it, perhaps: the pool shall open new ones."""
         await self._pool.expire_connections()
+
+    def reserve(self) -> AsyncReserve:
+        """Return a connection outside of the pool, opened by its settings."""
+        return AsyncReserve(self._opened)
+
+    async def _opened(self) -> AsyncpgLink:
+        pool = self._pool
+        try:
+            connection = await pool._get_new_connection()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable("PostgreSQL, by the settings of your pool", error) from error
+        if pool._setup is not None:
+            # It may say where the tables are: SET ROLE, SET search_path.
+            try:
+                await pool._setup(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        return AsyncpgLink(connection)
 
 
 def unreachable(name: str, error: Exception) -> StoreUnavailable:
@@ -103,7 +122,7 @@ def unreachable(name: str, error: Exception) -> StoreUnavailable:
         words = f"no answer within {CONNECT_SECONDS:g} s"
     else:
         words = one_line(str(error))
-    return StoreUnavailable(
+    return StoreUnavailable.unreached(
         f"{name}: {words}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
         "right?"
     )

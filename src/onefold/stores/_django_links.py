@@ -6,10 +6,12 @@ of ours are blocks of `transaction.atomic()`, so that what a handler gives to `o
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final
 
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores._django_vendors import Vendor, vendor_of
+from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Standing
 
@@ -36,6 +38,16 @@ def in_transaction(connection: Any) -> bool:
     return bool(connection.in_atomic_block or not connection.autocommit)
 
 
+def beside(connection: Any) -> Any:
+    """Return another connection with the same settings, outside of Django's own pool: handlers may hold all of that."""
+    settings = deepcopy(connection.settings_dict)
+    settings["OPTIONS"].pop("pool", None)
+    found = type(connection)(settings, connection.alias)
+    # Whichever thread borrows it has it to itself.
+    found.inc_thread_sharing()
+    return found
+
+
 class StoresLink:
     """On a connection that is in nobody's transaction: what is sent is committed at once, unless we begin one."""
 
@@ -44,7 +56,12 @@ class StoresLink:
         self.begun = False
 
     def send(self, ask: Ask) -> Reply:
+        self._connect()
         return vendor_of(self.connection).send(self.connection, ask)
+
+    def _connect(self) -> None:
+        with connecting():
+            self.connection.ensure_connection()
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self.begun:
@@ -55,6 +72,7 @@ class StoresLink:
         return replies
 
     def begin(self) -> None:
+        self._connect()
         # By hand: a block of Django's is on whichever connection the thread has, and this one may be another.
         self.run(vendor_of(self.connection).begin)
         self.begun = True
@@ -77,6 +95,21 @@ class StoresLink:
     def close(self) -> None:
         self.begun = False
         self.connection.close()
+
+
+class RenewalLink(StoresLink):
+    """On a connection that is kept for the renewal of claims."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        # A file has room for everybody; but over a fork nothing may be open there.
+        self._keeps = connection.vendor != "sqlite"
+        if self._keeps:
+            # Now: when claims are to be renewed, there may be no room left on the server.
+            connection.ensure_connection()
+
+    def standing(self) -> Standing:
+        return super().standing() if self._keeps else Standing.BROKEN
 
 
 class InsideLink(StoresLink):

@@ -237,6 +237,31 @@ def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | 
     return AsyncBrought(client), None
 
 
+def for_renewals(client: Any, settings: Settings) -> AsyncClients:
+    """Return clients on which claims are renewed: handlers may hold every connection of the one that they share.
+
+    A blocking client needs none: where its connections are all in use, botocore opens another.
+    """
+    if client is None:
+        return own_async(settings)
+    return brought_async(client, settings)[0] if _is_session(client) else OwnAsyncClients(lambda: _like(client))
+
+
+def _like(client: Any) -> AbstractAsyncContextManager[Any]:
+    """Return a client with the settings and the credentials of this one, and with connections of its own."""
+    session = _imported("aiobotocore.session").AioSession()
+    # The object itself: it renews what expires.
+    session._credentials = client._request_signer._credentials
+    made: AbstractAsyncContextManager[Any] = session.create_client(
+        "dynamodb",
+        region_name=client.meta.region_name,
+        endpoint_url=client.meta.endpoint_url,
+        verify=getattr(client._endpoint.http_session, "_verify", None),
+        config=client.meta.config,
+    )
+    return made
+
+
 def _checked_meta(client: Any) -> Any:
     """What a client or a resource says of itself; it has to be one of DynamoDB."""
     meta = getattr(client, "meta", None)

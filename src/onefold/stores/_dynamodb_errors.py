@@ -54,6 +54,9 @@ PROBLEMS: Final = {
     TOO_MANY_CHANGES: "refuses {action}: too many tables are being made or changed at once. Try again in a minute",
 }
 
+# After these, nothing was sent.
+UNREACHED: Final = frozenset({"EndpointConnectionError", "ProxyConnectionError", "ConnectTimeoutError"})
+
 # The same for what a client reports without having had an answer, by the name of the class.
 UNANSWERED: Final = {
     "NoCredentialsError": "no credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile "
@@ -125,7 +128,9 @@ def unanswered(error: Exception, table: str) -> OnefoldError | None:
         if name in MISCONFIGURED:
             return UsageError(f"{place(table)}: {MISCONFIGURED[name]}")
         if name in UNANSWERED:
-            return StoreUnavailable(f"{place(table)}: {UNANSWERED[name]}")
+            problem = StoreUnavailable(f"{place(table)}: {UNANSWERED[name]}")
+            problem.reached = name not in UNREACHED
+            return problem
         if name == "BotoCoreError" or kind in (OSError, TimeoutError):
             return StoreUnavailable(f"{place(table)}: the client failed with {type(error).__name__}")
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from inspect import isawaitable
 from typing import Any, Final
 
 import psycopg
@@ -16,6 +17,7 @@ from onefold.stores._postgres_errors import one_line
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
 from onefold.stores._psycopg_links import AsyncConnection, AsyncPsycopgLink, Connection, PsycopgLink, trouble
 from onefold.stores._sql_links import Standing
+from onefold.stores._sql_pool import AsyncReserve, Reserve
 
 __all__ = ["AsyncOpener", "LentByAsyncPool", "LentByPool", "Opener", "trouble"]
 
@@ -24,6 +26,9 @@ PREPARE_AFTER: Final = 5
 
 # Behind a pooler, the process that serves a statement is not the one that the connection was told of.
 WHO: Final = b"SELECT pg_backend_pid()"
+
+# For messages: what is known of the place of a caller's pool.
+POOLED: Final = "PostgreSQL, by the settings of your pool"
 
 
 class Opener:
@@ -125,6 +130,27 @@ class LentByPool:
         if not self._pool.closed:
             self._pool.check()
 
+    def reserve(self) -> Reserve:
+        """Return a connection outside of the pool, opened by its settings."""
+        return Reserve(self._opened)
+
+    def _opened(self) -> PsycopgLink:
+        pool = self._pool
+        conninfo, kwargs = _now(pool.conninfo), _now(pool.kwargs)
+        try:
+            connection: Connection = pool.connection_class.connect(conninfo or "", **(kwargs or {}))
+        except psycopg.OperationalError as error:
+            raise unreachable(POOLED, error) from error
+        try:
+            if pool._configure is not None:
+                # It may say where the tables are: SET ROLE, SET search_path.
+                pool._configure(connection)
+            connection.autocommit = True
+        except BaseException:
+            connection.close()
+            raise
+        return PsycopgLink(connection)
+
 
 class LentByAsyncPool:
     """The same, awaited."""
@@ -157,18 +183,48 @@ class LentByAsyncPool:
         if not self._pool.closed:
             await self._pool.check()
 
+    def reserve(self) -> AsyncReserve:
+        """Return a connection outside of the pool, opened by its settings."""
+        return AsyncReserve(self._opened)
+
+    async def _opened(self) -> AsyncPsycopgLink:
+        pool = self._pool
+        conninfo, kwargs = await _now_awaited(pool.conninfo), await _now_awaited(pool.kwargs)
+        try:
+            connection: AsyncConnection = await pool.connection_class.connect(conninfo or "", **(kwargs or {}))
+        except psycopg.OperationalError as error:
+            raise unreachable(POOLED, error) from error
+        try:
+            if pool._configure is not None:
+                await pool._configure(connection)
+            await connection.set_autocommit(True)
+        except BaseException:
+            await connection.close()
+            raise
+        return AsyncPsycopgLink(connection)
+
+
+def _now(setting: Any) -> Any:
+    """Return a pool's setting, which may be a function that knows today's password."""
+    return setting() if callable(setting) else setting
+
+
+async def _now_awaited(setting: Any) -> Any:
+    found = _now(setting)
+    return await found if isawaitable(found) else found
+
 
 def unreachable(name: str, error: psycopg.OperationalError) -> StoreUnavailable:
     """A connection that could not be opened. There is no code for why, but what libpq says holds no password."""
     says = one_line(str(error)).removeprefix("connection failed: ")
-    return StoreUnavailable(
+    return StoreUnavailable.unreached(
         f"{name}: {says}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
         "right?"
     )
 
 
 def gave_none(error: psycopg.OperationalError) -> StoreUnavailable:
-    return StoreUnavailable(
+    return StoreUnavailable.unreached(
         f"PostgreSQL: your pool gave no connection: {one_line(str(error))}. Nothing ran. Is it open and large enough, "
         "and is the server up?"
     )

@@ -13,6 +13,7 @@ from onefold.stores._redis_flights import Exchange, Flight, Leg, Pause, Step
 from onefold.stores._redis_lines import named
 from onefold.stores._redis_places import Alone, Cluster, errors_of, library_of
 from onefold.stores._redis_records import packed
+from onefold.stores._reserved import connecting
 
 T = TypeVar("T")
 
@@ -58,16 +59,26 @@ class AsyncLine(Alone):
 
     async def _talk(self, leg: Leg) -> list[Any]:
         pool = leg.place
-        connection = await pool.get_connection(*named(pool.__class__))
+        with connecting():
+            connection = await pool.get_connection(*named(pool.__class__))
+        try:
+            return await self._spoken(connection, leg)
+        finally:
+            await pool.release(connection)
+
+    async def _spoken(self, connection: Any, leg: Leg) -> list[Any]:
+        """The replies to a leg, and to what follows on the same connection."""
         try:
             await connection.send_packed_command(packed(leg.commands))
-            return [await self._heard(connection) for _ in leg.commands]
+            replies = [await self._heard(connection) for _ in leg.commands]
+            if leg.after is not None and leg.goes_on(replies):
+                await connection.send_packed_command(packed([leg.after]))
+                replies.append(await self._heard(connection))
+            return replies
         except BaseException:
             # A reply that nobody has read would be taken for that of the next flight.
             await connection.disconnect(nowait=True)
             raise
-        finally:
-            await pool.release(connection)
 
     async def _heard(self, connection: Any) -> Any:
         try:
@@ -91,6 +102,13 @@ class AsyncClusterLine(Cluster, AsyncLine):
 
     async def _talk(self, leg: Leg) -> list[Any]:
         node = leg.place
+        if leg.after is not None:
+            # On one connection: a server waits for the replicas of what came on the same.
+            connection = node.acquire_connection()
+            try:
+                return await self._spoken(connection, leg)
+            finally:
+                (getattr(node, "release", None) or node._free.append)(connection)
         commands = [self._command(number, *words, NEVER_DECODE=True) for number, words in enumerate(leg.commands)]
         await node.execute_pipeline(commands)
         for command in commands:

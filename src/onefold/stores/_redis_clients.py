@@ -11,6 +11,7 @@ from onefold.errors import UsageError
 from onefold.stores._redis_async_lines import CONNECTIONS_MAX, AsyncClusterLine, AsyncLine
 from onefold.stores._redis_lines import ClusterLine, Keeper, Lender, Line
 from onefold.stores._redis_places import library_of
+from onefold.stores._redis_reserve import AsyncReservedClusterLine, AsyncReservedLine
 from onefold.stores._redis_urls import Settings
 
 # One connection for each thread that asks at the same moment: the threads are the limit.
@@ -70,6 +71,11 @@ def _library() -> Any:
 def line(client: Any, *, ours: bool) -> Line:
     lender = Keeper() if ours else Lender()
     return ClusterLine(client, lender) if _is_cluster(client) else Line(client, lender)
+
+
+def async_reserved_line(client: Any) -> AsyncReservedLine:
+    """Return the line on which claims are renewed, for one event loop."""
+    return AsyncReservedClusterLine(client) if _is_cluster(client) else AsyncReservedLine(client)
 
 
 def async_line(client: Any, connections_max: int | None = None) -> AsyncLine:

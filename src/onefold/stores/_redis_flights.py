@@ -33,10 +33,22 @@ ASKING: Final = (b"ASKING",)
 
 
 class Leg(NamedTuple):
-    """Commands for one place, sent together on one connection. Each has one reply."""
+    """Commands for one place, sent together on one connection. Each has one reply.
+
+    `after` follows on the same connection, and has the last reply, where one of the others says that it has written.
+    """
 
     place: Any
     commands: list[Words]
+    after: Words | None = None
+
+    def goes_on(self, replies: list[Any]) -> bool:
+        """Whether `after` is to be sent: whoever has only read need not wait for anybody."""
+        return any(is_written(reply) for reply in replies)
+
+
+def is_written(reply: Any) -> bool:
+    return type(reply) is int and reply == 1
 
 
 class Exchange(NamedTuple):
@@ -82,6 +94,8 @@ class Wait(NamedTuple):
 
     replicas: int
     seconds: float
+    # Whether WAIT goes with the calls, in one message. A claim may find that it has nothing to write: then it follows.
+    at_once: bool = True
 
     def words(self) -> Words:
         return (b"WAIT", b"%d" % self.replicas, b"%d" % max(round(self.seconds * 1000), 1))
@@ -153,7 +167,8 @@ class Trip:
         except self._map.errors.SlotNotCoveredError as error:
             self._failure, self._refresh, self._pause = error, True, True
             return waiting
-        answers = yield Exchange([Leg(place, [words for _, words in parts]) for place, parts in legs])
+        after = None if self._wait is None or self._wait.at_once else self._wait.words()
+        answers = yield Exchange([Leg(place, [words for _, words in parts], after) for place, parts in legs])
         again: list[int] = []
         for (_, parts), answer in zip(legs, answers, strict=True):
             if isinstance(answer, Exception):
@@ -165,7 +180,7 @@ class Trip:
         return again
 
     def _legs(self, waiting: Iterable[int]) -> list[tuple[Any, list[Part]]]:
-        """The calls by their places, in order; what is to be waited for comes after all of them."""
+        """The calls by their places, in order."""
         legs: dict[int, tuple[Any, list[Part]]] = {}
         for number in waiting:
             call = self._calls[number]
@@ -175,7 +190,7 @@ class Trip:
             if named is not None:
                 parts.append((None, ASKING))
             parts.append((number, call.by_text() if number in self._by_text else call.by_hash()))
-        if self._wait is not None:
+        if self._wait is not None and self._wait.at_once:
             for _, parts in legs.values():
                 parts.append((None, self._wait.words()))
         return list(legs.values())
@@ -183,16 +198,19 @@ class Trip:
     def _sorted(self, parts: list[Part], answer: list[Any]) -> list[int]:
         """Keep the replies of one leg; the numbers of the calls that have to be sent again."""
         again, written = [], False
-        for (number, _), reply in zip(parts, answer, strict=True):
+        # What has followed a written call comes last.
+        for (number, _), reply in zip(parts, answer[: len(parts)], strict=True):
             if isinstance(reply, Exception):
                 self._redirected(number, reply)
                 if number is not None:
                     again.append(number)
             elif number is not None:
                 self._replies[number] = reply
-                written = written or reply == 1
+                written = written or is_written(reply)
         # What was not written need not be anywhere else.
         if self._wait is not None and written:
+            if isinstance(answer[-1], Exception):
+                raise answer[-1]
             self._wait.check(answer[-1])
         return again
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from onefold.stores._redis_flights import Exchange, Flight, Leg, Pause, Step, fly
 from onefold.stores._redis_places import Alone, Cluster, errors_of, library_of
 from onefold.stores._redis_records import Call, packed
+from onefold.stores._reserved import connecting
 
 T = TypeVar("T")
 
@@ -23,7 +24,8 @@ class Lender:
     """Connections of a caller's client: taken from its pool and given back at once, as the client itself does."""
 
     def take(self, pool: Any) -> Any:
-        return pool.get_connection(*named(pool.__class__))
+        with connecting():
+            return pool.get_connection(*named(pool.__class__))
 
     def give_back(self, pool: Any, connection: Any) -> None:
         pool.release(connection)
@@ -49,13 +51,16 @@ class Keeper(Lender):
         self._closed = False
 
     def take(self, pool: Any) -> Any:
-        if self._pid != os.getpid():
-            # Those of the parent are not ours to use; that they go here does nothing to them.
-            self._idle, self._pid = {}, os.getpid()
+        self._leave_the_parents()
         try:
             return self._idle[pool].pop()
         except LookupError:
             return super().take(pool)
+
+    def _leave_the_parents(self) -> None:
+        if self._pid != os.getpid():
+            # Those of the parent are not ours to use; that they go here does nothing to them.
+            self._idle, self._pid = {}, os.getpid()
 
     def give_back(self, pool: Any, connection: Any) -> None:
         self._idle.setdefault(pool, []).append(connection)
@@ -130,7 +135,7 @@ class Line(Alone):
                     answers[number] = error
             for number, _, connection in under_way:
                 if answers[number] is None:
-                    answers[number] = self._heard(connection, len(legs[number].commands))
+                    answers[number] = self._talked(legs[number], connection)
         except BaseException:
             for _, pool, connection in under_way:
                 self.lender.discard(pool, connection)
@@ -142,18 +147,23 @@ class Line(Alone):
             self.lender.drop_idle()
         return answers
 
-    def _heard(self, connection: Any, count: int) -> Any:
-        replies = []
+    def _talked(self, leg: Leg, connection: Any) -> Any:
+        """The replies to what was sent, and to what follows; or what the connection met."""
         try:
-            for _ in range(count):
-                try:
-                    # Bytes, whatever the client does with its own replies.
-                    replies.append(connection.read_response(disable_decoding=True))
-                except self.errors.ResponseError as error:
-                    replies.append(error)
+            replies = [self._heard(connection) for _ in leg.commands]
+            if leg.after is not None and leg.goes_on(replies):
+                connection.send_packed_command((packed([leg.after]),))
+                replies.append(self._heard(connection))
         except self.errors.ConnectionError as error:
             return error
         return replies
+
+    def _heard(self, connection: Any) -> Any:
+        try:
+            # Bytes, whatever the client does with its own replies.
+            return connection.read_response(disable_decoding=True)
+        except self.errors.ResponseError as error:
+            return error
 
     def _pool(self, place: Any) -> Any:
         return place

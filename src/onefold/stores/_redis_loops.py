@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from onefold.stores import _redis_clients as clients
 from onefold.stores._redis_async_lines import AsyncLine
 from onefold.stores._redis_clients import Opened
+from onefold.stores._redis_reserve import AsyncReservedLine
 from onefold.stores._redis_urls import Settings
 
 # Lines of a process that has forked. Their sockets, and the selectors that watch them, are the parent's still: a child
@@ -24,7 +25,8 @@ class Here(NamedTuple):
     """The line of one loop, and what closes it as the loop ends."""
 
     line: AsyncLine
-    keeper: AsyncGenerator[None, None] | None
+    renewals: AsyncReservedLine
+    keeper: AsyncGenerator[None, None]
 
 
 class Loops:
@@ -36,36 +38,48 @@ class Loops:
         self._pid = os.getpid()
 
     async def line(self) -> AsyncLine:
+        here = await self._found()
+        await here.line.begin()
+        return here.line
+
+    async def renewals(self) -> AsyncReservedLine:
+        """Return the line on which claims are renewed; its connections are open."""
+        renewals = (await self._found()).renewals
+        await renewals.hold()
+        return renewals
+
+    async def _found(self) -> Here:
         if self._pid != os.getpid():
             _inherited.append(self._here)
             self._here, self._pid = {}, os.getpid()
         loop = asyncio.get_running_loop()
-        here = self._here.get(loop) or await self._open(loop)
-        await here.line.begin()
-        return here.line
+        return self._here.get(loop) or await self._open(loop)
 
     async def close(self) -> None:
         """Close the client of the running loop. Those of others are closed with their loops."""
         here = self._here.pop(asyncio.get_running_loop(), None)
-        if here is not None and here.keeper is not None:
+        if here is not None:
             await here.keeper.aclose()
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> Here:
         for other in [other for other in self._here if other.is_closed()]:
             del self._here[other]
-        if not isinstance(self._source, Settings):
-            here = self._here[loop] = Here(clients.async_line(self._source), None)
-            return here
-        opened = clients.opened(self._source, awaited=True)
-        keeper = self._kept(loop, opened)
-        here = self._here[loop] = Here(clients.async_line(opened.client), keeper)
+        opened = clients.opened(self._source, awaited=True) if isinstance(self._source, Settings) else None
+        client = self._source if opened is None else opened.client
+        renewals = clients.async_reserved_line(client)
+        keeper = self._kept(loop, renewals, opened)
+        here = self._here[loop] = Here(clients.async_line(client), renewals, keeper)
         # A loop that ends closes the generators that were begun in it (asyncio.run and Runner do): so it closes us.
         await anext(keeper)
         return here
 
-    async def _kept(self, loop: asyncio.AbstractEventLoop, opened: Opened) -> AsyncGenerator[None, None]:
+    async def _kept(
+        self, loop: asyncio.AbstractEventLoop, renewals: AsyncReservedLine, opened: Opened | None
+    ) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             self._here.pop(loop, None)
-            await opened.aclose()
+            await renewals.close()
+            if opened is not None:
+                await opened.aclose()

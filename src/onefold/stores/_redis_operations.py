@@ -19,11 +19,12 @@ class Operations:
     def __init__(self, keys: Keys, wait: Wait | None) -> None:
         self._keys = keys
         self._wait = wait
+        self._wait_for_claims = None if wait is None else wait._replace(at_once=False)
         self._listing: tuple[float, Listing] | None = None
 
     def claim_all(self, map_: Map, entries: Sequence[Entry]) -> Flight[list[Record | Gone | None]]:
         calls = [records.claim(self._keys.of(entry.address), entry) for entry in entries]
-        replies = yield from fly(map_, calls, self._wait)
+        replies = yield from fly(map_, calls, self._wait_for_claims)
         return [records.claimed(entry.address, reply) for entry, reply in zip(entries, replies, strict=True)]
 
     def extend_all(self, map_: Map, claims: Sequence[Claim]) -> Flight[list[bool]]:

@@ -159,13 +159,11 @@ class Dialect:
 
     forget: str = f"DELETE FROM {TABLE} WHERE {OURS}"
 
-    remove_expired: str = (
-        f"DELETE FROM {TABLE} WHERE (scope, operation, key) IN "
-        f"(SELECT scope, operation, key FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
-    )
+    # Each database has a way of its own to find the oldest few.
+    remove_expired: str
 
     def __init_subclass__(cls) -> None:
-        for name in ("look", "read_in_the_way", "replace", "renew", "end", "leave_open", "forget", "remove_expired"):
+        for name in ("look", "read_in_the_way", "replace", "renew", "end", "leave_open", "forget"):
             # What a database wrote for itself is spelled right already.
             if name not in vars(cls):
                 setattr(cls, name, cls.spell(getattr(cls, name)))

@@ -80,6 +80,35 @@ class LendsAwaited(Protocol):
     async def drop_idle(self) -> None: ...
 
 
+class Reserves(Lends, Protocol):
+    """One connection of the store's own, opened before the first claim counts on it."""
+
+    @property
+    def is_held(self) -> bool: ...
+    def let_go(self) -> None: ...
+
+
+class ReservesAwaited(LendsAwaited, Protocol):
+    """The same, awaited."""
+
+    @property
+    def is_held(self) -> bool: ...
+    async def let_go(self) -> None: ...
+
+
+class StoresPool(Lends, Protocol):
+    """A pool on which a store can be."""
+
+    def reserve(self) -> Reserves:
+        """Return one connection more, opened with the same settings, for the renewal of claims."""
+
+
+class AsyncStoresPool(LendsAwaited, Protocol):
+    """The same, awaited."""
+
+    def reserve(self) -> ReservesAwaited: ...
+
+
 class Kind(Enum):
     """What an error of a driver means for us."""
 

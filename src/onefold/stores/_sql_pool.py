@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
+from onefold.stores._reserved import connecting
 from onefold.stores._sql_links import AsyncLink, Link, Standing
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Pool:
             self._reset()
         free = self._free
         if not free.acquire(timeout=self._patience):
-            raise StoreUnavailable(all_in_use(self._size, self._patience))
+            raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
         try:
             link = self._taken()
             try:
@@ -65,17 +66,46 @@ class Pool:
         """Close what nobody uses."""
         _close_all(self._idle, self._pid)
 
+    def reserve(self) -> Reserve:
+        """Return a pool of one more connection, opened like these, which nobody else is lent."""
+        return Reserve(self._connect)
+
     def _taken(self) -> Link:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._connect()
+            with connecting():
+                return self._connect()
 
     def _give_back(self, link: Link) -> None:
         if link.standing() is Standing.IDLE and self._pid == os.getpid():
             self._idle.append(link)
         else:
             quietly(link.close)
+
+
+class Reserve(Pool):
+    """The one connection on which a store renews its claims. No handler is ever lent it."""
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        super().__init__(connect, size=1)
+        self._opened_in = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was opened in this process. It may be lost by now: then whoever renews opens another."""
+        return self._opened_in == os.getpid()
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        with super().lend() as link:
+            self._opened_in = os.getpid()
+            yield link
+
+    def let_go(self) -> None:
+        """Close it. The next claim opens another."""
+        self._opened_in = 0
+        self.drop_idle()
 
 
 class AsyncPool:
@@ -104,9 +134,9 @@ class AsyncPool:
             async with asyncio.timeout(self._patience if free.locked() else None):
                 await free.acquire()
         except TimeoutError:
-            raise StoreUnavailable(all_in_use(self._size, self._patience)) from None
+            raise StoreUnavailable.unreached(all_in_use(self._size, self._patience)) from None
         try:
-            link = idle.pop() if idle else await self._connect()
+            link = idle.pop() if idle else await self._connected()
             try:
                 yield link
             finally:
@@ -116,6 +146,10 @@ class AsyncPool:
                     await quietly_awaited(link.close)
         finally:
             free.release()
+
+    async def _connected(self) -> AsyncLink:
+        with connecting():
+            return await self._connect()
 
     async def _belong(self, loop: asyncio.AbstractEventLoop) -> None:
         import asyncio
@@ -129,6 +163,10 @@ class AsyncPool:
         self._keeper = _keep(self._idle)
         await anext(self._keeper)
 
+    def reserve(self) -> AsyncReserve:
+        """Return a pool of one more connection, opened like these, which nobody else is lent."""
+        return AsyncReserve(self._connect)
+
     async def drop_idle(self) -> None:
         """Close what nobody uses."""
         import asyncio
@@ -136,6 +174,32 @@ class AsyncPool:
         await self._belong(asyncio.get_running_loop())
         while self._idle:
             await quietly_awaited(self._idle.pop().close)
+
+
+class AsyncReserve(AsyncPool):
+    """The same as `Reserve`, awaited: one connection for each event loop."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncLink]]) -> None:
+        super().__init__(connect, size=1)
+        self._opened = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was opened in this event loop. It may be lost by now: then whoever renews opens another."""
+        import asyncio
+
+        return self._opened and self._loop is asyncio.get_running_loop() and self._pid == os.getpid()
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncLink]:
+        async with super().lend() as link:
+            self._opened = True
+            yield link
+
+    async def let_go(self) -> None:
+        """Close it. The next claim opens another."""
+        self._opened = False
+        await self.drop_idle()
 
 
 async def _keep(idle: list[AsyncLink]) -> AsyncGenerator[None, None]:

@@ -13,13 +13,29 @@ from typing import Any, Final, TypeVar
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import _trickle as trickle
+from onefold.stores._reserved import came_to_nothing, unsent
 from onefold.stores._sql import VERSION
 from onefold.stores._sql_dialect import Ask, Talk, carry, carry_async
 from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
-from onefold.stores._sql_links import AsyncLink, Database, Kind, Lends, LendsAwaited, Link, cause_of, down, no_tables
+from onefold.stores._sql_links import (
+    AsyncLink,
+    AsyncStoresPool,
+    Database,
+    Kind,
+    Lends,
+    LendsAwaited,
+    Link,
+    StoresPool,
+    cause_of,
+    down,
+    no_tables,
+)
 from onefold.stores.base import Query
 
 T = TypeVar("T")
+
+# On Python 3.11 an enum gives its members out slowly.
+RUNNING: Final = State.RUNNING
 
 # A deadlock is the database's own choice of a victim; the same victim twice is rare, eight times is a design.
 CONFLICTS_MAX: Final = 8
@@ -31,25 +47,29 @@ LOOKS_MAX: Final = 2
 class SqlStore:
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
 
-    def __init__(self, database: Database, pool: Lends) -> None:
+    def __init__(self, database: Database, pool: StoresPool) -> None:
         self.database = database
         self._pool = pool
+        # No handler is ever lent this one: a claim must not depend on what handlers may hold.
+        self._renewals = pool.reserve()
         self._looked = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.database.name!r})"
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is RUNNING:
+            self._reserve()
         return self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return self._do(lambda: self.database.sql.extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._end(lambda: self.database.sql.finish(claim, ending))
+        return self._close(lambda: self.database.sql.finish(claim, ending))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._end(lambda: self.database.sql.release(claim, memory))
+        return self._close(lambda: self.database.sql.release(claim, memory))
 
     def read(self, address: Address) -> Record | None:
         return self._do(lambda: self.database.sql.read(address))
@@ -59,13 +79,16 @@ class SqlStore:
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         ended = sum(entry.state is State.DONE for entry in entries)
+        if ended < len(entries):
+            self._reserve()
         return self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return self._do(lambda: self.database.sql.extend_all(claims))
+        """Renew the leases, on the connection that is reserved for it."""
+        return self._do(lambda: self.database.sql.extend_all(claims), self._renewals)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._end(lambda: self.database.sql.close_all(closes), len(closes))
+        return self._close(lambda: self.database.sql.close_all(closes), len(closes))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._do(lambda: self.database.sql.browse(query, limit))
@@ -105,7 +128,23 @@ class SqlStore:
 
     def close(self) -> None:
         """Close the connections. Whoever uses the store after that opens new ones."""
+        self._renewals.let_go()
         self._pool.drop_idle()
+
+    def _reserve(self) -> None:
+        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive."""
+        if not self._renewals.is_held:
+            with unsent():
+                self._sent(lambda _link: None, self._renewals)
+
+    def _close(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
+        """End a claim, or several: on the reserved connection where handlers hold all others."""
+        try:
+            return self._end(talk, ended)
+        except StoreUnavailable as error:
+            if error.reached or not self._renewals.is_held:
+                raise
+        return self._do(talk, self._renewals)
 
     def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
         """What ends a delivery, or several, and a little of a purge after it."""
@@ -121,11 +160,11 @@ class SqlStore:
             while due and self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
                 due -= 1
 
-    def _do(self, talk: Callable[[], Talk[T]]) -> T:
+    def _do(self, talk: Callable[[], Talk[T]], pool: Lends | None = None) -> T:
         for _ in range(LOOKS_MAX):
             self._look()
             try:
-                return self._sent(lambda link: carry(talk(), link))
+                return self._sent(lambda link: carry(talk(), link), pool)
             except StoreUnavailable as error:
                 missing = error
                 if not self._forget_tables(error):
@@ -139,15 +178,15 @@ class SqlStore:
         self._looked = False
         return True
 
-    def _sent(self, work: Callable[[Link], T]) -> T:
-        attempts = Attempts(self.database)
+    def _sent(self, work: Callable[[Link], T], pool: Lends | None = None) -> T:
+        attempts, pool = Attempts(self.database), pool or self._pool
         while True:
             try:
-                with self._pool.lend() as link:
+                with pool.lend() as link:
                     return work(link)
             except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
                 if attempts.failed(error) is Kind.LOST:
-                    self._pool.drop_idle()
+                    pool.drop_idle()
 
     def _look(self) -> None:
         if not self._looked:
@@ -158,25 +197,29 @@ class SqlStore:
 class AsyncSqlStore:
     """The same store, awaited; it survives a new event loop."""
 
-    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+    def __init__(self, database: Database, pool: AsyncStoresPool) -> None:
         self.database = database
         self._pool = pool
+        # No handler is ever lent this one: a claim must not depend on what handlers may hold.
+        self._renewals = pool.reserve()
         self._looked = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.database.name!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is RUNNING:
+            await self._reserve()
         return await self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return await self._do(lambda: self.database.sql.extend(claim, notes))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._end(lambda: self.database.sql.finish(claim, ending))
+        return await self._close(lambda: self.database.sql.finish(claim, ending))
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._end(lambda: self.database.sql.release(claim, memory))
+        return await self._close(lambda: self.database.sql.release(claim, memory))
 
     async def read(self, address: Address) -> Record | None:
         return await self._do(lambda: self.database.sql.read(address))
@@ -186,13 +229,16 @@ class AsyncSqlStore:
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         ended = sum(entry.state is State.DONE for entry in entries)
+        if ended < len(entries):
+            await self._reserve()
         return await self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return await self._do(lambda: self.database.sql.extend_all(claims))
+        """Renew the leases, on the connection that is reserved for it."""
+        return await self._do(lambda: self.database.sql.extend_all(claims), self._renewals)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._end(lambda: self.database.sql.close_all(closes), len(closes))
+        return await self._close(lambda: self.database.sql.close_all(closes), len(closes))
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._do(lambda: self.database.sql.browse(query, limit))
@@ -219,7 +265,23 @@ class AsyncSqlStore:
 
     async def aclose(self) -> None:
         """Close the connections. Whoever uses the store after that opens new ones."""
+        await self._renewals.let_go()
         await self._pool.drop_idle()
+
+    async def _reserve(self) -> None:
+        """The same, awaited."""
+        if not self._renewals.is_held:
+            with unsent():
+                await self._sent(_look_at_nothing, self._renewals)
+
+    async def _close(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
+        """The same, awaited."""
+        try:
+            return await self._end(talk, ended)
+        except StoreUnavailable as error:
+            if error.reached or not self._renewals.is_held:
+                raise
+        return await self._do(talk, self._renewals)
 
     async def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
         """The same, awaited."""
@@ -235,11 +297,11 @@ class AsyncSqlStore:
             while due and await self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
                 due -= 1
 
-    async def _do(self, talk: Callable[[], Talk[T]]) -> T:
+    async def _do(self, talk: Callable[[], Talk[T]], pool: LendsAwaited | None = None) -> T:
         for _ in range(LOOKS_MAX):
             await self._look()
             try:
-                return await self._sent(lambda link: carry_async(talk(), link))
+                return await self._sent(lambda link: carry_async(talk(), link), pool)
             except StoreUnavailable as error:
                 missing = error
                 if not self._forget_tables(error):
@@ -253,15 +315,15 @@ class AsyncSqlStore:
         self._looked = False
         return True
 
-    async def _sent(self, work: Callable[[AsyncLink], Awaitable[T]]) -> T:
-        attempts = Attempts(self.database)
+    async def _sent(self, work: Callable[[AsyncLink], Awaitable[T]], pool: LendsAwaited | None = None) -> T:
+        attempts, pool = Attempts(self.database), pool or self._pool
         while True:
             try:
-                async with self._pool.lend() as link:
+                async with pool.lend() as link:
                     return await work(link)
             except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
                 if attempts.failed(error) is Kind.LOST:
-                    await self._pool.drop_idle()
+                    await pool.drop_idle()
 
     async def _look(self) -> None:
         if not self._looked:
@@ -283,9 +345,15 @@ class Attempts:
             raise error
         left = self._left.get(trouble.kind, 0)
         if left == 0:
-            raise down(self._database, trouble) from error
+            problem = down(self._database, trouble)
+            problem.reached = not came_to_nothing(error)
+            raise problem from error
         self._left[trouble.kind] = left - 1
         return trouble.kind
+
+
+async def _look_at_nothing(_link: AsyncLink) -> None:
+    """For a connection that is only to be opened."""
 
 
 def are_missing(error: StoreUnavailable, database: Database) -> bool:

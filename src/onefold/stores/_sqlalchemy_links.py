@@ -7,8 +7,8 @@ Async engines have a sync engine inside. `AwaitedLink` runs a link there, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
 from onefold.errors import NotInTransaction
+from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Kind, Standing, Trouble
 from onefold.stores._sqlalchemy_drivers import driver_of, raw
@@ -205,18 +206,25 @@ class StoresLink:
     def send(self, ask: Ask) -> Reply:
         if self._transaction is not None:
             return self._transaction.send(ask)
+        alone = self._connect()
+        reply = self._source.driver.send(alone, ask)
+        alone.commit()
+        return reply
+
+    def _connect(self) -> Connection:
         if self._alone is None:
             source = self._source
             engine = source.in_autocommit if source.driver.alone_in_autocommit else source.engine
-            self._alone = engine.connect()
-        reply = self._source.driver.send(self._alone, ask)
-        self._alone.commit()
-        return reply
+            with connecting():
+                self._alone = engine.connect()
+        return self._alone
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self._transaction is not None:
             return self._transaction.send_all(asks)
-        with self._source.engine.connect() as connection:
+        with connecting():
+            connection = self._source.engine.connect()
+        with connection:
             # An engine in autocommit mode has no transactions. Here it does without: everything may be sent twice.
             with suppress(NotInTransaction):
                 self._source.driver.enter(connection)
@@ -259,6 +267,46 @@ class StoresLink:
     def _open(self) -> HeldLink:
         assert self._transaction is not None, "no transaction was begun"
         return self._transaction
+
+
+class RenewalLink(StoresLink):
+    """On a connection outside of the engine's pool, opened as the pool opens its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        # A pool like the engine's, with its events and its way to connect; it is never lent to anybody else.
+        self._apart = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=engine.hide_parameters)
+        super().__init__(Source(self._apart, lambda: HeldLink(self._apart.connect())))
+        # A connection of SQLite may belong to the thread that opened it, and opening another takes no server's place.
+        self._keeps = engine.dialect.name != "sqlite"
+        self._broken = False
+
+    def open(self) -> None:
+        """Connect now: when claims are to be renewed, there may be no room left on the server."""
+        self._broken = not self._keeps
+        if self._keeps:
+            self._connect()
+
+    def send(self, ask: Ask) -> Reply:
+        with self._kept():
+            return super().send(ask)
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        with self._kept():
+            # One by one, on the connection that is open: each renewal is good by itself.
+            return [StoresLink.send(self, ask) for ask in asks]
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        self._broken = True
+        yield
+        self._broken = not self._keeps
+
+    def standing(self) -> Standing:
+        return Standing.BROKEN if self._broken else super().standing()
+
+    def close(self) -> None:
+        super().close()
+        self._apart.dispose()
 
 
 class AwaitedLink:

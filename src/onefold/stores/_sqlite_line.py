@@ -159,7 +159,8 @@ class Line:
 
     def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
         if code_of(error) in BUSY:
-            return StoreUnavailable(self._busy())
+            # Whoever finds the file busy has written nothing.
+            return StoreUnavailable.unreached(self._busy())
         # The next operation opens the file anew, and so finds out when the cause is gone.
         self._drop()
         return translated(self._path, error)

@@ -6,20 +6,18 @@ operations commit at once: a claim that waited for the end of a request's transa
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from onefold._checks import did_you_mean, yes_or_no
-from onefold._model import Claim
 from onefold.errors import StoreUnavailable, UsageError
-from onefold.stores._django_links import AtomicLink, StoresLink, database_of, in_transaction
+from onefold.stores._django_links import AtomicLink, RenewalLink, StoresLink, beside, database_of, in_transaction
 from onefold.stores._sql import VERSION
 from onefold.stores._sql_joined import SqlTransaction
 from onefold.stores._sql_links import Link
-from onefold.stores._sql_pool import Pool
+from onefold.stores._sql_pool import Pool, Reserve
 from onefold.stores._sql_store import SqlStore
 from onefold.stores._urls import options_of
 from onefold.stores.base import Query
@@ -33,11 +31,6 @@ class DjangoStore(SqlStore):
         self._lender = Lender(alias)
         database = database_of(connection_of(alias))._replace(auto_schema=auto_schema, purges=purge)
         super().__init__(database, self._lender)
-
-    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        # The heartbeat asks this, from a thread of its own.
-        with self._lender.apart():
-            return super().extend_all(claims)
 
     def _look(self) -> None:
         if not self._looked:
@@ -97,27 +90,14 @@ class Lender:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._beside = Pool(self._connect)
-        self._here = threading.local()
 
     def _connect(self) -> StoresLink:
-        beside = connection_of(self._alias).copy()
-        # Whichever thread borrows it has it to itself.
-        beside.inc_thread_sharing()
-        return StoresLink(beside)
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """While it lasts, this thread leaves its own connection alone."""
-        self._here.apart = True
-        try:
-            yield
-        finally:
-            self._here.apart = False
+        return StoresLink(beside(connection_of(self._alias)))
 
     @contextmanager
     def lend(self) -> Iterator[Link]:
         own = connection_of(self._alias)
-        if not in_transaction(own) and not getattr(self._here, "apart", False):
+        if not in_transaction(own):
             with self._own(own) as link:
                 yield link
             return
@@ -144,6 +124,10 @@ class Lender:
     def drop_idle(self) -> None:
         """Close what nobody uses."""
         self._beside.drop_idle()
+
+    def reserve(self) -> Reserve:
+        """Return a connection beside those that Django keeps."""
+        return Reserve(lambda: RenewalLink(beside(connection_of(self._alias))))
 
 
 class AtomicLender:

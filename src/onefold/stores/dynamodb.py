@@ -14,15 +14,16 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from onefold._checks import finite, positive, yes_or_no
-from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration
 from onefold.errors import UsageError
 from onefold.stores import _dynamodb_clients as clients
 from onefold.stores import _dynamodb_schema as schema
-from onefold.stores._dynamodb_clients import Settings
+from onefold.stores._dynamodb_clients import AsyncClients, Settings
 from onefold.stores._dynamodb_clock import DateClock, GivenClock, Now
 from onefold.stores._dynamodb_items import ITEM_MAX, Request
 from onefold.stores._dynamodb_records import LEASE_MIN, Pause, Records, Steps
+from onefold.stores._reserved import unsent
 from onefold.stores._urls import options_of
 from onefold.stores.base import Query
 
@@ -173,6 +174,7 @@ class AsyncDynamoDBStore:
         self._clients, named = (
             (clients.own_async(settings), None) if client is None else clients.brought_async(client, settings)
         )
+        self._renewing = clients.for_renewals(client, settings)
         self._records = _records(table or named, clock, auto_schema=auto_schema)
 
     @property
@@ -183,10 +185,13 @@ class AsyncDynamoDBStore:
         return f"AsyncDynamoDBStore({self.table!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is State.RUNNING:
+            await self._reserve()
         return await self._take(self._records.claim(entry, replacing))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return await self._take(self._records.extend(claim, notes))
+        # Without notes it is the heartbeat that asks.
+        return await self._take(self._records.extend(claim, notes), self._renewing if notes is None else None)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return await self._take(self._records.finish(claim, ending))
@@ -208,13 +213,22 @@ class AsyncDynamoDBStore:
         return await self._take(self._records.now())
 
     async def aclose(self) -> None:
-        """Close this event loop's client, if it is the store's own."""
+        """Close this event loop's clients, but not one of yours."""
+        await self._renewing.aclose()
         await self._clients.aclose()
 
-    async def _take(self, steps: Steps[T]) -> T:
+    async def _reserve(self) -> None:
+        """Make the client for renewals. Without it no claim is made: nobody could keep it alive."""
+        try:
+            await self._renewing.get()
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            with unsent():
+                self._records.raise_in_words(error)
+
+    async def _take(self, steps: Steps[T], clients: AsyncClients | None = None) -> T:
         """Take the steps of an operation, one after the other."""
         try:
-            client = await self._clients.get()
+            client = await (clients or self._clients).get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
             self._records.raise_in_words(error)
         answer: Any = None

@@ -14,7 +14,7 @@ from typing import Any, Final
 from onefold.errors import UsageError
 from onefold.stores._postgres_urls import Place, place_of
 from onefold.stores._sql import VERSION
-from onefold.stores._sql_links import Database, Lends, LendsAwaited, Trouble
+from onefold.stores._sql_links import AsyncStoresPool, Database, StoresPool, Trouble
 from onefold.stores._sql_pool import AsyncPool, Pool
 from onefold.stores._sql_postgres import LOCK, POSTGRES
 from onefold.stores._sql_store import AsyncSqlStore, SqlStore
@@ -26,27 +26,31 @@ EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
 class PostgresStore(SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
 
-    def __init__(self, database: Database, pool: Lends, *, ours: bool = True) -> None:
+    def __init__(self, database: Database, pool: StoresPool, *, ours: bool = True) -> None:
         super().__init__(database, pool)
         self._ours = ours
 
     def close(self) -> None:
-        """Close the connections, if they are ours. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         if self._ours:
             super().close()
+        else:
+            self._renewals.let_go()
 
 
 class AsyncPostgresStore(AsyncSqlStore):
     """The same store, awaited; it survives a new event loop."""
 
-    def __init__(self, database: Database, pool: LendsAwaited, *, ours: bool = True) -> None:
+    def __init__(self, database: Database, pool: AsyncStoresPool, *, ours: bool = True) -> None:
         super().__init__(database, pool)
         self._ours = ours
 
     async def aclose(self) -> None:
-        """Close the connections, if they are ours. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         if self._ours:
             await super().aclose()
+        else:
+            await self._renewals.let_go()
 
 
 def open_store(url: str) -> PostgresStore:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from onefold._checks import at_least, finite, positive
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
-from onefold.errors import UsageError
+from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores import _redis_clients as clients
 from onefold.stores import _redis_records as records
 from onefold.stores._redis_errors import is_failure, translated
@@ -25,13 +25,18 @@ from onefold.stores._redis_lines import Line
 from onefold.stores._redis_loops import Loops
 from onefold.stores._redis_operations import Operations
 from onefold.stores._redis_records import Call
+from onefold.stores._redis_reserve import Renewals
 from onefold.stores._redis_urls import Settings, parsed
+from onefold.stores._reserved import came_to_nothing, unsent
 from onefold.stores.base import Query
 
 __all__ = ["PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# On Python 3.11 an enum gives its members out slowly.
+RUNNING: Final = State.RUNNING
 
 PREFIX: Final = "onefold:"
 
@@ -59,8 +64,10 @@ class RedisStore:
     ) -> None:
         self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=False)
         self._key, self._wait = self._terms.keys.of, self._terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
         self._operations = Operations(self._terms.keys, self._wait)
         self._line: Line | None = None if self._terms.settings else clients.line(source, ours=False)
+        self._renewals = None if self._line is None else Renewals(self._line)
         self._opened: clients.Opened | None = None
         self._opening, self._pid = threading.Lock(), os.getpid()
 
@@ -68,8 +75,10 @@ class RedisStore:
         return f"RedisStore({self._terms.where!r})"
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is RUNNING:
+            self._reserve()
         call = records.claim(self._key(entry.address), entry, replacing)
-        return records.claimed(entry.address, self._call(call, self._wait))
+        return records.claimed(entry.address, self._call(call, self._wait_for_claims))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return bool(self._call(records.extend(self._key(claim.address), claim, notes)))
@@ -88,10 +97,16 @@ class RedisStore:
         return 0
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        self._reserve()
         return self._fly(self._operations.claim_all, entries)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return self._fly(self._operations.extend_all, claims)
+        """Renew the leases, on the connections that are reserved for it."""
+        try:
+            line = self._renewing().line
+            return line.fly(self._operations.extend_all(line, claims))
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return self._fly(self._operations.close_all, closes)
@@ -106,12 +121,28 @@ class RedisStore:
         return self._fly(facts_of, self._terms.keys.prefix, self._wait)
 
     def close(self) -> None:
-        """Close the client, if it is the store's own. Whoever uses the store after that opens another."""
+        """Close what the store has opened: not a client of yours. Whoever uses it after that opens another."""
+        if self._renewals is not None:
+            self._renewals.close()
         opened, line, self._opened = self._opened, self._line, None
         if opened is not None and line is not None:
-            self._line = None
+            self._line = self._renewals = None
             line.lender.close()
             opened.close()
+
+    def _reserve(self) -> None:
+        """Open the connections for renewals. Without them no claim is made: nobody could keep it alive."""
+        try:
+            self._renewing().hold()
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            with unsent():
+                _raise(error, self._terms.where)
+
+    def _renewing(self) -> Renewals:
+        if self._renewals is None:
+            self._open()
+        assert self._renewals is not None
+        return self._renewals
 
     def _call(self, call: Call, wait: Wait | None = None) -> Any:
         try:
@@ -135,7 +166,8 @@ class RedisStore:
         with self._opening:
             if self._line is None:
                 opened = clients.opened(self._terms.settings, awaited=False)
-                self._opened, self._line = opened, clients.line(opened.client, ours=True)
+                line = clients.line(opened.client, ours=True)
+                self._opened, self._renewals, self._line = opened, Renewals(line), line
             return self._line
 
 
@@ -152,6 +184,7 @@ class AsyncRedisStore:
     ) -> None:
         self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=True)
         self._key, self._wait = self._terms.keys.of, self._terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
         self._operations = Operations(self._terms.keys, self._wait)
         self._loops = Loops(self._terms.settings or source)
 
@@ -159,8 +192,10 @@ class AsyncRedisStore:
         return f"AsyncRedisStore({self._terms.where!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is RUNNING:
+            await self._reserve()
         call = records.claim(self._key(entry.address), entry, replacing)
-        return records.claimed(entry.address, await self._call(call, self._wait))
+        return records.claimed(entry.address, await self._call(call, self._wait_for_claims))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return bool(await self._call(records.extend(self._key(claim.address), claim, notes)))
@@ -179,10 +214,16 @@ class AsyncRedisStore:
         return 0
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        await self._reserve()
         return await self._fly(self._operations.claim_all, entries)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return await self._fly(self._operations.extend_all, claims)
+        """Renew the leases, on the connections that are reserved for it."""
+        try:
+            line = await self._loops.renewals()
+            return await line.fly(self._operations.extend_all(line, claims))
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return await self._fly(self._operations.close_all, closes)
@@ -191,8 +232,16 @@ class AsyncRedisStore:
         return await self._fly(self._operations.browse, query, limit)
 
     async def aclose(self) -> None:
-        """Close the client of this event loop, if it is the store's own. Whoever uses the store again opens another."""
+        """Close what was opened in this event loop, but not a client of yours. Whoever uses it again opens another."""
         await self._loops.close()
+
+    async def _reserve(self) -> None:
+        """The same, awaited."""
+        try:
+            await self._loops.renewals()
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            with unsent():
+                _raise(error, self._terms.where)
 
     async def _call(self, call: Call, wait: Wait | None = None) -> Any:
         return (await self._fly(fly, [call], wait))[0]
@@ -270,6 +319,9 @@ def _checked_wait(wait_timeout: Duration, patience: float | None) -> float:
 
 
 def _raise(error: Exception, where: str) -> NoReturn:
-    if is_failure(error):
-        raise translated(error, where) from error
-    raise error
+    if not is_failure(error):
+        raise error
+    problem = translated(error, where)
+    if isinstance(problem, StoreUnavailable):
+        problem.reached = not came_to_nothing(error)
+    raise problem from error

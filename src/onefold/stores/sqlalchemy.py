@@ -22,8 +22,9 @@ try:
 except ImportError as missing:
     raise UsageError("onefold.stores.sqlalchemy needs SQLAlchemy: pip install 'onefold[sqlalchemy]'") from missing
 
+from onefold.stores._sql_pool import AsyncReserve, Reserve
 from onefold.stores._sql_store import AsyncSqlStore, SqlStore
-from onefold.stores._sqlalchemy_links import AwaitedLink, HeldLink, Source, StoresLink, database_of
+from onefold.stores._sqlalchemy_links import AwaitedLink, HeldLink, RenewalLink, Source, StoresLink, database_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -95,6 +96,15 @@ class Lender:
     def drop_idle(self) -> None:
         """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
 
+    def reserve(self) -> Reserve:
+        """Return a connection outside of the engine's pool, opened as the pool opens its own."""
+        return Reserve(self._opened)
+
+    def _opened(self) -> RenewalLink:
+        link = RenewalLink(self._source.engine)
+        link.open()
+        return link
+
 
 class AsyncLender:
     """The same, awaited; and what belongs to one event loop is not left to the next."""
@@ -122,6 +132,15 @@ class AsyncLender:
 
     async def drop_idle(self) -> None:
         """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
+
+    def reserve(self) -> AsyncReserve:
+        """Return a connection outside of the engine's pool, opened as the pool opens its own."""
+        return AsyncReserve(self._opened)
+
+    async def _opened(self) -> AwaitedLink:
+        link = RenewalLink(self._source.engine)
+        await greenlet_spawn(link.open)
+        return AwaitedLink(link)
 
 
 class Home:

@@ -1,0 +1,38 @@
+"""What stores say where a connection cannot be had: for an operation, or for the renewal of claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from onefold.errors import StoreUnavailable
+
+WHY: Final = "onefold: to renew its claims, a store opens a connection of its own, outside of any pool"
+
+
+@contextmanager
+def unsent() -> Iterator[None]:
+    """Mark an error of the connection for renewals: the claim that was to count on it was not sent."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        error.reached = False
+        error.add_note(WHY)
+        raise
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Mark whatever is raised on the way to a connection: nothing was sent on it."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error.on_the_way = True  # type: ignore[attr-defined]
+        raise
+
+
+def came_to_nothing(error: BaseException) -> bool:
+    """Whether this was raised on the way to a connection."""
+    return getattr(error, "on_the_way", False)

@@ -1,0 +1,150 @@
+"""Flows, step by step: what a flow makes of an answer that a store gives rarely."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from onefold import Policy, StoreUnavailable
+from onefold._flow_joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
+from onefold._flow_seen import write_seen
+from onefold._model import GONE, Asked, Commit, Entry, Record, State
+from onefold._steps import Beginning, Claiming, Committing, Ended, Finishing, Flow, Pausing, Running
+from onefold._work import Work
+from onefold.codecs import MsgspecCodec
+from onefold.events import Teller
+from onefold.keys import address
+from support import Heard
+
+ADDRESS = address("charge", "pay_1")
+
+
+def work(heard: Heard, **policy: Any) -> Work:
+    return Work(
+        asked=Asked(ADDRESS),
+        policy=Policy(**policy),
+        call=lambda: "paid",
+        returns=str,
+        codec=MsgspecCodec(),
+        tell=Teller(heard),
+        mint=lambda: os.urandom(16),
+    )
+
+
+class Hand:
+    """Sends a flow its replies, and says what it asked for."""
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        self._flow = flow
+        self.step: Any = flow.send(None)
+        self.value: Any = None
+
+    def reply(self, answer: Any) -> Any:
+        """Return the next step; None: it has ended, and `value` is its answer."""
+        try:
+            self.step = self._flow.send(answer)
+        except StopIteration as end:
+            self.step, self.value = None, end.value
+        return self.step
+
+
+def record_of(entry: Entry) -> Record:
+    """The entry as a store gives it back, once it is committed."""
+    return Record(
+        address=entry.address,
+        token=entry.token,
+        state=State.DONE,
+        attempt=entry.attempt,
+        revision=2,
+        lease_left=0.0,
+        age=0.0,
+        stay_left=entry.stay,
+    )
+
+
+def test_in_seen_mode_what_was_gone_is_not_written_until_it_is_written_anew() -> None:
+    entry = Entry(address=ADDRESS, token=b"t" * 16, state=State.DONE, attempt=2, stay=60.0)
+    found = record_of(entry)
+    hand = Hand(write_seen(work(Heard()), entry, found))
+    assert (hand.step.entry, hand.step.replacing) == (entry, found)
+
+    # The record that it was to replace has gone: nothing was written.
+    step = hand.reply(GONE)
+
+    assert (step.entry, step.replacing) == (entry, None)
+    assert hand.reply(None) is None
+    assert hand.value is True
+
+
+def test_in_seen_mode_what_is_gone_again_and_again_was_not_remembered() -> None:
+    entry = Entry(address=ADDRESS, token=b"t" * 16, state=State.DONE, attempt=2, stay=60.0)
+    hand = Hand(write_seen(work(Heard()), entry, record_of(entry)))
+
+    while hand.step is not None:
+        assert isinstance(hand.step, Claiming)
+        hand.reply(GONE)
+
+    assert hand.value is False
+
+
+def test_the_answer_to_a_lost_commit_of_ones_own_is_the_run_itself_and_no_replay() -> None:
+    heard = Heard()
+    hand = Hand(transact(work(heard)))
+    assert isinstance(hand.step, Beginning)
+    first = hand.reply(None)
+    assert isinstance(first, Claiming)
+    assert isinstance(hand.reply(None), Running)
+    assert isinstance(hand.reply(Ended(value="paid")), Finishing)
+    assert isinstance(hand.reply(True), Committing)
+
+    # Nobody knows what became of the COMMIT: it is delivered again, and finds what the first one has committed.
+    step = hand.reply(Commit.UNKNOWN)
+    while isinstance(step, (Pausing, Beginning)):
+        step = hand.reply(None if isinstance(step, Beginning) else 0.0)
+    assert isinstance(step, Claiming)
+    assert step.entry.token != first.entry.token
+    assert isinstance(hand.reply(record_of(first.entry)), Committing)
+    assert hand.reply(Commit.DONE) is None
+
+    assert (hand.value.value, hand.value.replayed) == ("paid", False)
+    assert heard.kinds == ["started", "finished"]
+
+
+def given_up(hand: Hand) -> tuple[list[float], int]:
+    """The pauses of a delivery whose every transaction meets a conflict, and how many transactions there were."""
+    pauses, begun = [], 0
+    try:
+        while True:
+            if isinstance(hand.step, Beginning):
+                begun += 1
+                hand.reply(None)
+            elif isinstance(hand.step, Pausing):
+                pauses.append(hand.step.seconds)
+                hand.reply(hand.step.seconds)
+            elif isinstance(hand.step, Committing):
+                hand.reply(Commit.CONFLICT)
+            else:
+                hand.reply(Ended(value=None) if isinstance(hand.step, Running) else None)
+    except StoreUnavailable:
+        return pauses, begun
+
+
+def test_a_transaction_that_met_a_conflict_is_tried_again_after_a_pause_that_grows_and_has_bounds() -> None:
+    longest = msgspec.structs.replace(work(Heard()), mint=lambda: b"\xff" * 16)
+
+    pauses, begun = given_up(Hand(transact(longest)))
+
+    # None before the first, one before each other.
+    assert (begun, len(pauses)) == (TRANSACTIONS_MAX, TRANSACTIONS_MAX - 1)
+    assert [round(pause, 3) for pause in pauses[:3]] == [0.005, 0.01, 0.02]
+    assert max(pauses) <= RETRY_PAUSE_MAX
+    assert sum(pauses) < 13
+
+
+def test_two_that_met_do_not_come_back_at_the_same_moment() -> None:
+    here, there = (given_up(Hand(transact(work(Heard()))))[0] for _ in range(2))
+
+    assert here != there
+    assert all(pause < RETRY_PAUSE_MAX for pause in (*here, *there))
