@@ -221,8 +221,9 @@ async def key_of(one: intent, guard: Any, body: bytes = b"{}") -> str:
     return key
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["by its answer", "by hand"])
 @pytest.mark.parametrize("body", [b"{}", b"another"], ids=["the same request", "another request"])
-def test_a_slow_sender_does_not_end_a_newer_intent_of_the_same_name(client: Any, body: bytes) -> None:
+def test_a_slow_sender_does_not_end_a_newer_intent_of_the_same_name(client: Any, body: bytes, by_hand: bool) -> None:
     guard = client.guard
 
     async def story() -> None:
@@ -237,7 +238,12 @@ def test_a_slow_sender_does_not_end_a_newer_intent_of_the_same_name(client: Any,
         newer = await entered(guard)
         new = await key_of(newer, guard, body)
         await left(newer, guard, OSError, OSError(), None)
-        slow.heard(201, {}, b"")
+        if not by_hand:
+            slow.heard(201, {}, b"")
+        elif isinstance(guard, Guard):
+            slow.end()
+        else:
+            await slow.aend()
         await left(slow, guard)
 
         again = await entered(guard)

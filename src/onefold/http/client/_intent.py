@@ -96,7 +96,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         """End it by hand, where it is known what became of it: the next one of this name is a new request."""
         guard, self._is_used = self._blocking(), True
         try:
-            guard.forget(OPERATION, self.name)
+            # Inside its block it knows its own key, and ends no other.
+            self._forget(guard) if self._key else guard.forget(OPERATION, self.name)
         finally:
             if guard is not self._store:
                 guard.close()
@@ -105,7 +106,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         """The same, awaited."""
         guard, self._is_used = self._awaited(), True
         try:
-            await guard.forget(OPERATION, self.name)
+            await (self._forget_awaited(guard) if self._key else guard.forget(OPERATION, self.name))
         finally:
             if guard is not self._store:
                 await guard.aclose()
