@@ -13,6 +13,7 @@ import pytest
 from onefold import (
     AsyncGuard,
     Guard,
+    OnHold,
     OutcomeUnknown,
     Policy,
     Record,
@@ -21,8 +22,10 @@ from onefold import (
     current,
     done,
     not_done,
+    rerun,
     unknown,
 )
+from onefold.cli._words import steps
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from support import AsyncProxyStore, Clock, Heard, ProxyStore
@@ -151,6 +154,85 @@ def test_what_a_dead_bypass_left_expires_with_what_it_found(store: ProxyStore, c
     assert (still.value, again.value, again.replayed) == ("the receipt", "anew", False)
 
 
+def test_what_a_dead_bypass_left_stays_as_long_as_what_it_found(store: ProxyStore, clock: Clock) -> None:
+    guard = Guard(store, policy=policy())
+    guard.run("charge", "pay_1", lambda: "the receipt")
+    with pytest.raises(ValueError, match="died"):
+        guard.run("charge", "pay_1", dying(store), bypass=True, policy=Policy(keep=1, lease=5))
+    store.down.clear()
+    clock.advance(900)
+
+    assert guard.run("charge", "pay_1", pytest.fail).value == "the receipt"
+
+
+@pytest.mark.parametrize(
+    ("way", "error", "state"),
+    [
+        ("rerun", ValueError("no"), State.OPEN),
+        ("hold", TimeoutError(), State.HELD),
+        ("skip", TimeoutError(), State.DONE),
+        ("rerun", KeyError("final"), State.FAILED),
+        ("a probe that does not know", TimeoutError(), State.HELD),
+        ("a probe that says no", TimeoutError(), State.OPEN),
+    ],
+)
+def test_a_bypass_that_outlives_what_it_found_is_a_run_like_any_other(
+    store: ProxyStore, clock: Clock, way: str, error: Exception, state: State
+) -> None:
+    guard = Guard(store, policy=policy(way, lease=600))
+    guard.run("charge", "pay_1", lambda: "the receipt")
+    clock.advance(999)
+
+    def outlives() -> None:
+        clock.advance(2)
+        raise error
+
+    with pytest.raises(type(error)):
+        guard.run("charge", "pay_1", outlives, bypass=True)
+
+    assert (record(store).state, record(store).bypasses, steps(record(store))) == (state, 1, None)
+    assert record(store).result != b"the receipt"
+
+
+def test_a_dead_bypass_that_outlived_what_it_found_is_held_like_any_other(store: ProxyStore, clock: Clock) -> None:
+    guard = Guard(store, policy=policy("hold", lease=5))
+    guard.run("charge", "pay_1", lambda: "the receipt")
+    clock.advance(999)
+    with pytest.raises(ValueError, match="died"):
+        guard.run("charge", "pay_1", dying(store), bypass=True)
+    store.down.clear()
+    clock.advance(6)
+
+    with pytest.raises(OnHold):
+        guard.run("charge", "pay_1", pytest.fail)
+
+    assert record(store).notes is None
+
+
+def test_a_dead_bypass_that_a_person_lets_run_again_forgets_what_it_found(store: ProxyStore, clock: Clock) -> None:
+    guard, sent = Guard(store, policy=policy("hold", lease=5)), []
+    guard.run("charge", "pay_1", lambda: "the receipt")
+
+    def dies() -> None:
+        current().step("reserve", lambda: None)
+        sent.append(current().key_for("bank"))
+        dying(store)()
+
+    with pytest.raises(ValueError, match="died"):
+        guard.run("charge", "pay_1", dies, bypass=True)
+    store.down.clear()
+    clock.advance(6)
+    assert steps(record(store)) == ["reserve"]
+    guard.resolve("charge", "pay_1", rerun(), by="ada", reason="the bank knows nothing of it")
+    with pytest.raises(ValueError, match="no"):
+        guard.run("charge", "pay_1", fail(ValueError("no")))
+    assert record(store).state is State.OPEN
+    guard.run("charge", "pay_1", lambda: sent.append(current().key_for("bank")))
+
+    assert sent[0] == sent[1]
+    assert (record(store).state, record(store).notes) == (State.DONE, None)
+
+
 def test_a_slow_bypass_that_succeeds_after_its_lease_still_counts(store: ProxyStore, clock: Clock) -> None:
     guard = Guard(store, policy=policy(lease=5))
     guard.run("charge", "pay_1", lambda: "the receipt")
@@ -168,12 +250,12 @@ def test_a_slow_bypass_that_succeeds_after_its_lease_still_counts(store: ProxySt
 def test_a_bypass_that_is_tried_again_sends_the_same_key_downstream_and_keeps_its_steps(
     store: ProxyStore, clock: Clock
 ) -> None:
-    guard, sent, steps = Guard(store, policy=policy(lease=5)), [], []
+    guard, sent, taken = Guard(store, policy=policy(lease=5)), [], []
 
     def handler(end: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
             sent.append(current().key_for("gateway"))
-            current().step("reserve", lambda: steps.append("reserved"))
+            current().step("reserve", lambda: taken.append("reserved"))
             return end()
 
         return run
@@ -189,7 +271,7 @@ def test_a_bypass_that_is_tried_again_sends_the_same_key_downstream_and_keeps_it
 
     assert outcome.value == "done at last"
     assert sent[0] != sent[1] == sent[2] == sent[3] != sent[4]
-    assert steps == ["reserved", "reserved"]
+    assert taken == ["reserved", "reserved"]
     assert (record(store).bypasses, record(store).notes, record(store).remark) == (2, None, "")
 
 

@@ -17,6 +17,7 @@ RULES = BOTTOM | {"_bypass", "_canonical", "_decide", "_fingerprint", "_steps", 
 FLOWS = {
     "_flow",
     "_flow_batch",
+    "_flow_bypass",
     "_flow_fresh",
     "_flow_joined",
     "_flow_moving",

@@ -112,7 +112,11 @@ def without_earlier(notes: bytes | None) -> bytes | None:
 
 
 def _log(notes: bytes | None) -> dict[str, Any]:
-    log = msgspec.msgpack.decode(notes) if notes else None
+    try:
+        log = msgspec.msgpack.decode(notes) if notes else None
+    except msgspec.DecodeError:
+        # Not written by us, and so not by a bypass.
+        return {}
     return log if isinstance(log, dict) else {}
 
 

@@ -281,7 +281,8 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
         attempt=starts(found),
         age=found.age,
         bypasses=found.bypasses,
-        notes=None if found.notes in (UNSTARTED, STARTED) else found.notes,
+        # What a bypass had found has expired, or it would have been replayed.
+        notes=None if found.notes in (UNSTARTED, STARTED) else _bypass.without_earlier(found.notes),
         fingerprint=asked.fingerprint if found.fingerprint is None else found.fingerprint,
     )
     if then is Then.HOLD:

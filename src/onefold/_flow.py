@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from onefold import _bypass, _decide
 from onefold._decide import Then
+from onefold._flow_bypass import alone, put_back
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
 from onefold._steps import (
     Claiming,
@@ -197,10 +198,24 @@ def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
 def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
     """What follows from how the handler ended; its error is raised as it is."""
     then = _decide.after(ended.error, work.policy) if ended.started else Then.RELEASE
-    if then not in (FINISH, ASK) and _bypass.is_bypass(entry):
-        # Whatever is not known of a bypass, what it found is known: that is put back.
-        then = Then.RELEASE
-    return close_done(work, entry, ended) if then is FINISH else close_raised(work, entry, ended, then)
+    if then is FINISH:
+        return close_done(work, entry, ended)
+    if _bypass.is_bypass(entry):
+        return _close_bypass(work, entry, ended, then)
+    return close_raised(work, entry, ended, then)
+
+
+def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Outcome[Any]]:
+    """Whatever is not known of a bypass that did not return, what it found is known: that is put back."""
+    if then is ASK:
+        answered = yield from _ask_after(work, entry, ended)
+        if isinstance(answered, Done):
+            return (yield from close_done(work, entry, Ended(value=answered.value)))
+        then = Then.RELEASE if isinstance(answered, NotDone) else Then.HOLD
+    if (yield from put_back(work, entry, ended)):
+        raise cast("BaseException", ended.error)
+    # It has expired meanwhile: this is a run like any other.
+    return (yield from close_raised(work, *alone(entry, ended), then))
 
 
 def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False) -> Flow[Outcome[Any]]:
@@ -224,7 +239,7 @@ def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Out
             answered = yield from _ask_after(work, entry, ended)
             if isinstance(answered, Done):
                 return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
-            if isinstance(answered, NotDone) or _bypass.is_bypass(entry):
+            if isinstance(answered, NotDone):
                 yield from give_back(work, entry, ended)
             else:
                 yield from close_otherwise(work, entry, ended, Then.HOLD)
@@ -254,44 +269,22 @@ def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[
 
 def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
     """Release the claim. A store that fails now changes nothing for the caller: the lease will end."""
-    error = cast("BaseException", ended.error)
-    address, name = work.asked.address, type(error).__name__
-    try:
-        ours = yield from _release(work, entry, ended, error)
-    except Exception:  # noqa: BLE001 - the handler's own error must surface, not this one
-        work.tell(Kind.STORE_FAILED, address, entry.attempt, "release")
-        return
-    work.tell(Kind.RELEASED if ours else Kind.LOST, address, entry.attempt, name)
-
-
-def _release(work: Work, entry: Entry, ended: Ended, error: BaseException) -> Flow[bool]:
     if _bypass.is_bypass(entry):
-        ours = yield from _put_back(entry, ended)
-        if ours is not None:
-            return ours
+        if (yield from put_back(work, entry, ended)):
+            return
+        entry, ended = alone(entry, ended)
+    error = cast("BaseException", ended.error)
     if ended.started:
         left = _decide.memory(entry, error, ended.notes, work.policy)
     else:
         left = _decide.memory_unstarted(entry, work.policy)
-    return cast("bool", (yield Releasing(claim_of(entry), left)))
-
-
-def _put_back(entry: Entry, ended: Ended) -> Flow[bool | None]:
-    """A bypass has failed: what it found is written again. None: that has expired meanwhile."""
-    for _ in range(ROUNDS_MAX):
-        found: Record | None = yield Reading(entry.address)
-        if found is None or found.token != entry.token:
-            return False
-        if found.state is not State.RUNNING:
-            # Written in the round before, whose answer got lost.
-            return True
-        notes, failure = (ended.notes, type(ended.error).__name__) if ended.started else (found.notes, "")
-        earlier = _bypass.put_back(found, notes, failure)
-        if earlier is None:
-            return None
-        if (yield Claiming(earlier, found)) is None:
-            return True
-    return False
+    address, name = work.asked.address, type(error).__name__
+    try:
+        ours = yield Releasing(claim_of(entry), left)
+    except Exception:  # noqa: BLE001 - the handler's own error must surface, not this one
+        work.tell(Kind.STORE_FAILED, address, entry.attempt, "release")
+        return
+    work.tell(Kind.RELEASED if ours else Kind.LOST, address, entry.attempt, name)
 
 
 def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
