@@ -438,7 +438,8 @@ def test_tasks_that_hold_everything_do_not_cost_a_claim(
 
 def test_a_blocking_client_of_dynamodb_never_waits_for_a_connection(dynamodb_url: str) -> None:
     """So that it needs none for renewals: where all are in use, it opens one more."""
-    client = boto3.client("dynamodb", config=Config(max_pool_connections=1), **place_of(dynamodb_url))
+    place: Any = place_of(dynamodb_url)
+    client: Any = boto3.client("dynamodb", config=Config(max_pool_connections=1), **place)
 
     assert client._endpoint.http_session._manager.connection_pool_kw.get("block", False) is False
     client.close()
