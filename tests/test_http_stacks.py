@@ -300,15 +300,15 @@ def test_a_client_that_leaves_while_the_handler_runs_ends_nothing(
     assert service.effects(name) == 1
 
 
-@pytest.mark.parametrize("below", ["none", "blocking"])
+@pytest.mark.parametrize("around", ["none/none", "none/blocking", "blocking/none"])
 @pytest.mark.parametrize("act", ["json", "awaited", "cancellable"])
 def test_django_ends_no_view_whose_client_has_left(
-    stack: str, post: Post, service: Service, name: str, act: str, below: str
+    stack: str, post: Post, service: Service, name: str, act: str, around: str
 ) -> None:
     if not stack.startswith("django"):
         pytest.skip("views are Django's")
 
-    answer = leaves_while_it_runs(post, service, name, f"/none/{below}/below/{act}")
+    answer = leaves_while_it_runs(post, service, name, f"/{around}/below/{act}")
 
     assert (answer.status_code, is_replay(answer)) == (201, True)
     assert service.effects(name) == 1

@@ -90,7 +90,8 @@ def chosen(get_response: Any) -> Any:
         for above in NAMES:
             for below in NAMES:
                 chains[above, below, rule] = AROUND[above](ours(AROUND[below](get_response)))
-        chains["none", "blocking", rule] = over_what_blocks(ours, get_response)
+        chains["none", "blocking", rule] = blocked(lambda respond, ours=ours: ours(blocking(respond)), get_response)
+        chains["blocking", "none", rule] = blocked(blocking, ours(get_response))
 
     def chain(request: Any) -> Any:
         place = place_of(request.path)
@@ -106,19 +107,21 @@ def chosen(get_response: Any) -> Any:
     return awaited
 
 
-def over_what_blocks(ours: Any, get_response: Any) -> Any:
-    """Ours above a middleware that is not async, as Django puts them together."""
+def blocking(respond: Any) -> Any:
+    """A middleware that is not async."""
 
-    def blocking(respond: Any) -> Any:
-        def handle(request: Any) -> Any:
-            request.was_blocked = True
-            return respond(request)
+    def handle(request: Any) -> Any:
+        request.was_blocked = True
+        return respond(request)
 
-        return handle
+    return handle
 
+
+def blocked(around: Any, get_response: Any) -> Any:
+    """What blocks around what may be async, as Django puts them together."""
     if not iscoroutinefunction(get_response):
-        return ours(blocking(get_response))
-    return sync_to_async(ours(blocking(async_to_sync(get_response))))
+        return around(get_response)
+    return sync_to_async(around(async_to_sync(get_response)))
 
 
 def view(request: Any, **_names: str) -> Any:
