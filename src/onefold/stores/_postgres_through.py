@@ -44,7 +44,9 @@ def plain(reply: Reply) -> Reply:
 def standing(connection: Any) -> Standing:
     """Of a connection of psycopg or psycopg2."""
     if connection.closed:
-        return Standing.BROKEN
+        # psycopg2 counts: 1 is closed by hand, 2 is lost.
+        lost = connection.broken if hasattr(connection, "broken") else connection.closed > 1
+        return Standing.BROKEN if lost else Standing.CLOSED
     status = int(connection.info.transaction_status)
     if status == IN_ERROR:
         return Standing.ABORTED

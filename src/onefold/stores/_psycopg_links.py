@@ -74,7 +74,10 @@ class _Shared:
             return Standing.BROKEN
         if self._waiting:
             return Standing.OPEN
-        return _STANDINGS.get(self.connection.pgconn.transaction_status, Standing.BROKEN)
+        found = _STANDINGS.get(self.connection.pgconn.transaction_status)
+        if found is None:
+            return Standing.CLOSED if self.connection.closed and not self.connection.broken else Standing.BROKEN
+        return found
 
     def _waited(self) -> bool:
         waited, self._waiting = self._waiting, False
@@ -135,6 +138,10 @@ class PsycopgLink(_Shared):
     def commit(self) -> None:
         if not self._waited():
             self.connection.commit()
+
+    def commit_if(self, check: str) -> None:
+        """Commit unless the check fails: both in one message. Without values it may hold several statements."""
+        self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
 
     def rollback(self) -> None:
         if not self._waited():
@@ -198,6 +205,9 @@ class AsyncPsycopgLink(_Shared):
     async def commit(self) -> None:
         if not self._waited():
             await self.connection.commit()
+
+    async def commit_if(self, check: str) -> None:
+        await self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
 
     async def rollback(self) -> None:
         if not self._waited():

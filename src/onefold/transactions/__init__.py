@@ -37,8 +37,9 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Column(NamedTuple):
     """The column of the caller's own table that *is* the record: `Column("payments", "idempotency_key")`.
 
-    It needs a unique index, and the handler has to write the row. Where there are tenants, `scope` names their column,
-    and the unique index is on both.
+    It needs a unique index, and the handler has to write the row: by INSERT, or by INSERT ... ON CONFLICT. Deliveries
+    of one key run one after the other. Where there are tenants, `scope` names their column, and the unique index is on
+    both.
     """
 
     table: str
