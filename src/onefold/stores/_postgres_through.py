@@ -27,8 +27,8 @@ def trouble(error: BaseException) -> Trouble | None:
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is not None:
         return meaning(code, str(error))
-    if "OperationalError" in kinds:
-        # The server could not say anything any more.
+    if kinds & {"OperationalError", "InternalError"}:
+        # The server could not say anything any more; or a pooler before it has said more than was asked.
         return Trouble(Kind.LOST, f"the connection was lost, or did not come about: {one_line(str(error))}")
     return Trouble(Kind.MISTAKE, f"the driver says: {one_line(str(error))}")
 

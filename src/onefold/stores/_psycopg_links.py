@@ -237,7 +237,8 @@ def trouble(error: BaseException) -> Trouble | None:
         return None
     if error.sqlstate is not None:
         return meaning(error.sqlstate, error.diag.message_primary or str(error))
-    if isinstance(error, psycopg.OperationalError):
-        # The server could not say anything any more.
+    if isinstance(error, (psycopg.OperationalError, psycopg.InternalError)):
+        # The server could not say anything any more. Or it, or a pooler before it, has said more than was asked: that
+        # the process behind has died, and then the answer.
         return Trouble(Kind.LOST, f"the connection was lost: {one_line(str(error))}")
     return Trouble(Kind.MISTAKE, f"psycopg says: {one_line(str(error))}")
