@@ -238,3 +238,15 @@ def test_a_handler_that_goes_back_to_a_savepoint_from_before_is_told(tried: Benc
         tried.play(story(words, result))
 
     assert (ledger.balance, ledger.records) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "driver", [one for one in DRIVERS if one.name in ("sqlite3", "psycopg", "pymysql")], ids=lambda driver: driver.name
+)
+def test_a_cursor_is_refused_with_the_name_of_what_to_pass(tried: Bench) -> None:
+    async def story() -> None:
+        async with tried.connected() as hand:
+            with pytest.raises(UsageError, match=r"this is a cursor. Pass guard\.within\(cursor\.connection\)"):
+                await tried.within(Hand(hand.connection.cursor()), "m1", ending(_does_nothing, None))
+
+    tried.play(story())

@@ -56,8 +56,18 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
     kind = type(connection)
     join_it = _joins.get(kind)
     if join_it is None:
+        _check_no_cursor(connection)
         join_it = _joins[kind] = _join_of(kind)
     return join_it(connection, None if record is None else checked(record), awaited=awaited)
+
+
+def _check_no_cursor(connection: Any) -> None:
+    """A cursor is not where a transaction is, though it leads there."""
+    if not hasattr(connection, "fetchone"):
+        return
+    names = [name for name in ("connection", "db") if hasattr(connection, name)]
+    instead = f"guard.within(cursor.{names[0]})" if names else "the connection that it was made by"
+    raise UsageError(f"within({type(connection).__qualname__}): this is a cursor. Pass {instead}. Nothing ran")
 
 
 def _join_of(kind: type) -> Callable[..., Any]:
