@@ -180,17 +180,18 @@ def test_a_handler_that_ends_the_transaction_by_itself_is_told(
         worker.within(connection, "m1", handler)
 
 
-def test_a_handler_with_a_result_that_goes_on_after_a_deadlock_is_told(
-    worker: Worker, connection: Any, ledger: Ledger
+@pytest.mark.parametrize("value", [None, "receipt"])
+def test_a_handler_that_goes_on_after_a_deadlock_is_told(
+    worker: Worker, connection: Any, ledger: Ledger, value: str | None
 ) -> None:
     with Blocking("memory:").connection(ledger.url) as other:
 
         def handler() -> Working:
             with pytest.raises(worker.error.OperationalError, match="Deadlock"):
                 yield from deadlocking(other)
-            return "receipt"
+            return value
 
-        with pytest.raises(UsageError, match="Let the database's errors out"):
+        with pytest.raises(UsageError, match="let the database's errors out: a deadlock ends a transaction"):
             worker.within(connection, "m1", handler)
     worker.on(connection, COMMIT)
 
@@ -288,9 +289,9 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(
 # What it costs.
 
 FLIGHTS: dict[str, tuple[Handler, list[str]]] = {
-    "new": (Handler(None), ["INSERT"]),
-    "new, with a result": (Handler("receipt"), ["INSERT", "UPDATE"]),
-    "new, and it fails": (Handler(error=ValueError()), ["INSERT", "DELETE"]),
+    "new": (Handler(None), ["INSERT", "SAVEPOINT", "RELEASE"]),
+    "new, with a result": (Handler("receipt"), ["INSERT", "SAVEPOINT", "RELEASE", "UPDATE"]),
+    "new, and it fails": (Handler(error=ValueError()), ["INSERT", "SAVEPOINT", "DELETE", "RELEASE"]),
     "known": (Handler(None), ["INSERT", "SELECT"]),
 }
 

@@ -209,5 +209,5 @@ def test_what_a_delivery_costs_in_statements(worker: Worker, connection: sqlite3
     worker.within(connection, "pay_1", lambda: pay(connection, "pay_1"), PAYMENT)
     connection.set_trace_callback(None)
 
-    assert new == ["SELECT", "SELECT", "INSERT", "SELECT"]
+    assert new == ["SELECT", "SELECT", "SAVEPOINT", "INSERT", "RELEASE", "SELECT"]
     assert seen == ["SELECT", "SELECT"]

@@ -222,9 +222,9 @@ def test_tables_of_a_newer_version_that_can_be_used_are_used(worker: Worker, con
 
 
 STATEMENTS: dict[str, tuple[Handler, list[str]]] = {
-    "new": (Handler(None), ["INSERT"]),
-    "new, with a result": (Handler("receipt"), ["INSERT", "UPDATE"]),
-    "new, and it fails": (Handler(error=ValueError()), ["INSERT", "DELETE"]),
+    "new": (Handler(None), ["INSERT", "SAVEPOINT", "RELEASE"]),
+    "new, with a result": (Handler("receipt"), ["INSERT", "SAVEPOINT", "RELEASE", "UPDATE"]),
+    "new, and it fails": (Handler(error=ValueError()), ["INSERT", "SAVEPOINT", "DELETE", "RELEASE"]),
     "known": (Handler(None), ["INSERT", "SELECT"]),
 }
 

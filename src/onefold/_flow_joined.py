@@ -11,7 +11,7 @@ from typing import Any, Final
 from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._flow import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
-from onefold._model import Commit, Entry, Gone, Outcome, Record, State
+from onefold._model import Commit, Ending, Entry, Gone, Outcome, Record, State
 from onefold._steps import (
     Beginning,
     Claiming,
@@ -19,6 +19,7 @@ from onefold._steps import (
     Ended,
     Finishing,
     Flow,
+    Judging,
     Pausing,
     Reading,
     Releasing,
@@ -28,7 +29,7 @@ from onefold._steps import (
     StillOpen,
 )
 from onefold._work import Work, done, failed, refused
-from onefold.errors import InProgress, OnHold, StoreUnavailable
+from onefold.errors import InProgress, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind
 
 # Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
@@ -51,6 +52,8 @@ def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     ended: Ended = yield Running(work.call, won)
     if ended.error is not None:
         yield from _take_back(work, won, replaced)
+        if confirm:
+            yield from _judge(won, ended.error)
         raise ended.error
     outcome = yield from _keep(work, won, ended.value, confirm=confirm)
     # The commit is the caller's: nothing of ours sees it.
@@ -107,8 +110,12 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
     ended: Ended = yield Running(work.call, won)
     error = ended.error
     if isinstance(error, Exception) and _decide.remembered(error, work.policy):
-        yield RollingBack(error, to_savepoint=True)
-        yield Finishing(claim_of(won), failed(work, error))
+        try:
+            yield RollingBack(error, to_savepoint=True)
+            yield from _finish(won, failed(work, error))
+        except UsageError as mistake:
+            # It has ended the transaction, too. Its own error is shown with it.
+            raise mistake from error
         return error
     if error is not None:
         work.tell(Kind.RELEASED, won.address, won.attempt, type(error).__name__)
@@ -154,10 +161,31 @@ def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flo
     """The second statement, where there is a result."""
     ending = done(work, value, entry.attempt)
     if ending.result is not None or ending.omitted or confirm:
-        yield Finishing(claim_of(entry), ending)
+        yield from _finish(entry, ending)
     else:
-        yield StillOpen()
+        yield StillOpen(claim_of(entry))
     return Outcome(value=value, attempt=entry.attempt)
+
+
+def _judge(entry: Entry, error: BaseException) -> Flow[None]:
+    """Raise `InProgress` where the error comes from a row that another delivery has written."""
+    try:
+        yield Judging(claim_of(entry), error)
+    except InProgress:
+        raise
+    except Exception:  # noqa: BLE001 - the handler's own error is the one to show
+        return
+
+
+def _finish(entry: Entry, ending: Ending) -> Flow[None]:
+    """End our record, which has to be there still."""
+    finished: bool = yield Finishing(claim_of(entry), ending)
+    if not finished:
+        raise UsageError(
+            f"{entry.address.operation} [key {entry.address.digest}]: its record is not there any more, so that the "
+            "work would be committed without it. The handler has rolled back, or deleted it. Roll back, and deliver it "
+            "again"
+        )
 
 
 def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:

@@ -144,10 +144,22 @@ class RollingBack(Once, frozen=True):
 
 
 class StillOpen(Once, frozen=True):
-    """Raise where the handler has ended the transaction that it was to leave open."""
+    """Raise unless the record of this claim is still there, in the transaction that wrote it."""
+
+    claim: Claim
 
     def send(self, store: Any) -> Any:
-        return store.check_open()
+        return store.check_open(self.claim)
+
+
+class Judging(Once, frozen=True):
+    """Raise `InProgress` where a handler's error says that another delivery has written the row that is the record."""
+
+    claim: Claim
+    error: BaseException
+
+    def send(self, store: Any) -> Any:
+        return store.judge(self.claim, self.error)
 
 
 class Watching(Step, frozen=True):

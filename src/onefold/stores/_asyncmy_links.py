@@ -102,6 +102,11 @@ def in_transaction(connection: Any) -> bool:
     return bool(connection.server_status & IN_TRANSACTION)
 
 
+def is_closed(connection: Any) -> bool:
+    """Whether it was closed by hand: what is lost, or cut off by a cancellation, has a reason, or keeps its stream."""
+    return connection._transport is None and connection._close_reason is None
+
+
 class AsyncmyLink:
     """An `AsyncLink` on a connection whose transactions are its owner's."""
 
@@ -135,6 +140,8 @@ class AsyncmyLink:
         await self.connection.rollback()
 
     def standing(self) -> Standing:
+        if is_closed(self.connection):
+            return Standing.CLOSED
         if not self.connection.connected:
             return Standing.BROKEN
         return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
@@ -187,7 +194,11 @@ class OwnLink(AsyncmyLink):
         self._begun = False
 
     def standing(self) -> Standing:
-        if not self.connection.connected or self.connection.watch.broken:
+        if self.connection.watch.broken:
+            return Standing.BROKEN
+        if is_closed(self.connection):
+            return Standing.CLOSED
+        if not self.connection.connected:
             return Standing.BROKEN
         return Standing.OPEN if self._begun else Standing.IDLE
 

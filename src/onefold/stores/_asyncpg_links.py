@@ -14,11 +14,25 @@ from onefold.errors import UsageError
 from onefold.stores._postgres_errors import meaning, one_line
 from onefold.stores._sql import in_numbers
 from onefold.stores._sql_dialect import Ask, Reply
-from onefold.stores._sql_joined import ABORTED
+from onefold.stores._sql_joined_talks import ABORTED
 from onefold.stores._sql_links import Kind, Standing, Trouble
 
 # A goodbye that nobody answers.
 CLOSE_SECONDS: Final = 5.0
+
+
+class Own(asyncpg.Connection):
+    """A connection of our own. By itself asyncpg does not tell what was closed from what was lost."""
+
+    closed_by_hand = False
+
+    async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - it is asyncpg's
+        self.closed_by_hand = True
+        await super().close(timeout=timeout)
+
+    def terminate(self) -> None:
+        self.closed_by_hand = True
+        super().terminate()
 
 
 class AsyncpgLink:
@@ -76,8 +90,15 @@ class AsyncpgLink:
         await self._inner.execute(statement)
 
     async def commit(self) -> None:
+        await self._commit("COMMIT")
+
+    async def commit_if(self, check: str) -> None:
+        """Commit unless the check fails: both in one message. Without values it may hold several statements."""
+        await self._commit(f"{check}; COMMIT")
+
+    async def _commit(self, statement: str) -> None:
         self._check_open()
-        answer = await self._ended_by("COMMIT")
+        answer = await self._ended_by(statement)
         if answer != "COMMIT":
             # A transaction in which a statement has failed is rolled back, and asyncpg does not say so.
             raise UsageError(ABORTED)
@@ -92,7 +113,9 @@ class AsyncpgLink:
         except TimeoutError as error:
             # Nobody knows what became of it: as if the connection had been lost.
             self._interrupted = True
-            raise asyncpg.ConnectionDoesNotExistError(f"no answer to {statement}") from error
+            raise asyncpg.ConnectionDoesNotExistError("no answer to the end of the transaction") from error
+        except asyncpg.InFailedSQLTransactionError as error:
+            raise UsageError(ABORTED) from error
         except Exception:
             raise
         except BaseException:
@@ -102,13 +125,15 @@ class AsyncpgLink:
             self._inner._top_xact = None
 
     def standing(self) -> Standing:
-        if self._interrupted or self._inner.is_closed():
+        if self._interrupted:
             return Standing.BROKEN
+        if self._inner.is_closed():
+            return Standing.CLOSED if getattr(self._inner, "closed_by_hand", False) else Standing.BROKEN
         # It does not say whether a statement has failed in it.
         return Standing.OPEN if self._inner.is_in_transaction() else Standing.IDLE
 
     async def close(self) -> None:
-        if self.standing() is Standing.BROKEN:
+        if self.standing() in (Standing.BROKEN, Standing.CLOSED):
             self._inner.terminate()
         else:
             await self._inner.close(timeout=CLOSE_SECONDS)

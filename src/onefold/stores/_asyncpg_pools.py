@@ -9,7 +9,7 @@ from typing import Any, Final
 import asyncpg
 
 from onefold.errors import StoreUnavailable
-from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, inner, trouble
+from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, Own, inner, trouble
 from onefold.stores._postgres_errors import meaning, one_line
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
 from onefold.stores._sql_links import Standing
@@ -52,6 +52,7 @@ class AsyncOpener:
             return await asyncpg.connect(
                 self._place.url,
                 timeout=CONNECT_SECONDS,
+                connection_class=Own,
                 statement_cache_size=PREPARED_MAX if prepare else 0,
                 server_settings={"application_name": self._place.options.get("application_name", APPLICATION)},
             )

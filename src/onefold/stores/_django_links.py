@@ -134,7 +134,8 @@ class InsideLink(StoresLink):
     def standing(self) -> Standing:
         connection = self.connection
         if connection.connection is None or connection.closed_in_transaction:
-            return Standing.BROKEN
+            # Django closes none by itself inside a block; and its block would end without a word.
+            return Standing.CLOSED
         if not in_transaction(connection):
             return Standing.IDLE
         if connection.errors_occurred and not self.vendor.is_alive(connection.connection):

@@ -9,6 +9,9 @@ from onefold.stores._sql_links import Kind, Trouble
 # Our table has one unique index. This is the answer of an INSERT: a record is in the way.
 DUPLICATE: Final = 1062
 
+# There is no such savepoint: the transaction in which it was set is over.
+NO_SAVEPOINT: Final = 1305
+
 # The drivers' own numbers for a server that is not reached, and for TLS that fails.
 NOT_REACHED: Final = 2003
 TLS_FAILED: Final = 2026

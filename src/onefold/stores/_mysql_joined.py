@@ -6,17 +6,19 @@ from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
 
 
 class MysqlTransaction(SqlTransaction):
-    """On connections that are watched."""
+    """On connections that are watched, so that the server need not be asked."""
 
-    def check_open(self) -> None:
-        super().check_open()
+    marks = False
+
+    def _check_standing(self) -> None:
+        super()._check_standing()
         connection = self.link.connection
         connection.watch.check(in_transaction=connection.in_transaction())
 
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         if self._begun and to_savepoint:
             # After a deadlock there is no savepoint any more.
-            self.check_open()
+            self._check_standing()
         elif self._begun:
             connection = self.link.connection
             connection.watch.note(error, in_transaction=connection.in_transaction())
@@ -26,14 +28,16 @@ class MysqlTransaction(SqlTransaction):
 class AsyncMysqlTransaction(AsyncSqlTransaction):
     """The same, awaited."""
 
-    async def check_open(self) -> None:
-        await super().check_open()
+    marks = False
+
+    async def _check_standing(self) -> None:
+        await super()._check_standing()
         connection = self.link.connection
         connection.watch.check(in_transaction=connection.in_transaction())
 
     async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         if self._begun and to_savepoint:
-            await self.check_open()
+            await self._check_standing()
         elif self._begun:
             connection = self.link.connection
             connection.watch.note(error, in_transaction=connection.in_transaction())

@@ -52,7 +52,7 @@ def after(connection: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 def standing(connection: Any) -> Standing:
     """Where a connection stands by the server's last answer. What does not tell (mysqlclient), is believed."""
     if not getattr(connection, "open", getattr(connection, "connected", True)):
-        return Standing.BROKEN
+        return Standing.CLOSED if getattr(connection, "_closed", False) else Standing.BROKEN
     if not hasattr(connection, "server_status"):
         return Standing.OPEN
     last = getattr(connection, "_result", None)

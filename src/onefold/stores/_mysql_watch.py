@@ -12,7 +12,7 @@ from typing import Final
 
 from onefold.errors import UsageError
 from onefold.stores._mysql_errors import UNDOING, meaning, number_of
-from onefold.stores._sql_joined import ENDED
+from onefold.stores._sql_joined_talks import ENDED
 from onefold.stores._sql_links import Kind
 
 # The flag of the server's answers that says whether a transaction is open.

@@ -27,8 +27,8 @@ def trouble(error: BaseException) -> Trouble | None:
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is not None:
         return meaning(code, str(error))
-    if "OperationalError" in kinds:
-        # The server could not say anything any more.
+    if kinds & {"OperationalError", "InternalError"}:
+        # The server could not say anything any more; or a pooler before it has said more than was asked.
         return Trouble(Kind.LOST, f"the connection was lost, or did not come about: {one_line(str(error))}")
     return Trouble(Kind.MISTAKE, f"the driver says: {one_line(str(error))}")
 
@@ -44,7 +44,9 @@ def plain(reply: Reply) -> Reply:
 def standing(connection: Any) -> Standing:
     """Of a connection of psycopg or psycopg2."""
     if connection.closed:
-        return Standing.BROKEN
+        # psycopg2 counts: 1 is closed by hand, 2 is lost.
+        lost = connection.broken if hasattr(connection, "broken") else connection.closed > 1
+        return Standing.BROKEN if lost else Standing.CLOSED
     status = int(connection.info.transaction_status)
     if status == IN_ERROR:
         return Standing.ABORTED

@@ -74,7 +74,10 @@ class _Shared:
             return Standing.BROKEN
         if self._waiting:
             return Standing.OPEN
-        return _STANDINGS.get(self.connection.pgconn.transaction_status, Standing.BROKEN)
+        found = _STANDINGS.get(self.connection.pgconn.transaction_status)
+        if found is None:
+            return Standing.CLOSED if self.connection.closed and not self.connection.broken else Standing.BROKEN
+        return found
 
     def _waited(self) -> bool:
         waited, self._waiting = self._waiting, False
@@ -135,6 +138,10 @@ class PsycopgLink(_Shared):
     def commit(self) -> None:
         if not self._waited():
             self.connection.commit()
+
+    def commit_if(self, check: str) -> None:
+        """Commit unless the check fails: both in one message. Without values it may hold several statements."""
+        self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
 
     def rollback(self) -> None:
         if not self._waited():
@@ -199,6 +206,9 @@ class AsyncPsycopgLink(_Shared):
         if not self._waited():
             await self.connection.commit()
 
+    async def commit_if(self, check: str) -> None:
+        await self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
+
     async def rollback(self) -> None:
         if not self._waited():
             await self.connection.rollback()
@@ -227,7 +237,8 @@ def trouble(error: BaseException) -> Trouble | None:
         return None
     if error.sqlstate is not None:
         return meaning(error.sqlstate, error.diag.message_primary or str(error))
-    if isinstance(error, psycopg.OperationalError):
-        # The server could not say anything any more.
+    if isinstance(error, (psycopg.OperationalError, psycopg.InternalError)):
+        # The server could not say anything any more. Or it, or a pooler before it, has said more than was asked: that
+        # the process behind has died, and then the answer.
         return Trouble(Kind.LOST, f"the connection was lost: {one_line(str(error))}")
     return Trouble(Kind.MISTAKE, f"psycopg says: {one_line(str(error))}")

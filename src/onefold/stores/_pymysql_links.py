@@ -34,6 +34,7 @@ def trouble(error: BaseException) -> Trouble | None:
 class Watched(Connection):
     """A connection of our own, which remembers what was done to its transaction."""
 
+    _closed: bool
     server_status: int
     ctx: ssl.SSLContext
     _read_timeout: float | None
@@ -134,7 +135,7 @@ class PymysqlLink:
 
     def standing(self) -> Standing:
         if not self.connection.open:
-            return Standing.BROKEN
+            return Standing.CLOSED if self.connection._closed else Standing.BROKEN
         return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
 
     def close(self) -> None:
@@ -190,8 +191,10 @@ class OwnLink(PymysqlLink):
         self._begun = False
 
     def standing(self) -> Standing:
-        if not self.connection.open or self.connection.watch.broken:
+        if self.connection.watch.broken:
             return Standing.BROKEN
+        if not self.connection.open:
+            return Standing.CLOSED if self.connection._closed else Standing.BROKEN
         return Standing.OPEN if self._begun else Standing.IDLE
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from onefold._model import Address, Claim, Ending, Entry, Memory, Record, State
@@ -150,7 +150,8 @@ def _or_null(stay: float) -> float | None:
 PLACE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
 
 
-@cache
+# Bounded, because savepoints have a name of their own each.
+@lru_cache(maxsize=256)
 def in_words(statement: str) -> str:
     """The statement for a driver that takes `%(name)s`."""
     return PLACE.sub(r"%(\1)s", statement.replace("%", "%%"))

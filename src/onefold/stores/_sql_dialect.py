@@ -41,6 +41,13 @@ T = TypeVar("T")
 ROUNDS_MAX: Final = 8
 
 
+# What a statement of `checking` makes the server say, in whatever language: its message quotes the value.
+GONE_MARK: Final = "onefold: gone"
+
+# The statements that are the same everywhere, but for how a database spells them.
+SPELLED: Final = ("look", "read_in_the_way", "replace", "renew", "end", "end_joined", "leave_open", "forget")
+
+
 class Ask(NamedTuple):
     """A statement with its named values; `rows` says that rows come back."""
 
@@ -125,6 +132,9 @@ class Dialect:
     # the number of rows says whether it has written.
     answers: bool = False
 
+    # Whether something is held that only the end of the connection gives up, if a release is not sent.
+    holds_locks: bool = False
+
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
 
     look: str = f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}"
@@ -157,13 +167,16 @@ class Dialect:
         f"WHERE {OURS}"
     )
 
+    # The same in the transaction that wrote the record, also past its stay: a handler may take longer than it is kept.
+    end_joined: str = end.replace(f" AND {ALIVE}", "")
+
     forget: str = f"DELETE FROM {TABLE} WHERE {OURS}"
 
     # Each database has a way of its own to find the oldest few.
     remove_expired: str
 
     def __init_subclass__(cls) -> None:
-        for name in ("look", "read_in_the_way", "replace", "renew", "end", "leave_open", "forget"):
+        for name in SPELLED:
             # What a database wrote for itself is spelled right already.
             if name not in vars(cls):
                 setattr(cls, name, cls.spell(getattr(cls, name)))
@@ -244,6 +257,55 @@ class Dialect:
     def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
         """The same in a transaction with the work, where nearly every record is new: that has to be cheap."""
         return self.claim(entry, replacing)
+
+    # A joined record has to be there after the handler, in the transaction that wrote it. A savepoint proves it: it
+    # ends with its transaction, however that ends, and with whatever was written before it.
+
+    def mark(self, claim: Claim) -> Talk[None]:
+        """Mark the transaction that has just written the record of this claim."""
+        yield Ask(f"SAVEPOINT {self.mark_of(claim)}", {})
+
+    def unmark(self, claim: Claim) -> Talk[bool]:
+        """Whether the marked transaction is still open, with what was written before the mark; it has none then."""
+        try:
+            yield Ask(f"RELEASE SAVEPOINT {self.mark_of(claim)}", {})
+        except Exception as error:
+            if not self.lacks_savepoint(error):
+                raise
+            return False
+        return True
+
+    def mark_of(self, claim: Claim) -> str:
+        """The name of the savepoint. Joined deliveries can be nested, and a name may stand for one savepoint only."""
+        return f"onefold_{claim.token.hex()[:16]}"
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        """Whether an error says that there is no such savepoint."""
+        raise NotImplementedError(f"{type(self).__name__} has savepoints, or another way to know its transactions")
+
+    def still_there(self, claim: Claim) -> Talk[bool]:
+        """Whether the record is still there, in the transaction that wrote it."""
+        return self.unmark(claim)
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        """End the record; False: it is not there any more, or another transaction is open."""
+        if not (yield from self.unmark(claim)):
+            return False
+        return (yield from self.end_unmarked(claim, ending))
+
+    def end_unmarked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        reply: Reply = yield Ask(self.end_joined, of_claim(claim) | of_ending(ending))
+        return reply.written == 1
+
+    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+        """Raise `InProgress` where a handler's error comes from a row of another delivery."""
+        del claim, error
+        yield from ()
+
+    def checking(self, claim: Claim) -> str | None:
+        """A statement that fails unless the record is still there, to be sent with a COMMIT; None: there is none."""
+        del claim
+        return None
 
     def _replace(self, entry: Entry, seen: Record) -> Talk[Record | Gone | None]:
         reply: Reply = yield Ask(self.replace, of_entry(entry, seen))

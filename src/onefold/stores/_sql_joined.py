@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk, carry, carry_async
+from onefold.stores._sql_joined_talks import ENDED, Talks, check_open, says_gone, tell_if_ended, tell_no_savepoint
 from onefold.stores._sql_links import (
     AsyncLink,
     Database,
@@ -29,18 +30,8 @@ T = TypeVar("T")
 
 SAVEPOINT: Final = "onefold_handler"
 
-ENDED: Final = (
-    "the handler ended the transaction by itself, so that its record and its work were not committed together. "
-    "Leave commit() and rollback() to whoever began it"
-)
 
-ABORTED: Final = (
-    "a statement of the handler failed, and the handler went on: the database has given the transaction up, and would "
-    "roll it back at its end without a word. Let the error out, or put what may fail into a savepoint"
-)
-
-
-class JoinedRecords:
+class JoinedRecords(Talks):
     """The operations of a store on a link whose transaction is open. It raises what the driver raises."""
 
     def __init__(self, database: Database, link: Link) -> None:
@@ -52,25 +43,35 @@ class JoinedRecords:
         return self.link.connection
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return self._do(self.database.sql.claim_joined(entry, replacing))
+        return self._do(self._claiming(entry, replacing))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return self._do(self.database.sql.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        self.check_open()
-        return self._do(self.database.sql.finish(claim, ending))
+        self._check_standing()
+        if not self._do(self._finishing(claim, ending)):
+            raise UsageError(ENDED)
+        return True
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        # A transaction that was given up takes the record back by itself.
-        if self.link.standing() is not Standing.OPEN:
+        if not self._can_release(self.link.standing()):
             return True
-        return self._do(self.database.sql.release(claim, memory))
+        return self._do(self._releasing(claim, memory))
 
     def read(self, address: Address) -> Record | None:
         return self._do(self.database.sql.read(address))
 
-    def check_open(self) -> None:
+    def check_open(self, claim: Claim) -> None:
+        """Raise `UsageError` where the record is not in the open transaction, or none is open."""
+        self._check_standing()
+        if self.marks and not self._do(self.database.sql.still_there(claim)):
+            raise UsageError(ENDED)
+
+    def judge(self, claim: Claim, error: BaseException) -> None:
+        self._do(self.database.sql.judge(claim, error))
+
+    def _check_standing(self) -> None:
         check_open(self.link)
 
     def _do(self, talk: Talk[T]) -> T:
@@ -108,7 +109,7 @@ class SqlTransaction(JoinedRecords):
     def _begin(self) -> None:
         self.let_go()
         self.link = self._lent.enter_context(self._pool.lend())
-        self._begun = True
+        self._begun, self._check = True, None
         self.link.begin()
 
     def _begin_once_more(self) -> None:
@@ -121,10 +122,23 @@ class SqlTransaction(JoinedRecords):
     def save(self) -> None:
         self.link.run(f"SAVEPOINT {SAVEPOINT}")
 
+    def check_open(self, claim: Claim) -> None:
+        check = self._checking(claim)
+        if check is not None:
+            self._check_standing()
+            self._check = check
+        elif self.link.standing() is not Standing.BROKEN:
+            # What is lost has committed nothing, and the COMMIT says so.
+            super().check_open(claim)
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        self._check = None
+        return super().finish(claim, ending)
+
     def commit(self) -> Commit:
-        self.check_open()
+        self._check_standing()
         try:
-            self.link.commit()
+            self._committing()
         except Exception as error:  # noqa: BLE001 - what it means is decided there
             return self._after_commit(error)
         return Commit.DONE
@@ -133,7 +147,7 @@ class SqlTransaction(JoinedRecords):
         if not self._begun:
             return False
         if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
-            self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            self._undo_handler()
             return False
         again = tries_again(error, self.database, self.link)
         tell_if_ended(error, self.database, self.link)
@@ -142,6 +156,13 @@ class SqlTransaction(JoinedRecords):
             # What waits in the pool was probably cut with it.
             self._pool.drop_idle()
         return again
+
+    def _undo_handler(self) -> None:
+        try:
+            self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+        except Exception as error:
+            tell_no_savepoint(error, self.database)
+            raise
 
     def let_go(self) -> None:
         """Give the link back."""
@@ -161,6 +182,8 @@ class SqlTransaction(JoinedRecords):
         trouble = cause_of(error, self.database)
         unknown = trouble is not None and trouble.kind is Kind.LOST
         self._undo()
+        if says_gone(error):
+            raise UsageError(ENDED) from error
         if unknown:
             self._pool.drop_idle()
             return Commit.UNKNOWN
@@ -174,7 +197,7 @@ class SqlTransaction(JoinedRecords):
                 return
 
 
-class AsyncJoinedRecords:
+class AsyncJoinedRecords(Talks):
     """The same, awaited."""
 
     def __init__(self, database: Database, link: AsyncLink) -> None:
@@ -186,24 +209,35 @@ class AsyncJoinedRecords:
         return self.link.connection
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await self._do(self.database.sql.claim_joined(entry, replacing))
+        return await self._do(self._claiming(entry, replacing))
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return await self._do(self.database.sql.claim_all(entries))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        await self.check_open()
-        return await self._do(self.database.sql.finish(claim, ending))
+        await self._check_standing()
+        if not await self._do(self._finishing(claim, ending)):
+            raise UsageError(ENDED)
+        return True
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        if self.link.standing() is not Standing.OPEN:
+        if not self._can_release(self.link.standing()):
             return True
-        return await self._do(self.database.sql.release(claim, memory))
+        return await self._do(self._releasing(claim, memory))
 
     async def read(self, address: Address) -> Record | None:
         return await self._do(self.database.sql.read(address))
 
-    async def check_open(self) -> None:
+    async def check_open(self, claim: Claim) -> None:
+        """Raise `UsageError` where the record is not in the open transaction, or none is open."""
+        await self._check_standing()
+        if self.marks and not await self._do(self.database.sql.still_there(claim)):
+            raise UsageError(ENDED)
+
+    async def judge(self, claim: Claim, error: BaseException) -> None:
+        await self._do(self.database.sql.judge(claim, error))
+
+    async def _check_standing(self) -> None:
         check_open(self.link)
 
     async def _do(self, talk: Talk[T]) -> T:
@@ -239,7 +273,7 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
     async def _begin(self) -> None:
         await self.let_go()
         self.link = await self._lent.enter_async_context(self._pool.lend())
-        self._begun = True
+        self._begun, self._check = True, None
         await self.link.begin()
 
     async def _begin_once_more(self) -> None:
@@ -252,10 +286,23 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
     async def save(self) -> None:
         await self.link.run(f"SAVEPOINT {SAVEPOINT}")
 
+    async def check_open(self, claim: Claim) -> None:
+        check = self._checking(claim)
+        if check is not None:
+            await self._check_standing()
+            self._check = check
+        elif self.link.standing() is not Standing.BROKEN:
+            # What is lost has committed nothing, and the COMMIT says so.
+            await super().check_open(claim)
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        self._check = None
+        return await super().finish(claim, ending)
+
     async def commit(self) -> Commit:
-        await self.check_open()
+        await self._check_standing()
         try:
-            await self.link.commit()
+            await self._committing()
         except Exception as error:  # noqa: BLE001 - what it means is decided there
             return await self._after_commit(error)
         return Commit.DONE
@@ -264,7 +311,7 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         if not self._begun:
             return False
         if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
-            await self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            await self._undo_handler()
             return False
         again = tries_again(error, self.database, self.link)
         tell_if_ended(error, self.database, self.link)
@@ -272,6 +319,13 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         if self.link.standing() is Standing.BROKEN:
             await self._pool.drop_idle()
         return again
+
+    async def _undo_handler(self) -> None:
+        try:
+            await self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+        except Exception as error:
+            tell_no_savepoint(error, self.database)
+            raise
 
     async def let_go(self) -> None:
         """Give the link back."""
@@ -291,6 +345,8 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         trouble = cause_of(error, self.database)
         unknown = trouble is not None and trouble.kind is Kind.LOST
         await self._undo()
+        if says_gone(error):
+            raise UsageError(ENDED) from error
         if unknown:
             await self._pool.drop_idle()
             return Commit.UNKNOWN
@@ -307,15 +363,6 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
 # The rules, for both colours.
 
 
-def check_open(link: Link | AsyncLink) -> None:
-    """Raise `UsageError` where what follows could not be committed together with the work."""
-    match link.standing():
-        case Standing.IDLE:
-            raise UsageError(ENDED)
-        case Standing.ABORTED:
-            raise UsageError(ABORTED)
-
-
 def explain(error: Exception, database: Database) -> None:
     """Raise what a driver's error means, in words. What is no driver's error, or has its words, is left alone."""
     trouble = cause_of(error, database)
@@ -327,12 +374,6 @@ def is_lost(error: Exception, database: Database) -> bool:
     """Whether the connection was lost. One that could not be opened has its words already."""
     trouble = cause_of(error, database)
     return trouble is not None and trouble.kind is Kind.LOST and not isinstance(error, OnefoldError)
-
-
-def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink) -> None:
-    """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
-    if link.standing() is Standing.IDLE and cause_of(error, database) is None:
-        error.add_note(f"Besides, {ENDED}")
 
 
 def tries_again(error: BaseException, database: Database, link: Link | AsyncLink) -> bool:

@@ -21,6 +21,7 @@ class Standing(Enum):
     IDLE = "no transaction is open"
     OPEN = "a transaction is open"
     ABORTED = "a statement failed, and the database refuses everything until the transaction is rolled back"
+    CLOSED = "whoever works on the connection has closed it"
     BROKEN = "the connection is lost"
 
 

@@ -27,6 +27,7 @@ from onefold._model import (
     Record,
     State,
 )
+from onefold.stores._mysql_errors import NO_SAVEPOINT, number_of
 from onefold.stores._mysql_text import as_read, filled, many, portions, read_well
 from onefold.stores._sql import (
     ADDRESS,
@@ -178,6 +179,9 @@ class Mysql(Dialect):
     def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
         statement, values = super().page(query, limit)
         return statement.replace(_AFTER, _AFTER_IN_RANGES), values
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        return number_of(error) == NO_SAVEPOINT
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
         return read_well(self._write(entry) if replacing is None else self._replace(entry, replacing))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from onefold._model import Address, Claim, Close, Entry, Gone, Record, State
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
 from onefold.stores import _postgres_many as many
 from onefold.stores._postgres_words import (
     AT_ADDRESS,
@@ -25,8 +25,8 @@ from onefold.stores._postgres_words import (
     spelled,
     typed,
 )
-from onefold.stores._sql import ALIVE, AT, TABLE, Parameters, of_address, of_entry
-from onefold.stores._sql_dialect import Ask, Dialect, Reply, Talk
+from onefold.stores._sql import ALIVE, AT, TABLE, Parameters, of_address, of_claim, of_entry
+from onefold.stores._sql_dialect import GONE_MARK, Ask, Dialect, Reply, Talk
 from onefold.stores.base import Query
 
 # Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
@@ -62,6 +62,9 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 """
 
 _REWRITTEN: Final = ", ".join(f"{column} = {value}" for column, value in STORED.items())
+
+
+OF_THIS_TRANSACTION: Final = "age(xmin) <= 0"
 
 
 class Postgres(Dialect):
@@ -105,6 +108,11 @@ class Postgres(Dialect):
         f":fingerprint) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
+    # A record of this transaction. A row's `xmin` is the transaction, or the part of one behind a savepoint, that wrote
+    # it, and `age` counts from the open transaction: whatever an earlier one wrote on this connection is older.
+    end_joined = spelled(f"{Dialect.end_joined} AND {OF_THIS_TRANSACTION}")
+    look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {AT} AND token = :token AND {OF_THIS_TRANSACTION}")
+
     replace = typed(
         f"UPDATE {TABLE} SET {_REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
     )
@@ -141,6 +149,31 @@ class Postgres(Dialect):
             if reply.written == 1:
                 return None
         return (yield from self.claim(entry, replacing))
+
+    # No savepoint: each would be a transaction inside the transaction, with a number of its own.
+
+    def mark(self, claim: Claim) -> Talk[None]:
+        del claim
+        yield from ()
+
+    def unmark(self, claim: Claim) -> Talk[bool]:
+        del claim
+        yield from ()
+        return True
+
+    def still_there(self, claim: Claim) -> Talk[bool]:
+        reply: Reply = yield Ask(self.look_joined, of_claim(claim), rows=True)
+        return bool(reply.rows)
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        return self.end_unmarked(claim, ending)
+
+    def checking(self, claim: Claim) -> str:
+        # Digits only: nothing in it depends on the session's settings.
+        address = (f"{name} = {_text(value)}" for name, value in of_address(claim.address).items())
+        conditions = " AND ".join((*address, f"token = decode('{claim.token.hex()}', 'hex')", OF_THIS_TRANSACTION))
+        failing = f"CAST('{GONE_MARK} ' || count(*) AS integer)"
+        return f"SELECT CASE count(*) WHEN 1 THEN 1 ELSE {failing} END FROM {TABLE} WHERE {conditions}"
 
     def _writing(self, entry: Entry) -> Ask:
         if _is_usual(entry):
@@ -181,6 +214,10 @@ def _of_usual(entry: Entry) -> Parameters:
         "token": entry.token,
         "fingerprint": entry.fingerprint,
     }
+
+
+def _text(value: str) -> str:
+    return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
 
 
 POSTGRES: Final = Postgres()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from onefold._model import Claim
 from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, WRITTEN
 from onefold.stores._sql_dialect import Dialect
 
@@ -33,6 +34,9 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
     PRIMARY KEY (scope, operation, key)
 )
 """
+
+
+MARK: Final = "onefold_record"
 
 
 class Sqlite(Dialect):
@@ -65,6 +69,15 @@ class Sqlite(Dialect):
         f"DELETE FROM {TABLE} WHERE rowid IN "
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
     )
+
+    def mark_of(self, claim: Claim) -> str:
+        # Of several with one name it takes the last; and what is always the same need not be prepared each time.
+        del claim
+        return MARK
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        # It has no code of its own. A library between may have wrapped it.
+        return "no such savepoint" in str(error)
 
 
 SQLITE: Final = Sqlite()

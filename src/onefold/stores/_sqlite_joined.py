@@ -38,8 +38,10 @@ LOOKING: Final = {
 }
 
 ENDED: Final = (
-    "the handler ended the transaction by itself, so that its record and its work were not committed together. "
-    "Leave commit(), rollback(), executescript() and `with connection:` to whoever began it"
+    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
+    "record and its work were not committed together. "
+    "Leave commit(), rollback(), executescript(), close() and `with connection:` to whoever began it. Roll back, and "
+    "deliver it again"
 )
 
 
@@ -87,24 +89,47 @@ class JoinedRecords:
         self._records = records
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return self._do(lambda records: records.claim(entry, replacing=replacing))
+        found = self._do(lambda records: records.claim(entry, replacing=replacing))
+        if found is None:
+            self._records.mark()
+        return found
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return self._do(lambda records: records.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        self.check_open()
-        return self._do(lambda records: records.finish(claim, ending))
-
-    def check_open(self) -> None:
-        if not self.tx.in_transaction:
+        self._check_inside()
+        if not self._do(lambda records: records.finish_joined(claim, ending)):
             raise UsageError(ENDED)
+        return True
+
+    def check_open(self, claim: Claim) -> None:  # noqa: ARG002 - its mark is the last one
+        """Raise `UsageError` where the record is not in the open transaction, or none is open."""
+        self._check_inside()
+        if not self._records.unmark():
+            raise UsageError(ENDED)
+
+    def judge(self, claim: Claim, error: BaseException) -> None:
+        """Nothing: a file has one writer at a time, so that no other delivery can have come between."""
+
+    def _check_inside(self) -> None:
+        if not self._is_inside():
+            raise UsageError(ENDED)
+
+    def _is_inside(self) -> bool:
+        try:
+            return self.tx.in_transaction
+        except sqlite3.ProgrammingError:
+            # It was closed.
+            return False
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
         # Some errors end a transaction in SQLite; then the record is gone already, and must not be written anew.
-        if not self.tx.in_transaction:
+        if not self._is_inside():
             return True
-        return self._do(lambda records: records.release(claim, memory))
+        released = self._do(lambda records: records.release(claim, memory))
+        self._records.unmark()
+        return released
 
     def read(self, address: Address) -> Record | None:
         return self._do(lambda records: records.read(address))
@@ -155,7 +180,7 @@ class SqliteTransaction(JoinedRecords):
         self.tx.execute(f"SAVEPOINT {SAVEPOINT}")
 
     def commit(self) -> Commit:
-        self.check_open()
+        self._check_inside()
         try:
             self.tx.execute("COMMIT")
         except sqlite3.IntegrityError:
@@ -171,10 +196,10 @@ class SqliteTransaction(JoinedRecords):
         return Commit.DONE
 
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
-        if to_savepoint and self.tx.in_transaction:
-            self.tx.execute(f"ROLLBACK TO {SAVEPOINT}")
+        if to_savepoint and self._is_inside():
+            self._undo_handler()
             return False
-        if not self.tx.in_transaction and not isinstance(error, sqlite3.Error):
+        if not self._is_inside() and not isinstance(error, sqlite3.Error):
             error.add_note(f"Besides, {ENDED}")
         self._undo()
         # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
@@ -190,8 +215,16 @@ class SqliteTransaction(JoinedRecords):
         problem = PROBLEMS.get(code_of(error), f"SQLite says: {error}")
         return StoreUnavailable(f"{self._path}: the transaction was not committed: {problem}")
 
+    def _undo_handler(self) -> None:
+        try:
+            self.tx.execute(f"ROLLBACK TO {SAVEPOINT}")
+        except sqlite3.OperationalError as error:
+            if not SQLITE.lacks_savepoint(error):
+                raise
+            raise UsageError(ENDED) from error
+
     def _undo(self) -> None:
-        if self.tx.in_transaction:
+        if self._is_inside():
             self.tx.execute("ROLLBACK")
 
 
@@ -217,8 +250,11 @@ class AsyncJoinedRecords:
     async def read(self, address: Address) -> Record | None:
         return self.sync.read(address)
 
-    async def check_open(self) -> None:
-        self.sync.check_open()
+    async def check_open(self, claim: Claim) -> None:
+        self.sync.check_open(claim)
+
+    async def judge(self, claim: Claim, error: BaseException) -> None:
+        self.sync.judge(claim, error)
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):

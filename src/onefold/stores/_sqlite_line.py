@@ -145,11 +145,14 @@ class Line:
     def _settle(self) -> None:
         """Leave no transaction open, whatever interrupted it: the next operation would become a part of it."""
         self._user = None
-        if self._records is not None and self._records.connection.in_transaction:
-            try:
+        if self._records is None:
+            return
+        try:
+            if self._records.connection.in_transaction:
                 self._records.connection.rollback()
-            except sqlite3.Error:
-                self._drop()
+        except sqlite3.Error:
+            # A handler may have closed it.
+            self._drop()
 
     def _drop(self) -> None:
         if self._records is not None and self._at_exit is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.stores._sql import Parameters
 from onefold.stores._sql_dialect import Ask, Reply, carry
-from onefold.stores._sql_sqlite import SQLITE
+from onefold.stores._sql_sqlite import MARK, SQLITE
 from onefold.stores.base import Query
 
 
@@ -39,6 +39,23 @@ class Records:
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return carry(SQLITE.finish(claim, ending), self)
+
+    def mark(self) -> None:
+        """What `Dialect.mark` says, by the shortest way: each joined delivery takes it twice."""
+        self.connection.execute(f"SAVEPOINT {MARK}")
+
+    def unmark(self) -> bool:
+        """Whether the transaction that was marked is still open."""
+        try:
+            self.connection.execute(f"RELEASE SAVEPOINT {MARK}")
+        except sqlite3.OperationalError as error:
+            if not SQLITE.lacks_savepoint(error):
+                raise
+            return False
+        return True
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> bool:
+        return self.unmark() and carry(SQLITE.end_unmarked(claim, ending), self)
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
         return carry(SQLITE.release(claim, memory), self)

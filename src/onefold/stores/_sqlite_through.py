@@ -58,7 +58,10 @@ def with_clock(ask: Ask) -> Parameters:
 
 
 def standing(connection: Any) -> Standing:
-    return Standing.OPEN if connection.in_transaction else Standing.IDLE
+    try:
+        return Standing.OPEN if connection.in_transaction else Standing.IDLE
+    except sqlite3.ProgrammingError:
+        return Standing.CLOSED
 
 
 def enter(connection: Any, send: Callable[[str], object]) -> None:

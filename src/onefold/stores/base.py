@@ -114,8 +114,11 @@ class Transaction(Protocol):
 
     def begin(self) -> None: ...
     def save(self) -> None: ...
-    def check_open(self) -> None:
-        """Raise `UsageError` if the handler has ended the transaction by itself."""
+    def check_open(self, claim: Claim) -> None:
+        """Raise `UsageError` unless the record of this claim is still there, in the transaction that wrote it.
+
+        A handler can end a transaction in many ways, and go on in another one.
+        """
 
     def commit(self) -> Commit: ...
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:

@@ -37,8 +37,9 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Column(NamedTuple):
     """The column of the caller's own table that *is* the record: `Column("payments", "idempotency_key")`.
 
-    It needs a unique index, and the handler has to write the row. Where there are tenants, `scope` names their column,
-    and the unique index is on both.
+    It needs a unique index, and the handler has to write the row: by INSERT, or by INSERT ... ON CONFLICT. Deliveries
+    of one key run one after the other. Where there are tenants, `scope` names their column, and the unique index is on
+    both.
     """
 
     table: str
@@ -55,8 +56,18 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
     kind = type(connection)
     join_it = _joins.get(kind)
     if join_it is None:
+        _check_no_cursor(connection)
         join_it = _joins[kind] = _join_of(kind)
     return join_it(connection, None if record is None else checked(record), awaited=awaited)
+
+
+def _check_no_cursor(connection: Any) -> None:
+    """A cursor is not where a transaction is, though it leads there."""
+    if not hasattr(connection, "fetchone"):
+        return
+    names = [name for name in ("connection", "db") if hasattr(connection, name)]
+    instead = f"guard.within(cursor.{names[0]})" if names else "the connection that it was made by"
+    raise UsageError(f"within({type(connection).__qualname__}): this is a cursor. Pass {instead}. Nothing ran")
 
 
 def _join_of(kind: type) -> Callable[..., Any]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onefold._model import Claim
-from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
+from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores._mysql_watch import IN_TRANSACTION
-from onefold.stores._sql import AT, TABLE, of_claim
 from onefold.stores._sql_dialect import Ask
 from onefold.stores._sql_links import Database, Kind, cause_of
-from onefold.stores._sql_mysql import spelled
 from onefold.transactions._rows import Known
 
 # Host, port or socket, and database: as the connection was opened.
@@ -21,9 +18,6 @@ looked: Final[set[Place]] = set()
 known: Final[dict[Place, Known]] = {}
 
 WHICH_DATABASE: Final = Ask("SELECT DATABASE()", {}, rows=True)
-
-# Also past its stay: a handler may take longer than its record is kept.
-_WRITTEN: Final = spelled(f"SELECT 1 FROM {TABLE} WHERE {AT} AND token = :token")  # noqa: S608 - names, never values
 
 
 def enter(connection: Any) -> None:
@@ -38,18 +32,6 @@ def not_in_transaction() -> NotInTransaction:
     return NotInTransaction(
         "this connection is in autocommit mode, and no transaction is open: the record and the work would not be "
         "committed together. Nothing ran. Call begin() before, or connect with autocommit=False"
-    )
-
-
-def written(claim: Claim) -> Ask:
-    """Whether our record is there at all."""
-    return Ask(_WRITTEN, of_claim(claim), rows=True)
-
-
-def undone() -> UsageError:
-    return UsageError(
-        "the transaction that holds the record is not the one that is open now: after a deadlock, say, which rolls all "
-        "of it back, the handler went on. Let the database's errors out. Roll back, and deliver it again"
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
 from onefold.stores._sql_dialect import Ask, Dialect, Reply, Talk, carry, carry_async
-from onefold.stores._sql_joined import ABORTED, AsyncJoinedRecords, JoinedRecords, explain
+from onefold.stores._sql_joined import AsyncJoinedRecords, JoinedRecords, explain
+from onefold.stores._sql_joined_talks import ABORTED
 from onefold.stores._sql_links import AsyncLink, Database, Kind, Link, cause_of
 from onefold.stores._sql_pool import quietly, quietly_awaited
 from onefold.stores._sql_store import make, make_awaited

@@ -10,11 +10,10 @@ from collections.abc import Callable, MutableSet
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from onefold._model import Claim, Ending
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
-from onefold.stores._sql import AT, TABLE, of_claim
-from onefold.stores._sql_dialect import Ask, Dialect, Reply, Sends, carry
-from onefold.stores._sql_joined import ABORTED, AsyncJoinedRecords, JoinedRecords, explain
+from onefold.stores._sql_dialect import Ask, Reply, Sends, carry
+from onefold.stores._sql_joined import explain
+from onefold.stores._sql_joined_talks import ABORTED
 from onefold.stores._sql_links import Database, Kind, Link, cause_of
 from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores._sql_store import ensure, make
@@ -102,37 +101,4 @@ def dropped(database: Database) -> StoreUnavailable:
     return StoreUnavailable(
         f"{database.name}: the tables of Onefold were dropped, or this session does not see them. Nothing ran. Roll "
         "back, and deliver it again: then they are looked for, and made"
-    )
-
-
-class CallersRecords(JoinedRecords):
-    """Records in the caller's transaction, whose handler may do to it what the library is not told of."""
-
-    def finish(self, claim: Claim, ending: Ending) -> bool:
-        finished = super().finish(claim, ending)
-        if not finished and not self.link.send(written(self.database.sql, claim)).rows:
-            raise undone()
-        return finished
-
-
-class AsyncCallersRecords(AsyncJoinedRecords):
-    """The same, awaited."""
-
-    async def finish(self, claim: Claim, ending: Ending) -> bool:
-        finished = await super().finish(claim, ending)
-        if not finished and not (await self.link.send(written(self.database.sql, claim))).rows:
-            raise undone()
-        return finished
-
-
-def written(sql: Dialect, claim: Claim) -> Ask:
-    """Whether our record is there at all, also past its stay: a handler may take longer than its record is kept."""
-    statement = f"SELECT 1 FROM {TABLE} WHERE {AT} AND token = :token"  # noqa: S608 - names, never values
-    return Ask(sql.spell(statement), of_claim(claim), rows=True)
-
-
-def undone() -> UsageError:
-    return UsageError(
-        "the transaction that holds the record is not the one that is open now: the handler has rolled back by hand, "
-        "or went on after a deadlock. Let the database's errors out. Roll back, and deliver it again"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from onefold._model import Claim, Ending, Entry, Gone, Record
+from onefold._model import Claim, Entry, Gone, Record
 from onefold.errors import UsageError
 from onefold.stores._asyncmy_links import AsyncmyLink, OwnLink, beside, trouble
 from onefold.stores._sql_dialect import Talk
@@ -19,7 +19,7 @@ from onefold.stores._sql_mysql import LOCK, UNLOCK, dialect_of
 from onefold.stores._sql_pool import quietly_awaited
 from onefold.stores._sql_store import ensure_awaited
 from onefold.transactions import Column, _mysql
-from onefold.transactions._rows import MYSQL, Rows
+from onefold.transactions._rows import MYSQL, rows_of
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> AsyncJoine
     link = AsyncmyLink(connection)
     if record is None:
         return CallersRecords(database, link, place)
-    rows = Rows(record, MYSQL, _mysql.known.setdefault(place, {}))
+    rows = rows_of(record, MYSQL, _mysql.known.setdefault(place, {}))
     return AsyncJoinedRecords(database._replace(sql=rows), link)
 
 
@@ -50,18 +50,13 @@ class CallersRecords(AsyncJoinedRecords):
         found = await self._found(lambda: self.database.sql.claim_joined(entry, replacing))
         if found is None:
             await self._check_inside([entry])
+            await self._do(self.database.sql.mark(Claim(entry.address, entry.token)))
         return found
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         answers = await self._found(lambda: self.database.sql.claim_all(entries))
         await self._check_inside([entry for entry, found in zip(entries, answers, strict=True) if found is None])
         return answers
-
-    async def finish(self, claim: Claim, ending: Ending) -> bool:
-        finished = await super().finish(claim, ending)
-        if not finished and not (await self.link.send(_mysql.written(claim))).rows:
-            raise _mysql.undone()
-        return finished
 
     async def _check_inside(self, entries: Sequence[Entry]) -> None:
         """The driver believed that a transaction is open, and the server knows better: an error had ended it."""

@@ -15,7 +15,7 @@ from onefold.stores._sql_postgres import LOCK, POSTGRES
 from onefold.transactions import Column
 from onefold.transactions._postgres import AsyncCallersRecords, Place, known, not_in_transaction
 from onefold.transactions._rows import POSTGRES as CATALOG
-from onefold.transactions._rows import Rows
+from onefold.transactions._rows import rows_of
 
 # Another connection to the same server is opened at once, or not at all.
 CONNECT_SECONDS: Final = 5.0
@@ -33,7 +33,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> AsyncJoine
     database = Database(POSTGRES, f"postgresql://{place[0]}/{place[1]}", trouble, lock=LOCK)
     link = AsyncpgLink(connection)
     if record is not None:
-        rows = Rows(record, CATALOG, known.setdefault(place, {}))
+        rows = rows_of(record, CATALOG, known.setdefault(place, {}))
         return AsyncJoinedRecords(database._replace(sql=rows), link)
     return AsyncCallersRecords(database, link, place, partial(_beside, inner(connection)))
 

@@ -13,8 +13,8 @@ from onefold.stores._django_vendors import Place, place_of
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined import JoinedRecords
 from onefold.transactions import Column
-from onefold.transactions._rows import CATALOGS, Known, Rows
-from onefold.transactions._through import CallersRecords, send_finding
+from onefold.transactions._rows import CATALOGS, Known, rows_of
+from onefold.transactions._through import send_finding
 
 
 def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedRecords:
@@ -31,8 +31,8 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     wrapper = connection if isinstance(connection, BaseDatabaseWrapper) else connections[connection.alias]
     database = database_of(wrapper)
     if record is None:
-        return CallersRecords(database, CallersLink(wrapper))
-    rows = Rows(record, CATALOGS[wrapper.vendor], _known.setdefault(place_of(wrapper), {}))
+        return JoinedRecords(database, CallersLink(wrapper))
+    rows = rows_of(record, CATALOGS[wrapper.vendor], _known.setdefault(place_of(wrapper), {}))
     return JoinedRecords(database._replace(sql=rows), InsideLink(wrapper))
 
 

@@ -25,7 +25,7 @@ from onefold.transactions._postgres import (
     not_in_transaction,
 )
 from onefold.transactions._rows import POSTGRES as CATALOG
-from onefold.transactions._rows import Rows
+from onefold.transactions._rows import rows_of
 
 # Another connection to the same server is opened at once, or not at all.
 CONNECT_SECONDS: Final = 5
@@ -39,7 +39,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     _check_inside(connection)
     place, database = _met.get(connection) or _meet(connection)
     if record is not None:
-        database = database._replace(sql=Rows(record, CATALOG, known.setdefault(place, {})))
+        database = database._replace(sql=rows_of(record, CATALOG, known.setdefault(place, {})))
         if awaited:
             return AsyncJoinedRecords(database, AsyncCallersLink(connection))
         return JoinedRecords(database, CallersLink(connection))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from onefold._model import Claim, Ending, Entry, Gone, Record
+from onefold._model import Claim, Entry, Gone, Record
 from onefold.errors import UsageError
 from onefold.stores._pymysql_links import OwnLink, PymysqlLink, beside, trouble
 from onefold.stores._sql_dialect import Talk
@@ -19,7 +19,7 @@ from onefold.stores._sql_mysql import LOCK, UNLOCK, dialect_of
 from onefold.stores._sql_pool import quietly
 from onefold.stores._sql_store import ensure
 from onefold.transactions import Column, _mysql
-from onefold.transactions._rows import MYSQL, Rows
+from onefold.transactions._rows import MYSQL, rows_of
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     link = PymysqlLink(connection)
     if record is None:
         return CallersRecords(database, link, place)
-    rows = Rows(record, MYSQL, _mysql.known.setdefault(place, {}))
+    rows = rows_of(record, MYSQL, _mysql.known.setdefault(place, {}))
     return JoinedRecords(database._replace(sql=rows), link)
 
 
@@ -50,18 +50,13 @@ class CallersRecords(JoinedRecords):
         found = self._found(lambda: self.database.sql.claim_joined(entry, replacing))
         if found is None:
             self._check_inside([entry])
+            self._do(self.database.sql.mark(Claim(entry.address, entry.token)))
         return found
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         answers = self._found(lambda: self.database.sql.claim_all(entries))
         self._check_inside([entry for entry, found in zip(entries, answers, strict=True) if found is None])
         return answers
-
-    def finish(self, claim: Claim, ending: Ending) -> bool:
-        finished = super().finish(claim, ending)
-        if not finished and not self.link.send(_mysql.written(claim)).rows:
-            raise _mysql.undone()
-        return finished
 
     def _check_inside(self, entries: Sequence[Entry]) -> None:
         """The driver believed that a transaction is open, and the server knows better: an error had ended it."""

@@ -17,8 +17,8 @@ from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined import AsyncJoinedRecords, JoinedRecords
 from onefold.stores._sqlalchemy_links import AwaitedLink, Held, HeldLink, Source, StoresLink, database_of
 from onefold.transactions import Column
-from onefold.transactions._rows import CATALOGS, Known, Rows
-from onefold.transactions._through import AsyncCallersRecords, CallersRecords, send_finding
+from onefold.transactions._rows import CATALOGS, Known, rows_of
+from onefold.transactions._through import send_finding
 
 
 def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedRecords | AsyncJoinedRecords:
@@ -31,11 +31,11 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     engine = _engine_of(held)
     database = database_of(engine)
     if record is not None:
-        rows = Rows(record, CATALOGS[engine.dialect.name], _known.setdefault(engine.dialect, {}))
+        rows = rows_of(record, CATALOGS[engine.dialect.name], _known.setdefault(engine.dialect, {}))
         database, link = database._replace(sql=rows), RowLink(held, tx)
         return AsyncJoinedRecords(database, AwaitedLink(link)) if awaited else JoinedRecords(database, link)
     callers = CallersLink(held, tx)
-    return AsyncCallersRecords(database, AwaitedLink(callers)) if awaited else CallersRecords(database, callers)
+    return AsyncJoinedRecords(database, AwaitedLink(callers)) if awaited else JoinedRecords(database, callers)
 
 
 # By the dialect of the engine, which those that differ in their options only share: where the tables were found, and

@@ -59,6 +59,7 @@ class ColumnRecords(JoinedRecords):
                 f"row in {self._column.table} is there. Nothing ran. Delete the row before"
             )
         if not self._is_there(entry.address):
+            self._records.mark()
             return None
         return Record(
             address=entry.address,
@@ -74,6 +75,7 @@ class ColumnRecords(JoinedRecords):
         )
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
+        self.check_open(claim)
         if not self._is_there(claim.address):
             raise UsageError(
                 f"{claim.address.operation} [key {claim.address.digest}]: the handler has to write the row whose "
@@ -82,6 +84,8 @@ class ColumnRecords(JoinedRecords):
         return True
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        if self._is_inside():
+            self._records.unmark()
         return True
 
     def _is_there(self, address: Address) -> bool:

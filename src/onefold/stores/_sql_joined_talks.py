@@ -1,0 +1,92 @@
+"""What is said to a database about a record inside a transaction, and what its answers mean, in both colours.
+
+After the handler the record has to be there still, in the transaction that wrote it. Nothing here sends anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
+from onefold.errors import UsageError
+from onefold.stores._sql_dialect import GONE_MARK, Talk
+from onefold.stores._sql_links import AsyncLink, Database, Kind, Link, Standing, cause_of
+
+ENDED: Final = (
+    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
+    "record and its work were not committed together. "
+    "Leave commit(), rollback() and close() to whoever began it, and let the database's errors out: a deadlock ends a "
+    "transaction, too. Roll back, and deliver it again"
+)
+
+ABORTED: Final = (
+    "a statement of the handler failed, and the handler went on: the database has given the transaction up, and would "
+    "roll it back at its end without a word. Let the error out, or put what may fail into a savepoint"
+)
+
+
+class Talks:
+    """What is said to the database, the same in both colours."""
+
+    database: Database
+    link: Any
+    # A statement that is to be sent with the COMMIT.
+    _check: str | None = None
+    # Whether the database is asked which transaction is open. Not where the connection itself is watched.
+    marks: bool = True
+
+    def _checking(self, claim: Claim) -> str | None:
+        """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
+        return self.database.sql.checking(claim) if hasattr(self.link, "commit_if") else None
+
+    def _committing(self) -> Any:
+        """What the link does, or in colour the awaitable of it."""
+        return self.link.commit() if self._check is None else self.link.commit_if(self._check)
+
+    def _claiming(self, entry: Entry, replacing: Record | None) -> Talk[Record | Gone | None]:
+        found = yield from self.database.sql.claim_joined(entry, replacing)
+        if found is None and self.marks:
+            yield from self.database.sql.mark(Claim(entry.address, entry.token))
+        return found
+
+    def _finishing(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        sql = self.database.sql
+        return sql.finish_joined(claim, ending) if self.marks else sql.end_unmarked(claim, ending)
+
+    def _can_release(self, standing: Standing) -> bool:
+        # A transaction that was given up takes the record back by itself.
+        gone = (Standing.CLOSED, Standing.BROKEN)
+        return standing not in gone if self.database.sql.holds_locks else standing is Standing.OPEN
+
+    def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
+        released = yield from self.database.sql.release(claim, memory)
+        if self.marks:
+            yield from self.database.sql.unmark(claim)
+        return released
+
+
+def says_gone(error: BaseException) -> bool:
+    """Whether the check that was sent with a COMMIT has failed: the record is not in that transaction."""
+    return f'"{GONE_MARK} ' in str(error)
+
+
+def check_open(link: Link | AsyncLink) -> None:
+    """Raise `UsageError` where what follows could not be committed together with the work."""
+    match link.standing():
+        case Standing.IDLE | Standing.CLOSED:
+            raise UsageError(ENDED)
+        case Standing.ABORTED:
+            raise UsageError(ABORTED)
+
+
+def tell_no_savepoint(error: Exception, database: Database) -> None:
+    """Raise `UsageError` where our savepoint is not there: the handler has ended its transaction."""
+    trouble = cause_of(error, database)
+    if trouble is not None and trouble.kind is Kind.MISTAKE:
+        raise UsageError(ENDED) from error
+
+
+def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink) -> None:
+    """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
+    if link.standing() in (Standing.IDLE, Standing.CLOSED) and cause_of(error, database) is None:
+        error.add_note(f"Besides, {ENDED}")
