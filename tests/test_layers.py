@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_interrupts", "_model"}
 RULES = BOTTOM | {"_decide", "_steps", "_work", "codecs", "events"}
 FLOWS = {
     "_flow",
@@ -33,12 +33,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
+    "_interrupts": set(),
     "_model": BOTTOM,
     "_decide": {"_model", "errors"},
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_model", "codecs", "errors"},
-    "_steps": {"_model", "errors"},
+    "_steps": {"_interrupts", "_model", "errors"},
     "_work": {"_model", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},

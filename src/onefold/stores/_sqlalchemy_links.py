@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from traceback import clear_frames
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event, exc
@@ -20,7 +21,9 @@ from sqlalchemy.util import greenlet_spawn
 from onefold.errors import NotInTransaction
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Kind, Standing, Trouble
-from onefold.stores._sqlalchemy_drivers import driver_of, raw
+from onefold.stores._sqlalchemy_drivers import driver_of, end_at_once, raw
+
+T = TypeVar("T")
 
 Held = Connection | Session
 
@@ -125,6 +128,16 @@ class HeldLink:
     def close(self) -> None:
         self.held.close()
         self._inside = None
+
+    def spoil(self) -> None:
+        """Close the driver's connection. SQLAlchemy refuses everything until its user has rolled back."""
+        if self._inside is not None and not self._inside.connection.closed:
+            self._inside.connection.invalidate()
+
+    def abandon(self) -> None:
+        """End the connection of an async driver, from outside of what waits for it."""
+        if self._inside is not None and not (self._inside.connection.closed or self._inside.connection.invalidated):
+            end_at_once(raw(self._inside.connection))
 
 
 class Inside:
@@ -242,6 +255,14 @@ class StoresLink:
     def standing(self) -> Standing:
         return Standing.IDLE if self._transaction is None else self._transaction.standing()
 
+    def spoil(self) -> None:
+        if self._transaction is not None:
+            self._transaction.spoil()
+
+    def abandon(self) -> None:
+        if self._transaction is not None:
+            self._transaction.abandon()
+
     def close(self) -> None:
         """Give everything back to the engine's pool, which rolls back what is open."""
         alone, self._alone = self._alone, None
@@ -264,31 +285,51 @@ class StoresLink:
 class AwaitedLink:
     """A link, awaited: SQLAlchemy lets the sync code inside of an async engine wait for the event loop."""
 
+    spoils_gently = False
+
     def __init__(self, sync: HeldLink | StoresLink) -> None:
         self.sync = sync
         self.connection: Any = sync.connection
 
     async def send(self, ask: Ask) -> Reply:
-        return await greenlet_spawn(self.sync.send, ask)
+        return await _awaited(self.sync.send, ask)
 
     async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return await greenlet_spawn(self.sync.send_all, asks)
+        return await _awaited(self.sync.send_all, asks)
 
     async def begin(self) -> None:
-        await greenlet_spawn(self.sync.begin)
+        await _awaited(self.sync.begin)
         self.connection = self.sync.connection
 
     async def run(self, statement: str) -> None:
-        await greenlet_spawn(self.sync.run, statement)
+        await _awaited(self.sync.run, statement)
 
     async def commit(self) -> None:
-        await greenlet_spawn(self.sync.commit)
+        await _awaited(self.sync.commit)
 
     async def rollback(self) -> None:
-        await greenlet_spawn(self.sync.rollback)
+        await _awaited(self.sync.rollback)
 
     def standing(self) -> Standing:
         return self.sync.standing()
 
     async def close(self) -> None:
-        await greenlet_spawn(self.sync.close)
+        await _awaited(self.sync.close)
+
+    async def spoil(self) -> None:
+        await _awaited(self.sync.spoil)
+
+    def abandon(self) -> None:
+        self.sync.abandon()
+
+
+async def _awaited(work: Callable[..., T], *values: Any) -> T:
+    try:
+        return await greenlet_spawn(work, *values)
+    except Exception:
+        raise
+    except BaseException as interrupt:
+        # A cursor in one of these frames would keep SQLite's lock, although its connection is closed, until the
+        # garbage collector comes by.
+        clear_frames(interrupt.__traceback__)
+        raise

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
@@ -85,14 +86,19 @@ class JoinedRecords:
     def __init__(self, records: Records) -> None:
         self.tx = records.connection
         self._records = records
+        # What was claimed before a handler; None once one has run.
+        self._claims: list[Claim] | None = []
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        self._claims = [Claim(entry.address, entry.token)]
         return self._do(lambda records: records.claim(entry, replacing=replacing))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        self._claims = [Claim(entry.address, entry.token) for entry in entries]
         return self._do(lambda records: records.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
+        self._claims = None
         self.check_open()
         return self._do(lambda records: records.finish(claim, ending))
 
@@ -109,6 +115,19 @@ class JoinedRecords:
     def read(self, address: Address) -> Record | None:
         return self._do(lambda records: records.read(address))
 
+    def spoil(self) -> None:
+        """Take the claim back, or where a handler has run close the connection, so that its owner is told.
+
+        A rollback would take the owner's earlier work along, and what they write after it would be committed.
+        """
+        if not self.tx.in_transaction:
+            return
+        if self._claims is None:
+            self.tx.close()
+            return
+        for claim in self._claims:
+            self._do(partial(_release, claim))
+
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
             return work(self._records)
@@ -118,6 +137,10 @@ class JoinedRecords:
                 raise
         self._records.upgrade(0)
         return work(self._records)
+
+
+def _release(claim: Claim, records: Records) -> bool:
+    return records.release(claim, None)
 
 
 class SqliteTransaction(JoinedRecords):
@@ -180,6 +203,9 @@ class SqliteTransaction(JoinedRecords):
         # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
         return False
 
+    def spoil(self) -> None:
+        self._undo()
+
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
             return super()._do(work)
@@ -197,6 +223,8 @@ class SqliteTransaction(JoinedRecords):
 
 class AsyncJoinedRecords:
     """The same for an `AsyncGuard`. SQLite is in this process: there is nothing to wait for."""
+
+    in_process: Final = True
 
     def __init__(self, sync: JoinedRecords) -> None:
         self.sync = sync
@@ -219,6 +247,13 @@ class AsyncJoinedRecords:
 
     async def check_open(self) -> None:
         self.sync.check_open()
+
+    async def spoil(self, *, gently: bool = False) -> None:
+        if not gently:
+            self.sync.spoil()
+
+    def abandon(self) -> None:
+        self.sync.spoil()
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):

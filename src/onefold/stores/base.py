@@ -118,6 +118,14 @@ class Transaction(Protocol):
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         """Undo all, or what followed `save`. True: the database asks to try it again in a new transaction."""
 
+    def spoil(self) -> None:
+        """After an interrupt (KeyboardInterrupt, a cancellation): nothing that was written here may be committed.
+
+        An async transaction has `spoil(*, gently)`: `gently` after a handler that was cancelled, where a connection
+        that could only be closed is left alone. And it has `abandon()`, which is not awaited: it closes the connection
+        at once, without waiting for the server.
+        """
+
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
     def finish(self, claim: Claim, ending: Ending) -> bool: ...
     def release(self, claim: Claim, memory: Memory | None = None) -> bool: ...
