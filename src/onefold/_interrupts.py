@@ -54,14 +54,31 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
     """Perform one operation, awaited. `interrupt` is one that came before: then only the clean-up goes on."""
     if hands.joined and not step.outside:
         return await _ask_inside(step, hands.store, interrupt)
+    cancelled = _cancellations()
     try:
-        return await step.send(hands.store), None, None
+        reply, failure = await step.send(hands.store), None
     except Exception as error:  # noqa: BLE001 - the flow knows what it means there
-        return None, error, None
+        reply, failure = None, error
     except BaseException as error:
         if not _may_be_repeated(step, hands):
             raise
         return await _ask_again(step, hands.store, error)
+    return reply, failure, _swallowed(cancelled)
+
+
+def _cancellations() -> int:
+    """How often somebody has asked to cancel this task."""
+    import asyncio
+
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _swallowed(before: int) -> BaseException | None:
+    """A cancellation that came meanwhile, and that a client library took for its own (as `asyncio.wait_for` may)."""
+    import asyncio
+
+    return asyncio.CancelledError() if _cancellations() > before else None
 
 
 def _may_be_repeated(step: Any, hands: Any) -> bool:

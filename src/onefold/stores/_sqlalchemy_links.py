@@ -18,6 +18,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
+from onefold._interrupts import brought_to_its_end
 from onefold.errors import NotInTransaction
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Kind, Standing, Trouble
@@ -218,13 +219,22 @@ class StoresLink:
     def send(self, ask: Ask) -> Reply:
         if self._transaction is not None:
             return self._transaction.send(ask)
+        alone = self.open_alone()
+        reply = self._source.driver.send(alone, ask)
+        alone.commit()
+        return reply
+
+    def open_alone(self) -> Connection:
         if self._alone is None:
             source = self._source
             engine = source.in_autocommit if source.driver.alone_in_autocommit else source.engine
             self._alone = engine.connect()
-        reply = self._source.driver.send(self._alone, ask)
-        self._alone.commit()
-        return reply
+        return self._alone
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the next statement has to take a connection from the engine."""
+        return self._transaction is None and self._alone is None
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self._transaction is not None:
@@ -292,6 +302,9 @@ class AwaitedLink:
         self.connection: Any = sync.connection
 
     async def send(self, ask: Ask) -> Reply:
+        if isinstance(self.sync, StoresLink) and self.sync.is_closed:
+            # In one piece: SQLAlchemy leaves a connection to the garbage collector whose `connect` is cancelled.
+            await brought_to_its_end(greenlet_spawn(self.sync.open_alone), self.abandon)
         return await _awaited(self.sync.send, ask)
 
     async def send_all(self, asks: list[Ask]) -> list[Reply]:
