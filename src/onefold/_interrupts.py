@@ -13,6 +13,7 @@ whoever calls gets it back, and raises it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ T = TypeVar("T")
 # How long a cancelled task waits for what must not be torn. A database answers in milliseconds; one that is not heard
 # for so long has its connection closed, so that a time-out around a delivery ends it.
 CLEAN_UP_SECONDS: Final = 5.0
+
+
+class When(Enum):
+    """When a delivery was interrupted inside a transaction."""
+
+    BEFORE = "before its handler: there may be a record, and there is no effect"
+    INSIDE = "in its handler, and its record is taken back"
+    AFTER = "after its handler: there is an effect, and there may be a record"
 
 
 # What to go on with after an operation: a reply or a failure, and an interrupt that came meanwhile.
@@ -126,16 +135,16 @@ def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception 
     return (None, failure) if isinstance(failure, Exception) else (task.result(), None)
 
 
-def spoil(hands: Any, interrupt: BaseException, handed: BaseException | None) -> None:
+def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
     """After an interrupt inside a transaction: nothing that was written in it may be committed.
 
-    An interrupt that the handler raised (`handed`) has taken its record back already, as every error does.
+    `ended` is how the handler did, if it has run. An interrupt of its own has taken its record back, as errors do.
     """
-    if hands.joined and interrupt is not handed:
-        hands.store.spoil()
+    if hands.joined and (ended is None or interrupt is not ended.error):
+        hands.store.spoil(_when(interrupt, ended))
 
 
-async def spoil_async(hands: Any, interrupt: BaseException, handed: BaseException | None) -> None:
+async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
     """The same, awaited; a further cancellation does not tear it.
 
     Of a statement of the handler's that was cancelled nobody knows whether it was executed. So its transaction, too, is
@@ -143,8 +152,15 @@ async def spoil_async(hands: Any, interrupt: BaseException, handed: BaseExceptio
     """
     import asyncio
 
-    if hands.joined and (interrupt is not handed or isinstance(interrupt, asyncio.CancelledError)):
-        await brought_to_its_end(hands.store.spoil(gently=interrupt is handed), hands.store.abandon)
+    when = _when(interrupt, ended)
+    if hands.joined and (when is not When.INSIDE or isinstance(interrupt, asyncio.CancelledError)):
+        await brought_to_its_end(hands.store.spoil(when), hands.store.abandon)
+
+
+def _when(interrupt: BaseException, ended: Any) -> When:
+    if ended is None or not ended.started:
+        return When.BEFORE
+    return When.INSIDE if interrupt is ended.error else When.AFTER
 
 
 async def in_one_piece(

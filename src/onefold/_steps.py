@@ -230,7 +230,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
-    handed: BaseException | None = None
+    ran: Ended | None = None
     watched: list[Claim] = []
     sent = 0.0
     try:
@@ -242,8 +242,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
                 reply, failure, stop = ask(step, hands)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
-                reply = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
-                handed = reply.error
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
             elif isinstance(step, Pausing):
                 reply = _pause(step.seconds, interrupt)
             else:
@@ -252,17 +251,20 @@ def drive(flow: Flow[T], hands: Hands) -> T:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
+        handed = None if ran is None else ran.error
         # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
         if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
             raise
+        interrupt = interrupt or handed
     except BaseException as error:
-        spoil(hands, error, handed)
+        spoil(hands, error, ran)
         raise
     finally:
         flow.close()
         if watched:
             hands.heartbeat.unwatch(watched)
-    raise interrupt or handed  # type: ignore[misc]
+    assert interrupt is not None
+    raise interrupt
 
 
 async def drive_async(flow: Flow[T], hands: Hands) -> T:
@@ -270,7 +272,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
-    handed: BaseException | None = None
+    ran: Ended | None = None
     watched: list[Claim] = []
     sent = 0.0
     try:
@@ -282,8 +284,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
                 reply, failure, stop = await ask_async(step, hands, interrupt)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
-                reply = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
-                handed = reply.error
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
             elif isinstance(step, Pausing):
                 reply = await _pause_async(step.seconds, interrupt)
             else:
@@ -295,7 +296,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
         if interrupt is None:
             raise
     except BaseException as error:
-        await spoil_async(hands, error, handed)
+        await spoil_async(hands, error, ran)
         raise
     finally:
         flow.close()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final, TypeVar
 
-from onefold._interrupts import brought_to_its_end
+from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk, carry, carry_async
@@ -74,7 +74,7 @@ class JoinedRecords:
     def check_open(self) -> None:
         check_open(self.link)
 
-    def spoil(self) -> None:
+    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
         self.link.spoil()
 
     def _do(self, talk: Talk[T]) -> T:
@@ -147,7 +147,7 @@ class SqlTransaction(JoinedRecords):
             self._pool.drop_idle()
         return again
 
-    def spoil(self) -> None:
+    def spoil(self, when: When) -> None:
         """Nothing: a transaction of ours is undone by letting it go, or its connection is closed."""
 
     def let_go(self) -> None:
@@ -218,8 +218,8 @@ class AsyncJoinedRecords:
     async def check_open(self) -> None:
         check_open(self.link)
 
-    async def spoil(self, *, gently: bool = False) -> None:
-        if self.link.spoils_gently or not gently:
+    async def spoil(self, when: When) -> None:
+        if self.link.spoils_gently or when is not When.INSIDE:
             await self.link.spoil()
 
     def abandon(self) -> None:
@@ -292,9 +292,9 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
             await self._pool.drop_idle()
         return again
 
-    async def spoil(self, *, gently: bool = False) -> None:
+    async def spoil(self, when: When) -> None:
         """Leave nothing that could be committed. What was interrupted on the way is closed when it is let go."""
-        if self._begun and not gently and self.link.standing() is not Standing.BROKEN:
+        if self._begun and when is not When.INSIDE and self.link.standing() is not Standing.BROKEN:
             await self.link.spoil()
 
     def abandon(self) -> None:

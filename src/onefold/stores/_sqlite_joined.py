@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from onefold._interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
@@ -86,8 +87,8 @@ class JoinedRecords:
     def __init__(self, records: Records) -> None:
         self.tx = records.connection
         self._records = records
-        # What was claimed before a handler; None once one has run.
-        self._claims: list[Claim] | None = []
+        # What was claimed last.
+        self._claims: list[Claim] = []
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         self._claims = [Claim(entry.address, entry.token)]
@@ -98,7 +99,6 @@ class JoinedRecords:
         return self._do(lambda records: records.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        self._claims = None
         self.check_open()
         return self._do(lambda records: records.finish(claim, ending))
 
@@ -115,14 +115,14 @@ class JoinedRecords:
     def read(self, address: Address) -> Record | None:
         return self._do(lambda records: records.read(address))
 
-    def spoil(self) -> None:
+    def spoil(self, when: When) -> None:
         """Take the claim back, or where a handler has run close the connection, so that its owner is told.
 
         A rollback would take the owner's earlier work along, and what they write after it would be committed.
         """
         if not self.tx.in_transaction:
             return
-        if self._claims is None:
+        if when is not When.BEFORE:
             self.tx.close()
             return
         for claim in self._claims:
@@ -203,7 +203,7 @@ class SqliteTransaction(JoinedRecords):
         # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
         return False
 
-    def spoil(self) -> None:
+    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
         self._undo()
 
     def _do(self, work: Callable[[Records], T]) -> T:
@@ -248,12 +248,12 @@ class AsyncJoinedRecords:
     async def check_open(self) -> None:
         self.sync.check_open()
 
-    async def spoil(self, *, gently: bool = False) -> None:
-        if not gently:
-            self.sync.spoil()
+    async def spoil(self, when: When) -> None:
+        if when is not When.INSIDE:
+            self.sync.spoil(when)
 
     def abandon(self) -> None:
-        self.sync.spoil()
+        """Nothing: nobody waits for SQLite."""
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):
