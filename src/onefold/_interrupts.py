@@ -75,6 +75,16 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
     return reply, failure, _swallowed(cancelled)
 
 
+async def heard(work: Awaitable[T]) -> T:
+    """Await something in which a client library may swallow a cancellation: it goes on after that."""
+    before = _cancellations()
+    found = await work
+    swallowed = _swallowed(before)
+    if swallowed is not None:
+        raise swallowed
+    return found
+
+
 def _cancellations() -> int:
     """How often somebody has asked to cancel this task."""
     import asyncio

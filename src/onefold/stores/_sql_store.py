@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
+from onefold._interrupts import heard
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import _trickle as trickle
@@ -187,7 +188,7 @@ class AsyncSqlStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        await self._look()
+        await heard(self._look())
         transaction = AsyncSqlTransaction(self.database, self._pool)
         try:
             yield transaction
