@@ -218,8 +218,10 @@ class Hands(Protocol):
     store: Any
     # Of the driver's colour; None inside a transaction, where there is no claim to keep alive.
     heartbeat: Any
-    # Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too.
-    joined: bool
+
+    @property
+    def joined(self) -> bool:
+        """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
 
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> bytes | None: ...

@@ -197,7 +197,7 @@ class AsyncSqlStore:
             raise
         finally:
             await transaction.let_go()
-        await self._purge_a_little()
+        await heard(self._purge_a_little())
 
     async def aclose(self) -> None:
         """Close the connections. Whoever uses the store after that opens new ones."""
