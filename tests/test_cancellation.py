@@ -9,6 +9,7 @@ import asyncio
 from itertools import product
 from typing import Any
 
+import psycopg
 import pytest
 
 from cancel_tools import (
@@ -26,7 +27,8 @@ from cancel_tools import (
     within,
     within_commits_all_the_same,
 )
-from support import PATIENCE
+from onefold import AsyncGuard
+from support import PATIENCE, in_time
 
 # What is cancelled, and how the message is delivered again.
 JOINED: dict[str, tuple[Story, Story]] = {
@@ -119,3 +121,32 @@ def test_whatever_moment_is_cancelled_the_record_is_there_exactly_if_its_effect_
     moments = asyncio.run(cancelled_everywhere(DRIVERS[driver], address, story, way))
 
     assert moments > 0
+
+
+def test_a_cancellation_that_a_driver_turns_into_a_lost_connection_is_not_tried_again(postgres_url: str) -> None:
+    """As asyncmy's cursor does it, whose end fails on the connection that the cancellation has closed."""
+    starts: list[int] = []
+
+    async def story() -> None:
+        inside = asyncio.Event()
+        async with AsyncGuard(postgres_url) as guard:
+
+            @guard.transactional("credit", key="message")
+            async def credit(message: str, *, tx: Any) -> None:
+                starts.append(1)
+                inside.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    await tx.close()
+                    raise psycopg.OperationalError("the connection is lost") from None
+
+            delivery = asyncio.ensure_future(credit("m1"))  # type: ignore[call-arg]
+            await inside.wait()
+            delivery.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(delivery, PATIENCE)
+
+    in_time(story())
+
+    assert starts == [1]

@@ -63,7 +63,7 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
     """Perform one operation, awaited. `interrupt` is one that came before: then only the clean-up goes on."""
     if hands.joined and not step.outside:
         return await _ask_inside(step, hands.store, interrupt)
-    cancelled = _cancellations()
+    cancelled = cancellations()
     try:
         reply, failure = await step.send(hands.store), None
     except Exception as error:  # noqa: BLE001 - the flow knows what it means there
@@ -75,9 +75,19 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
     return reply, failure, _swallowed(cancelled)
 
 
+def unmasked(error: BaseException, before: int) -> BaseException:
+    """The cancellation that a driver has turned into an error of its own: that would be tried again, as a lost link."""
+    cancelled = _swallowed(before) if isinstance(error, Exception) else None
+    if cancelled is None:
+        return error
+    # Not its cause, which says why a transaction is tried again.
+    cancelled.__context__ = error
+    return cancelled
+
+
 async def heard(work: Awaitable[T]) -> T:
     """Await something in which a client library may swallow a cancellation: it goes on after that."""
-    before = _cancellations()
+    before = cancellations()
     found = await work
     swallowed = _swallowed(before)
     if swallowed is not None:
@@ -85,7 +95,7 @@ async def heard(work: Awaitable[T]) -> T:
     return found
 
 
-def _cancellations() -> int:
+def cancellations() -> int:
     """How often somebody has asked to cancel this task."""
     import asyncio
 
@@ -97,7 +107,7 @@ def _swallowed(before: int) -> BaseException | None:
     """A cancellation that came meanwhile, and that a client library took for its own (as `asyncio.wait_for` may)."""
     import asyncio
 
-    return asyncio.CancelledError() if _cancellations() > before else None
+    return asyncio.CancelledError() if cancellations() > before else None
 
 
 def _may_be_repeated(step: Any, hands: Any) -> bool:

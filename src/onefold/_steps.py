@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from onefold._interrupts import ask, ask_async, spoil, spoil_async
+from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
 from onefold.errors import UsageError
 
@@ -333,6 +333,7 @@ async def _run_async(step: Running, hands: Hands) -> Ended:
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
     if token is not None:
         hands.heartbeat.cancel_when_lost(token)
+    before = cancellations() if hands.joined else 0
     try:
         value = step.call(current) if step.probing else step.call()
         if hasattr(value, "__await__"):
@@ -340,7 +341,7 @@ async def _run_async(step: Running, hands: Hands) -> Ended:
     except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
         if token is not None:
             return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
-        return Ended(error=error, notes=hands.leave(current))
+        return Ended(error=unmasked(error, before) if hands.joined else error, notes=hands.leave(current))
     notes = hands.leave(current)
     return (
         Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)

@@ -28,7 +28,9 @@ class Cancellations(Transactions):
     node_type = TaskNode
 
     def _faults(self, world: Database, who: int, moment: Moment) -> tuple[str, ...]:
-        fates = FATES if isinstance(moment, Ask) and not isinstance(moment, (Committing, RollingBack)) else FATES[:1]
+        fates: tuple[str, ...] = (
+            FATES if isinstance(moment, Ask) and not isinstance(moment, (Committing, RollingBack)) else FATES[:1]
+        )
         if isinstance(moment, Ask) and self._is_blocked(world, who):
             # It waits for another transaction.
             fates = (FATES[0], FATES[2])
