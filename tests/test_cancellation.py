@@ -135,6 +135,8 @@ def test_a_cancellation_that_a_driver_turns_into_a_lost_connection_is_not_tried_
             async def credit(message: str, *, tx: Any) -> None:
                 starts.append(1)
                 inside.set()
+                if len(starts) > 1:
+                    return
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
