@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_interrupts", "_model"}
 RULES = BOTTOM | {"_bypass", "_canonical", "_decide", "_fingerprint", "_steps", "_work", "codecs", "events"}
 FLOWS = {
     "_flow",
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
+    "_interrupts": set(),
     "_model": BOTTOM,
     "_bypass": {"_model"},
     "_canonical": set(),
@@ -42,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_canonical", "_model", "errors"},
-    "_steps": {"_model", "errors"},
+    "_steps": {"_interrupts", "_model", "errors"},
     "_work": {"_decide", "_model", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},

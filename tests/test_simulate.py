@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from onefold import Policy, Record, State, StoreUnavailable, _bypass, _flow_steps
+from onefold import Policy, Record, State, StoreUnavailable, _bypass, _flow_steps, _interrupts
 from onefold._steps import Flow
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
@@ -292,3 +293,25 @@ def test_the_simulator_explores_each_world_once() -> None:
 
 def plain(text: str) -> str:
     return textwrap.dedent(text).strip()
+
+
+def test_an_operation_that_is_sent_again_inside_a_transaction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was once: the record was committed alone, and the effect was lost."""
+
+    async def repeating(step: Any, store: Any, _interrupt: Any) -> Any:
+        try:
+            return await step.send(store), None, None
+        except asyncio.CancelledError as interrupt:
+            return await _interrupts._ask_again(step, store, interrupt)
+
+    monkeypatch.setattr(_interrupts, "_ask_inside", repeating)
+
+    story = story_of(mode="transactional", cancels=True, workers=1, faults=1)
+
+    assert str(story) == plain("""
+        transactional, 1 workers, 1 faults, cancelled tasks:
+          1. worker 1 begins [nothing changed]
+          2. worker 1 writes done, and is cancelled once, rolled back
+          3. worker 1 writes done
+             statement 7: a statement was sent outside of a transaction, where it is committed by itself
+    """)

@@ -69,6 +69,13 @@ class TestRuns:
         assert row("effects downstream, by key", ran)[1] == "1,400"
         assert not list(tmp_path.iterdir()), "what holds leaves no files"
 
+    def test_under_random_cancellations_beside_kills_every_effect_is_there_once(self, tmp_path: Path) -> None:
+        ran = soak("--cancel", "--store", "sqlite", place=tmp_path)
+
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert row("effects", ran) == row("messages done", ran) == ["105", "105"]
+        assert all(int(number) > 0 for number in row("cancelled", ran))
+
     def test_without_a_guard_the_soak_fails_with_evidence(self, tmp_path: Path) -> None:
         ran = soak("--without-guard", place=tmp_path)
 
@@ -210,7 +217,14 @@ class TestTheCommand:
         assert "mariadb is not installed" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
-        "options", [["--store", "redis", "--mode", "transactional"], ["--store", "sqlite", "--strike-server"]]
+        "options",
+        [
+            ["--store", "redis", "--mode", "transactional"],
+            ["--store", "sqlite", "--strike-server"],
+            ["--cancel", "--mode", "hold"],
+            ["--cancel", "--store", "postgres", "--strike-server"],
+            ["--cancel", "--store", "redis"],
+        ],
     )
     def test_what_a_store_cannot_do_is_refused(self, options: list[str]) -> None:
         with pytest.raises(SystemExit, match="2"):

@@ -8,8 +8,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -17,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 import bench.soak
+from bench.soak.cancelling import DRIVERS, preload
 from bench.soak.effects import Bank
 from bench.soak.places import STORES, Place, opened
-from bench.soak.plan import FULL, SHORT, WORKERS, Mode, Plan
+from bench.soak.plan import FULL, FULL_CANCEL, SHORT, SHORT_CANCEL, WORKERS, Mode, Plan, Size
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, leave_evidence, look, violations
 from bench.soak.workers import Desk
@@ -32,9 +34,11 @@ EVIDENCE_MAX: Final = 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _asked(arguments)
-    size = SHORT if asked.short else FULL
+    size = _size(asked)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"seed {asked.seed}, {WORKERS} processes, {size.deliveries:,} deliveries, {size.messages:,} messages")
+    if asked.cancel:
+        console.print(f"for each of {len(DRIVERS)} async drivers, whose tasks are cancelled: {', '.join(DRIVERS)}")
     holds = True
     with closing(House()) as house:
         for store, modes in asked.modes_by_store.items():
@@ -47,14 +51,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if holds else 1
 
 
+def _size(asked: Any) -> Size:
+    if asked.cancel:
+        return SHORT_CANCEL if asked.short else FULL_CANCEL
+    return SHORT if asked.short else FULL
+
+
+def _plans(store: str, modes: Sequence[Mode], asked: Any) -> Iterator[tuple[str, Plan]]:
+    """The runs on one store, each with its title: one a mode, or one an async driver of its database."""
+    drivers = [name for name, driver in DRIVERS.items() if driver.place == store] if asked.cancel else [""]
+    for mode, driver in product(modes, drivers):
+        title = driver or mode
+        folder = Path(tempfile.mkdtemp(prefix=f"onefold-soak-{store}-{title}-", dir=asked.directory))
+        guarded, struck = not asked.without_guard, asked.strike_server and store != "sqlite"
+        yield title, Plan(store, mode, _size(asked), asked.seed, folder, guarded, struck, asked.seconds_max, driver)
+
+
 def _soak_store(store: str, place: Place, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
     """One run a mode, and their table."""
-    size = SHORT if asked.short else FULL
     strikes_server = asked.strike_server and place.has_server
     rows: list[dict[str, str]] = []
-    for mode in modes:
-        folder = Path(tempfile.mkdtemp(prefix=f"onefold-soak-{store}-{mode}-", dir=asked.directory))
-        plan = Plan(store, mode, size, asked.seed, folder, not asked.without_guard, strikes_server, asked.seconds_max)
+    titles: list[str] = []
+    for title, plan in _plans(store, modes, asked):
+        folder = plan.folder
+        titles.append(title)
         try:
             row, wrong = soak(plan, place)
         except SystemExit:
@@ -63,12 +83,12 @@ def _soak_store(store: str, place: Place, modes: Sequence[Mode], asked: Any, con
             raise
         rows.append(row | {"": "[red]broken" if wrong else "[green]holds"})
         if wrong:
-            console.print(f"{store}, {mode}: {len(wrong)} violations; the files are in {folder}", style="red")
+            console.print(f"{store}, {title}: {len(wrong)} violations; the files are in {folder}", style="red")
             console.print("\n".join(f"  {line}" for line in wrong[:EVIDENCE_MAX]))
         else:
             shutil.rmtree(folder)
     console.print(f"\n{place.title}{', its server struck' if strikes_server else ''}")
-    console.print(_table(modes, rows))
+    console.print(_table(titles, rows))
     return not any("broken" in row[""] for row in rows)
 
 
@@ -79,6 +99,8 @@ def soak(plan: Plan, place: Place) -> tuple[dict[str, str], list[str]]:
     assert effects is not None
     effects.create()
     plan.journal.touch()
+    if plan.driver:
+        preload(plan.driver)
     desk = Desk(plan, room.url, effects)
     queue = Queue(desk, place)
     took = queue.run()
@@ -113,6 +135,7 @@ def _row(queue: Queue, found: Found, took: float) -> dict[str, str]:
         "ran": f"{counts['ran']:,}",
         "ran, not remembered": str(counts["forgotten"]),
         "replayed": f"{counts['replayed']:,}",
+        "cancelled": f"{counts['cancelled']:,}" if plan.driver else "-",
         "given back for later": f"{counts['later']:,}",
         "store unavailable": f"{counts['busy']:,}",
         "told that the claim was lost": str(counts["lost"]),
@@ -148,6 +171,11 @@ def _asked(arguments: Sequence[str] | None) -> Any:
         help="sqlite if not said; may be given again",
     )
     option("--strike-server", action="store_true", help="kill the store's server in the middle, and start it again")
+    option(
+        "--cancel",
+        action="store_true",
+        help="cancel tasks at random, once and repeatedly, on every async driver, beside the kills; transactional only",
+    )
     option("--short", action="store_true", help="2,000 deliveries and 8 kills, as CI runs it")
     option("--seed", type=int, default=random.randrange(1_000_000), help="repeat a run's order and strikes")
     option("--sync", choices=("full", "normal"), default="full", help="how SQLite syncs the records")
@@ -156,7 +184,11 @@ def _asked(arguments: Sequence[str] | None) -> Any:
     option("--directory", help="where the files go (a temporary directory)")
     option("--seconds-max", type=float, default=900.0, help="when to give a run up")
     asked = parser.parse_args(arguments)
-    stores, modes = asked.stores or ["sqlite"], asked.modes or get_args(Mode)
+    stores, modes = asked.stores or ["all" if asked.cancel else "sqlite"], asked.modes or get_args(Mode)
+    if asked.cancel:
+        if asked.strike_server or asked.without_guard or "transactional" not in modes:
+            parser.error("--cancel is for transactional mode, with a guard, and without strikes at the server")
+        modes = ["transactional"]
     chosen = {
         store: [mode for mode in able if mode in modes]
         for store, able in STORES.items()

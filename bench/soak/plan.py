@@ -33,6 +33,10 @@ class Size(NamedTuple):
 FULL: Final = Size(deliveries=20_000, messages=14_000, kills=40, stops=8, lease=1.5, outages=(0.0, 1.2))
 SHORT: Final = Size(deliveries=2_000, messages=1_400, kills=8, stops=2, lease=0.6, outages=(1.2,))
 
+# Where tasks are cancelled, for each of the eight async drivers: 14,000 messages in all.
+FULL_CANCEL: Final = Size(deliveries=2_500, messages=1_750, kills=6, stops=0, lease=1.5, outages=())
+SHORT_CANCEL: Final = Size(deliveries=150, messages=105, kills=1, stops=0, lease=0.6, outages=())
+
 
 class Message(NamedTuple):
     id: str
@@ -51,6 +55,8 @@ class Plan(NamedTuple):
     guarded: bool
     strikes_server: bool
     seconds_max: float
+    # The async driver whose tasks are cancelled; none where workers block.
+    driver: str = ""
 
     @property
     def messages(self) -> list[Message]:

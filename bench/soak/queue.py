@@ -10,6 +10,7 @@ from collections import Counter, deque
 from multiprocessing.connection import wait
 from typing import Final
 
+from bench.soak import cancelling, workers
 from bench.soak.places import Place
 from bench.soak.plan import WORKERS
 from bench.soak.strikes import Outages, Strike, planned
@@ -50,6 +51,7 @@ class Queue:
         self.workers: list[Worker] = []
         self.chance = random.Random(plan.seed + 2)
         self.strikes = planned(plan, self.chance)
+        self._work = cancelling.work if plan.driver else workers.work
         self.outages = Outages(place)
 
     def run(self) -> float:
@@ -83,7 +85,7 @@ class Queue:
                 self.errors.append(f"{len(self.unacknowledged)} deliveries left after {self.plan.seconds_max:g} s")
 
     def _start_worker(self) -> None:
-        self.workers.append(Worker(self.desk, [worker.pipe for worker in self.workers]))
+        self.workers.append(Worker(self.desk, [worker.pipe for worker in self.workers], self._work))
 
     def _hand_out(self) -> None:
         """One delivery to each worker in turn, so that neighbours in the queue are delivered at the same time."""
@@ -121,7 +123,7 @@ class Queue:
         kind = verdict.kind
         self.counts[kind.partition(",")[0]] += 1
         self._note(self.deliveries[number].id, verdict)
-        if kind in ("later", "busy", "lost"):
+        if kind in ("later", "busy", "lost", "cancelled"):
             self.tries[number] += 1
             pause = min(PAUSE_FIRST * 2 ** self.tries[number], PAUSE_MAX)
             self.later.append((time.monotonic() + pause, number))
@@ -206,4 +208,4 @@ class Queue:
         if self.plan.strikes_server:
             struck += f", {self.counts['server']} of the server"
         done = f"{acknowledged:,} of {size.deliveries:,}"
-        print(f"{self.plan.store}, {self.plan.mode}: {done}, {struck}", file=sys.stderr, flush=True)
+        print(f"{self.plan.store}, {self.plan.driver or self.plan.mode}: {done}, {struck}", file=sys.stderr, flush=True)

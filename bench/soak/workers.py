@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
 class Worker:
     """A process, and the deliveries that it has not acknowledged, in the order in which it was given them."""
 
-    def __init__(self, desk: Desk, others: Sequence[Connection]) -> None:
+    def __init__(self, desk: Desk, others: Sequence[Connection], work: Callable[..., None]) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
         self.process = context.Process(target=work, args=(desk, theirs, [*others, self.pipe]), daemon=True)

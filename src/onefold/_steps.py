@@ -4,8 +4,10 @@ A flow is a generator: it yields a step and is sent the reply. `drive` performs 
 nothing else in the rules knows of colours. What a store raises is thrown into the flow; what a handler raises is
 data (`Ended`), because it is the user's and must surface unmasked.
 
-An interrupt (KeyboardInterrupt, a cancelled task) that hits a store operation must not tear it: the operation is sent
-again, which is safe because every operation is idempotent by its token, and the interrupt goes on after the clean-up.
+An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not tear it: the
+operation is sent again, which is safe because every operation is idempotent by its token, and the interrupt goes on
+after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over, and what follows would
+be committed by itself. There the flow is given up, and the store makes sure that nothing of it can be committed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
+from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
 from onefold.errors import UsageError
 
@@ -32,6 +35,11 @@ class Ask(Step, frozen=True):
 
     # Whether a lease may be counted from the moment at which it was sent.
     counts: ClassVar[bool] = True
+    # What an interrupt means for it (`_interrupts`): whether it must not be sent twice, whether it is outside of the
+    # transaction in which a store works, and whether it ends what was begun, so that an interrupt waits for it.
+    once: ClassVar[bool] = False
+    outside: ClassVar[bool] = False
+    cleans_up: ClassVar[bool] = False
 
     def send(self, store: Any) -> Any:
         """The reply, or in colour the awaitable of it."""
@@ -76,6 +84,8 @@ class Finishing(Closing, frozen=True):
 
 
 class Releasing(Closing, frozen=True):
+    cleans_up = True
+
     by: Memory | None = None
 
     def send(self, store: Any) -> Any:
@@ -100,6 +110,7 @@ class Elsewhere(Ask, frozen=True):
     """An operation of another store than the guard's own."""
 
     counts = False
+    outside = True
 
     there: Any
     ask: Ask
@@ -110,6 +121,8 @@ class Elsewhere(Ask, frozen=True):
 
 class Once(Ask, frozen=True):
     """A step that must not be sent twice."""
+
+    once = True
 
 
 class Beginning(Once, frozen=True):
@@ -129,12 +142,16 @@ class Saving(Once, frozen=True):
 class Committing(Once, frozen=True):
     """Commit; the reply is a `Commit`."""
 
+    cleans_up = True
+
     def send(self, store: Any) -> Any:
         return store.commit()
 
 
 class RollingBack(Once, frozen=True):
     """Undo the transaction, or what followed the savepoint. True: the database asks to try it again."""
+
+    cleans_up = True
 
     error: BaseException
     to_savepoint: bool = False
@@ -214,6 +231,10 @@ class Hands(Protocol):
     # Of the driver's colour; None inside a transaction, where there is no claim to keep alive.
     heartbeat: Any
 
+    @property
+    def joined(self) -> bool:
+        """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
+
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> bytes | None: ...
 
@@ -223,7 +244,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
-    handed: BaseException | None = None
+    ran: Ended | None = None
     watched: list[Claim] = []
     sent = 0.0
     try:
@@ -232,34 +253,32 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic() if step.counts else sent
-                try:
-                    reply = step.send(hands.store)
-                except BaseException as error:  # noqa: BLE001 - the flow knows what it means there
-                    reply, failure, stop = _answer(step, hands, error)
-                    interrupt = interrupt or stop
+                reply, failure, stop = ask(step, hands)
+                interrupt = interrupt or stop
             elif isinstance(step, Running):
-                reply = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
-                handed = reply.error
-            elif isinstance(step, Watching):
-                watched.extend(step.claims)
-                reply = hands.heartbeat.watch(step.claims, sent)
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
             elif isinstance(step, Pausing):
                 reply = _pause(step.seconds, interrupt)
             else:
-                assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
-                reply = hands.heartbeat.left(step.claim)
+                reply = _lease(step, hands, watched, sent)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
+        handed = None if ran is None else ran.error
         # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
         if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
             raise
+        interrupt = interrupt or handed
+    except BaseException as error:
+        spoil(hands, error, ran)
+        raise
     finally:
         flow.close()
         if watched:
             hands.heartbeat.unwatch(watched)
-    raise interrupt or handed  # type: ignore[misc]
+    assert interrupt is not None
+    raise interrupt
 
 
 async def drive_async(flow: Flow[T], hands: Hands) -> T:
@@ -267,6 +286,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
+    ran: Ended | None = None
     watched: list[Claim] = []
     sent = 0.0
     try:
@@ -275,32 +295,37 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
             failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic() if step.counts else sent
-                try:
-                    reply = await step.send(hands.store)
-                except BaseException as error:  # noqa: BLE001 - the flow knows what it means there
-                    reply, failure, stop = await _answer_async(step, hands, error)
-                    interrupt = interrupt or stop
+                reply, failure, stop = await ask_async(step, hands, interrupt)
+                interrupt = interrupt or stop
             elif isinstance(step, Running):
-                reply = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
-            elif isinstance(step, Watching):
-                watched.extend(step.claims)
-                reply = hands.heartbeat.watch(step.claims, sent)
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
             elif isinstance(step, Pausing):
                 reply = await _pause_async(step.seconds, interrupt)
             else:
-                assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
-                reply = hands.heartbeat.left(step.claim)
+                reply = _lease(step, hands, watched, sent)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception:
         if interrupt is None:
             raise
+    except BaseException as error:
+        await spoil_async(hands, error, ran)
+        raise
     finally:
         flow.close()
         if watched:
             hands.heartbeat.unwatch(watched)
     raise interrupt
+
+
+def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float:
+    """A step about the lease, which is the heartbeat's: how long it is certainly still ours."""
+    if isinstance(step, Watching):
+        watched.extend(step.claims)
+        return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
+    assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
+    return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 
 
 def _run(step: Running, hands: Hands) -> Ended:
@@ -320,6 +345,7 @@ async def _run_async(step: Running, hands: Hands) -> Ended:
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
     if token is not None:
         hands.heartbeat.cancel_when_lost(token)
+    before = cancellations() if hands.joined else 0
     try:
         value = step.call(current) if step.probing else step.call()
         if hasattr(value, "__await__"):
@@ -327,7 +353,7 @@ async def _run_async(step: Running, hands: Hands) -> Ended:
     except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
         if token is not None:
             return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
-        return Ended(error=error, notes=hands.leave(current))
+        return Ended(error=unmasked(error, before) if hands.joined else error, notes=hands.leave(current))
     notes = hands.leave(current)
     return (
         Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)
@@ -344,46 +370,6 @@ def _not_run(value: Any) -> UsageError:
     if isinstance(value, CoroutineType):
         return UsageError("the handler is async, and this guard is not: nothing ran. Use an AsyncGuard")
     return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
-
-
-# What to go on with after a store operation that raised: a reply or a failure, and an interrupt that came meanwhile.
-Answered = tuple[Any, Exception | None, BaseException | None]
-
-
-def _answer(step: Ask, hands: Hands, error: BaseException) -> Answered:
-    """An operation that an interrupt has hit is sent again: it must not stay half done."""
-    if isinstance(error, Exception):
-        return None, error, None
-    if isinstance(step, Once):
-        raise error
-    try:
-        return step.send(hands.store), None, error
-    except BaseException as another:  # noqa: BLE001 - a failure is the answer, a further interrupt changes nothing
-        reply, failure, _ = _answer(step, hands, another)
-        return reply, failure, error
-
-
-async def _answer_async(step: Ask, hands: Hands, error: BaseException) -> Answered:
-    """The same, awaited. It is sent again in a task that a further cancellation of ours does not reach."""
-    if isinstance(error, Exception):
-        return None, error, None
-    if isinstance(step, Once):
-        raise error
-    task = await _to_its_end(step.send(hands.store))
-    failure = task.exception()
-    return (None, failure, error) if isinstance(failure, Exception) else (task.result(), None, error)
-
-
-async def _to_its_end(awaitable: Any) -> Any:
-    import asyncio
-
-    task = asyncio.ensure_future(awaitable)
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            continue
-    return task
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:

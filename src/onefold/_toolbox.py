@@ -40,6 +40,10 @@ class Toolbox:
         # Asked each time: a transaction that is tried again may be on another connection.
         return None if self.transaction is None else self.transaction.tx
 
+    @property
+    def joined(self) -> bool:
+        return self.heartbeat is None
+
     def conduct(self, flow: Flow[Any]) -> Any:
         return self._conduct(flow, self)
 

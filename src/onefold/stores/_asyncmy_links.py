@@ -88,9 +88,15 @@ class Watched(_Connection):  # type: ignore[misc]
             raise
         except BaseException:
             # Cancelled between a question and its answer: the next one who asks would get that answer.
-            self.watch.broken = True
-            self.close()
+            break_off(self)
             raise
+
+
+def break_off(connection: Any) -> None:
+    """Close a connection at once; asyncmy's own `close` lets it still pass as connected."""
+    if isinstance(connection, Watched):
+        connection.watch.broken = True
+    connection._close_on_cancel()
 
 
 def in_transaction(connection: Any) -> bool:
@@ -111,6 +117,7 @@ class AsyncmyLink:
     """An `AsyncLink` on a connection whose transactions are its owner's."""
 
     connection: Any
+    spoils_gently = False
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -148,6 +155,14 @@ class AsyncmyLink:
 
     async def close(self) -> None:
         await self.connection.ensure_closed()
+
+    async def spoil(self) -> None:
+        # MySQL has no transaction that refuses to be committed.
+        if self.standing() is not Standing.IDLE:
+            self.abandon()
+
+    def abandon(self) -> None:
+        break_off(self.connection)
 
     @asynccontextmanager
     async def _cursor(self) -> AsyncIterator[Any]:

@@ -6,12 +6,14 @@ a COMMIT. The few private names that this takes are here, and in `_asyncpg_pools
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import asyncpg
 
 from onefold.errors import UsageError
-from onefold.stores._postgres_errors import meaning, one_line
+from onefold.stores._postgres_errors import SPOILING, meaning, one_line
 from onefold.stores._sql import in_numbers
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined_talks import ABORTED
@@ -38,6 +40,8 @@ class Own(asyncpg.Connection):
 class AsyncpgLink:
     """A link on a connection. asyncpg is always in autocommit mode, but for transactions that are begun."""
 
+    spoils_gently = True
+
     def __init__(self, connection: Any, isolation: str | None = None) -> None:
         # What a pool lends is a shell around the connection.
         self.connection = connection
@@ -50,23 +54,19 @@ class AsyncpgLink:
         statement, names = in_numbers(ask.statement)
         self._check_open()
         try:
-            rows, status, _ = await self._inner._execute(
-                statement,
-                [ask.values[name] for name in names],
-                0,
-                None,
-                return_status=True,
-                ignore_custom_codec=True,
-                record_class=asyncpg.Record,
-            )
+            with self._marked():
+                rows, status, _ = await self._inner._execute(
+                    statement,
+                    [ask.values[name] for name in names],
+                    0,
+                    None,
+                    return_status=True,
+                    ignore_custom_codec=True,
+                    record_class=asyncpg.Record,
+                )
         except asyncpg.InFailedSQLTransactionError as error:
             # asyncpg does not tell by itself that a statement has failed before.
             raise UsageError(ABORTED) from error
-        except Exception:
-            raise
-        except BaseException:
-            self._interrupted = True
-            raise
         # The last word of `UPDATE 1`.
         return Reply(0, rows) if ask.rows else Reply(_number(status.decode()))
 
@@ -83,11 +83,13 @@ class AsyncpgLink:
         # A handler that has ended the last one by hand has left its mark.
         self._inner._top_xact = None
         # Through asyncpg, so that a handler's own `tx.transaction()` becomes a savepoint.
-        await self._inner.transaction(isolation=self._isolation).start()
+        with self._marked():
+            await self._inner.transaction(isolation=self._isolation).start()
 
     async def run(self, statement: str) -> None:
         self._check_open()
-        await self._inner.execute(statement)
+        with self._marked():
+            await self._inner.execute(statement)
 
     async def commit(self) -> None:
         await self._commit("COMMIT")
@@ -109,20 +111,27 @@ class AsyncpgLink:
 
     async def _ended_by(self, statement: str) -> str:
         try:
-            return str(await self._inner.execute(statement))
+            with self._marked():
+                return str(await self._inner.execute(statement))
         except TimeoutError as error:
             # Nobody knows what became of it: as if the connection had been lost.
             self._interrupted = True
             raise asyncpg.ConnectionDoesNotExistError("no answer to the end of the transaction") from error
         except asyncpg.InFailedSQLTransactionError as error:
             raise UsageError(ABORTED) from error
+        finally:
+            self._inner._top_xact = None
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Note an interrupt: also a BEGIN may have reached the server, before asyncpg believes in a transaction."""
+        try:
+            yield
         except Exception:
             raise
         except BaseException:
             self._interrupted = True
             raise
-        finally:
-            self._inner._top_xact = None
 
     def standing(self) -> Standing:
         if self._interrupted:
@@ -137,6 +146,25 @@ class AsyncpgLink:
             self._inner.terminate()
         else:
             await self._inner.close(timeout=CLOSE_SECONDS)
+
+    async def spoil(self) -> None:
+        if self._inner.is_closed() or not self._inner.is_in_transaction():
+            return
+        try:
+            # asyncpg waits by itself until the server has ended what was interrupted.
+            await self._inner.execute(SPOILING)
+        except asyncpg.PostgresError:
+            return
+        except Exception:  # noqa: BLE001 - then it is ended at once
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._interrupted = True
+        self._inner.terminate()
+
+    def forget_transaction(self) -> None:
+        """Let asyncpg believe what the server says, and not what a handler has left behind."""
+        self._inner._top_xact = None
 
     def _check_open(self) -> None:
         if self._inner.is_closed():

@@ -9,7 +9,7 @@ from typing import Any, Final
 import asyncpg
 
 from onefold.errors import StoreUnavailable
-from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, Own, inner, trouble
+from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, Own, trouble
 from onefold.stores._postgres_errors import meaning, one_line
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
 from onefold.stores._sql_links import Standing
@@ -40,8 +40,12 @@ class AsyncOpener:
     async def __call__(self) -> AsyncpgLink:
         if self._prepare is None:
             connection = await self._connected(prepare=False)
-            # Behind a pooler, the process that serves a statement is not the one that the connection was told of.
-            self._prepare = await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid()
+            try:
+                # Behind a pooler, the process that serves a statement is not the one that the connection was told of.
+                self._prepare = await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid()
+            except BaseException:
+                connection.terminate()
+                raise
             if not self._prepare:
                 return AsyncpgLink(connection, self._isolation)
             await connection.close(timeout=CLOSE_SECONDS)
@@ -75,10 +79,11 @@ class LentByPool:
         try:
             yield link
         finally:
-            inner(link.connection)._top_xact = None
+            link.forget_transaction()
             if link.standing() is not Standing.IDLE:
                 # The pool replaces what is closed.
-                inner(link.connection).terminate()
+                link.abandon()
+            # Shielded by the pool itself.
             await self._pool.release(link.connection)
 
     async def _taken(self) -> Any:

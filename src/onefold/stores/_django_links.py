@@ -96,6 +96,9 @@ class StoresLink:
         self.begun = False
         self.connection.close()
 
+    def spoil(self) -> None:
+        self.close()
+
 
 class RenewalLink(StoresLink):
     """On a connection that is kept for the renewal of claims."""
@@ -141,6 +144,13 @@ class InsideLink(StoresLink):
         if connection.errors_occurred and not self.vendor.is_alive(connection.connection):
             return Standing.BROKEN
         return Standing.ABORTED if connection.needs_rollback else self.vendor.standing(connection.connection)
+
+    def spoil(self) -> None:
+        if self.connection.in_atomic_block:
+            # Django refuses what follows, and rolls back at the end of the block.
+            self.connection.set_rollback(True)
+        elif self.connection.connection is not None:
+            self.connection.rollback()
 
 
 class AtomicLink(InsideLink):

@@ -16,6 +16,9 @@ _PERMISSION: Final = (
     "onefold_schema; and to make them CREATE on the schema, or let another user run `onefold schema URL --apply`"
 )
 
+# A statement that fails, so that the server refuses to commit the transaction; its log shows this text.
+SPOILING: Final = "SELECT 'Onefold: a delivery was interrupted in this transaction, which must not be committed'::int"
+
 # The code itself, or how a class of codes begins.
 MEANINGS: Final = {
     "40001": Trouble(Kind.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"),

@@ -6,6 +6,7 @@ Statements go through cursors of our own, so that a caller's row factories, adap
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from psycopg.postgres import types as postgres_types
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from onefold.stores._postgres_errors import meaning, one_line
+from onefold.stores._postgres_errors import SPOILING, meaning, one_line
 from onefold.stores._sql import in_numbers
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Kind, Standing, Trouble
@@ -82,6 +83,19 @@ class _Shared:
     def _waited(self) -> bool:
         waited, self._waiting = self._waiting, False
         return waited
+
+    def _cannot_be_committed(self) -> bool:
+        """Whether that is certain: no transaction is open, or the server has given it up."""
+        return self.connection.pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
+
+    def _is_at_rest(self) -> bool:
+        """Whether the server waits for the next statement, after an answer that was read to its end."""
+        connection = self.connection.pgconn
+        return connection.transaction_status == TransactionStatus.INTRANS and not connection.pipeline_status
+
+    def abandon(self) -> None:
+        self._interrupted = True
+        self.connection.pgconn.finish()
 
 
 class PsycopgLink(_Shared):
@@ -150,9 +164,18 @@ class PsycopgLink(_Shared):
     def close(self) -> None:
         self.connection.close()
 
+    def spoil(self) -> None:
+        if self._is_at_rest():
+            with suppress(psycopg.Error):
+                self.run(SPOILING)
+        if not self._cannot_be_committed():
+            self.abandon()
+
 
 class AsyncPsycopgLink(_Shared):
     """The same, awaited."""
+
+    spoils_gently = True
 
     def __init__(self, connection: AsyncConnection) -> None:
         self.connection = connection
@@ -215,6 +238,13 @@ class AsyncPsycopgLink(_Shared):
 
     async def close(self) -> None:
         await self.connection.close()
+
+    async def spoil(self) -> None:
+        if self._is_at_rest():
+            with suppress(psycopg.Error):
+                await self.run(SPOILING)
+        if not self._cannot_be_committed():
+            self.abandon()
 
 
 def _reply(cursor: _Cursor, ask: Ask) -> Reply:

@@ -12,6 +12,7 @@ from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from onefold._interrupts import brought_to_its_end
 from onefold.errors import StoreUnavailable
 from onefold.stores._postgres_errors import one_line
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
@@ -63,7 +64,11 @@ class AsyncOpener(Opener):
             raise unreachable(self._name, error) from error
         await connection.set_isolation_level(self._level or None)
         if self._prepare is None:
-            served = await (await connection.execute(WHO, prepare=False)).fetchone()
+            try:
+                served = await (await connection.execute(WHO, prepare=False)).fetchone()
+            except BaseException:
+                await connection.close()
+                raise
             self._prepare = served == (connection.info.backend_pid,)
         connection.prepare_threshold = PREPARE_AFTER if self._prepare else None
         return AsyncOwnLink(connection)
@@ -161,17 +166,20 @@ class LentByAsyncPool:
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncPsycopgLink]:
         connection = await self._taken()
-        before, link = connection.autocommit, None
+        before, link = connection.autocommit, AsyncPsycopgLink(connection)
         try:
             await connection.set_autocommit(True)
-            link = AsyncPsycopgLink(connection)
             yield link
         finally:
-            if link is not None and link.standing() is Standing.IDLE:
-                await connection.set_autocommit(before)
-            else:
-                await connection.close()
-            await self._pool.putconn(connection)
+            await brought_to_its_end(self._given_back(link, autocommit=before), link.abandon)
+
+    async def _given_back(self, link: AsyncPsycopgLink, *, autocommit: bool) -> None:
+        if link.standing() is Standing.IDLE:
+            await link.connection.set_autocommit(autocommit)
+        else:
+            # The pool replaces what is closed.
+            link.abandon()
+        await self._pool.putconn(link.connection)
 
     async def _taken(self) -> AsyncConnection:
         try:

@@ -141,6 +141,11 @@ class PymysqlLink:
     def close(self) -> None:
         self.connection.close()
 
+    def spoil(self) -> None:
+        # MySQL has no transaction that refuses to be committed.
+        if self.standing() is not Standing.IDLE:
+            break_off(self.connection)
+
     @contextmanager
     def _cursor(self) -> Iterator[Cursor]:
         """A plain cursor with plain values, whatever the connection's owner wants for itself."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final, TypeVar
 
+from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk, carry, carry_async
@@ -73,6 +74,9 @@ class JoinedRecords(Talks):
 
     def _check_standing(self) -> None:
         check_open(self.link)
+
+    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
+        self.link.spoil()
 
     def _do(self, talk: Talk[T]) -> T:
         return carry(talk, self.link)
@@ -164,12 +168,17 @@ class SqlTransaction(JoinedRecords):
             tell_no_savepoint(error, self.database)
             raise
 
+    def spoil(self, when: When) -> None:
+        """Nothing: a transaction of ours is undone by letting it go, or its connection is closed."""
+
     def let_go(self) -> None:
         """Give the link back."""
         if self._begun:
-            self._undo()
-            self._begun = False
-            self._lent.close()
+            try:
+                self._undo()
+            finally:
+                self._begun = False
+                self._lent.close()
 
     def _do(self, talk: Talk[T]) -> T:
         try:
@@ -199,6 +208,9 @@ class SqlTransaction(JoinedRecords):
 
 class AsyncJoinedRecords(Talks):
     """The same, awaited."""
+
+    # Its operations wait for a server.
+    in_process: Final = False
 
     def __init__(self, database: Database, link: AsyncLink) -> None:
         self.database = database
@@ -239,6 +251,13 @@ class AsyncJoinedRecords(Talks):
 
     async def _check_standing(self) -> None:
         check_open(self.link)
+
+    async def spoil(self, when: When) -> None:
+        if self.link.spoils_gently or when is not When.INSIDE:
+            await self.link.spoil()
+
+    def abandon(self) -> None:
+        self.link.abandon()
 
     async def _do(self, talk: Talk[T]) -> T:
         return await carry_async(talk, self.link)
@@ -327,11 +346,25 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
             tell_no_savepoint(error, self.database)
             raise
 
-    async def let_go(self) -> None:
-        """Give the link back."""
+    async def spoil(self, when: When) -> None:
+        """Leave nothing that could be committed. What was interrupted on the way is closed when it is let go."""
+        if self._begun and when is not When.INSIDE and self.link.standing() is not Standing.BROKEN:
+            await self.link.spoil()
+
+    def abandon(self) -> None:
         if self._begun:
-            await self._undo()
+            self.link.abandon()
+
+    async def let_go(self) -> None:
+        """Give the link back, whatever cancels us meanwhile: in a transaction it must not stay, nor be used again."""
+        if self._begun:
             self._begun = False
+            await brought_to_its_end(self._give_back(), self.link.abandon)
+
+    async def _give_back(self) -> None:
+        try:
+            await self._undo()
+        finally:
             await self._lent.aclose()
 
     async def _do(self, talk: Talk[T]) -> T:

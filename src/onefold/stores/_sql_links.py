@@ -48,11 +48,19 @@ class Link(Protocol):
     def standing(self) -> Standing: ...
     def close(self) -> None: ...
 
+    def spoil(self) -> None:
+        """After an interrupt in a transaction of a caller's: make sure that it cannot be committed, whatever was sent.
+
+        Let the database refuse it, where that is possible; else roll it back, or close the connection.
+        """
+
 
 class AsyncLink(Protocol):
     """The same, awaited; `standing` is known without asking."""
 
     connection: Any
+    # Whether a connection can be used after `spoil`, once its transaction is rolled back.
+    spoils_gently: bool
 
     async def send(self, ask: Ask) -> Reply: ...
     async def send_all(self, asks: list[Ask]) -> list[Reply]: ...
@@ -62,6 +70,10 @@ class AsyncLink(Protocol):
     async def rollback(self) -> None: ...
     def standing(self) -> Standing: ...
     async def close(self) -> None: ...
+    async def spoil(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Close the connection at once, without a word to the server: for whoever cannot wait."""
 
 
 class Lends(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from onefold._interrupts import closed_for_sure
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
 from onefold.stores._reserved import connecting
@@ -143,7 +144,7 @@ class AsyncPool:
                 if link.standing() is Standing.IDLE:
                     idle.append(link)
                 else:
-                    await quietly_awaited(link.close)
+                    await closed_for_sure(link.close, link.abandon)
         finally:
             free.release()
 

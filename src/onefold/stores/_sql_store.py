@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
+from onefold._interrupts import heard
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import _trickle as trickle
@@ -252,7 +253,7 @@ class AsyncSqlStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        await self._look()
+        await heard(self._look())
         transaction = AsyncSqlTransaction(self.database, self._pool)
         try:
             yield transaction
@@ -261,7 +262,7 @@ class AsyncSqlStore:
             raise
         finally:
             await transaction.let_go()
-        await self._purge_a_little()
+        await heard(self._purge_a_little())
 
     async def aclose(self) -> None:
         """Close the connections. Whoever uses the store after that opens new ones."""

@@ -66,6 +66,18 @@ def raw(connection: Connection) -> Any:
     return connection.connection.driver_connection
 
 
+def end_at_once(found: Any) -> None:
+    """Close an async driver's own connection without waiting, as SQLAlchemy does it for what is garbage."""
+    if hasattr(found, "pgconn"):
+        found.pgconn.finish()
+        return
+    # asyncpg, asyncmy and aiosqlite.
+    for way in ("terminate", "_close_on_cancel", "stop"):
+        if hasattr(found, way):
+            getattr(found, way)()
+            return
+
+
 def _executed(connection: Connection, ask: Ask, statement: str, values: Any) -> CursorResult[Any]:
     try:
         return connection.exec_driver_sql(statement, values or None)

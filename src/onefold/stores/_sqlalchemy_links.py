@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from traceback import clear_frames
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event, exc
@@ -17,11 +18,14 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
+from onefold._interrupts import brought_to_its_end
 from onefold.errors import NotInTransaction
 from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Kind, Standing, Trouble
-from onefold.stores._sqlalchemy_drivers import driver_of, raw
+from onefold.stores._sqlalchemy_drivers import driver_of, end_at_once, raw
+
+T = TypeVar("T")
 
 Held = Connection | Session
 
@@ -127,6 +131,16 @@ class HeldLink:
         self.held.close()
         self._inside = None
 
+    def spoil(self) -> None:
+        """Close the driver's connection. SQLAlchemy refuses everything until its user has rolled back."""
+        if self._inside is not None and not self._inside.connection.closed:
+            self._inside.connection.invalidate()
+
+    def abandon(self) -> None:
+        """End the connection of an async driver, from outside of what waits for it."""
+        if self._inside is not None and not (self._inside.connection.closed or self._inside.connection.invalidated):
+            end_at_once(raw(self._inside.connection))
+
 
 class Inside:
     """The transaction in which a connection or session is, to be told from the next one."""
@@ -206,18 +220,23 @@ class StoresLink:
     def send(self, ask: Ask) -> Reply:
         if self._transaction is not None:
             return self._transaction.send(ask)
-        alone = self._connect()
+        alone = self.open_alone()
         reply = self._source.driver.send(alone, ask)
         alone.commit()
         return reply
 
-    def _connect(self) -> Connection:
+    def open_alone(self) -> Connection:
         if self._alone is None:
             source = self._source
             engine = source.in_autocommit if source.driver.alone_in_autocommit else source.engine
             with connecting():
                 self._alone = engine.connect()
         return self._alone
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the next statement has to take a connection from the engine."""
+        return self._transaction is None and self._alone is None
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self._transaction is not None:
@@ -249,6 +268,14 @@ class StoresLink:
 
     def standing(self) -> Standing:
         return Standing.IDLE if self._transaction is None else self._transaction.standing()
+
+    def spoil(self) -> None:
+        if self._transaction is not None:
+            self._transaction.spoil()
+
+    def abandon(self) -> None:
+        if self._transaction is not None:
+            self._transaction.abandon()
 
     def close(self) -> None:
         """Give everything back to the engine's pool, which rolls back what is open."""
@@ -284,7 +311,7 @@ class RenewalLink(StoresLink):
         """Connect now: when claims are to be renewed, there may be no room left on the server."""
         self._broken = not self._keeps
         if self._keeps:
-            self._connect()
+            self.open_alone()
 
     def send(self, ask: Ask) -> Reply:
         with self._kept():
@@ -312,31 +339,54 @@ class RenewalLink(StoresLink):
 class AwaitedLink:
     """A link, awaited: SQLAlchemy lets the sync code inside of an async engine wait for the event loop."""
 
+    spoils_gently = False
+
     def __init__(self, sync: HeldLink | StoresLink) -> None:
         self.sync = sync
         self.connection: Any = sync.connection
 
     async def send(self, ask: Ask) -> Reply:
-        return await greenlet_spawn(self.sync.send, ask)
+        if isinstance(self.sync, StoresLink) and self.sync.is_closed:
+            # In one piece: SQLAlchemy leaves a connection to the garbage collector whose `connect` is cancelled.
+            await brought_to_its_end(greenlet_spawn(self.sync.open_alone), self.abandon)
+        return await _awaited(self.sync.send, ask)
 
     async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return await greenlet_spawn(self.sync.send_all, asks)
+        return await _awaited(self.sync.send_all, asks)
 
     async def begin(self) -> None:
-        await greenlet_spawn(self.sync.begin)
+        await _awaited(self.sync.begin)
         self.connection = self.sync.connection
 
     async def run(self, statement: str) -> None:
-        await greenlet_spawn(self.sync.run, statement)
+        await _awaited(self.sync.run, statement)
 
     async def commit(self) -> None:
-        await greenlet_spawn(self.sync.commit)
+        await _awaited(self.sync.commit)
 
     async def rollback(self) -> None:
-        await greenlet_spawn(self.sync.rollback)
+        await _awaited(self.sync.rollback)
 
     def standing(self) -> Standing:
         return self.sync.standing()
 
     async def close(self) -> None:
-        await greenlet_spawn(self.sync.close)
+        await _awaited(self.sync.close)
+
+    async def spoil(self) -> None:
+        await _awaited(self.sync.spoil)
+
+    def abandon(self) -> None:
+        self.sync.abandon()
+
+
+async def _awaited(work: Callable[..., T], *values: Any) -> T:
+    try:
+        return await greenlet_spawn(work, *values)
+    except Exception:
+        raise
+    except BaseException as interrupt:
+        # A cursor in one of these frames would keep SQLite's lock, although its connection is closed, until the
+        # garbage collector comes by.
+        clear_frames(interrupt.__traceback__)
+        raise

@@ -12,8 +12,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from onefold._interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
@@ -87,14 +89,18 @@ class JoinedRecords:
     def __init__(self, records: Records) -> None:
         self.tx = records.connection
         self._records = records
+        # What was claimed last.
+        self._claims: list[Claim] = []
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        self._claims = [Claim(entry.address, entry.token)]
         found = self._do(lambda records: records.claim(entry, replacing=replacing))
         if found is None:
             self._records.mark()
         return found
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        self._claims = [Claim(entry.address, entry.token) for entry in entries]
         return self._do(lambda records: records.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
@@ -134,6 +140,19 @@ class JoinedRecords:
     def read(self, address: Address) -> Record | None:
         return self._do(lambda records: records.read(address))
 
+    def spoil(self, when: When) -> None:
+        """Take the claim back, or where a handler has run close the connection, so that its owner is told.
+
+        A rollback would take the owner's earlier work along, and what they write after it would be committed.
+        """
+        if not self.tx.in_transaction:
+            return
+        if when is not When.BEFORE:
+            self.tx.close()
+            return
+        for claim in self._claims:
+            self._do(partial(_release, claim))
+
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
             return work(self._records)
@@ -143,6 +162,10 @@ class JoinedRecords:
                 raise
         self._records.upgrade(0)
         return work(self._records)
+
+
+def _release(claim: Claim, records: Records) -> bool:
+    return records.release(claim, None)
 
 
 class SqliteTransaction(JoinedRecords):
@@ -205,6 +228,9 @@ class SqliteTransaction(JoinedRecords):
         # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
         return False
 
+    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
+        self._undo()
+
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
             return super()._do(work)
@@ -231,6 +257,8 @@ class SqliteTransaction(JoinedRecords):
 class AsyncJoinedRecords:
     """The same for an `AsyncGuard`. SQLite is in this process: there is nothing to wait for."""
 
+    in_process: Final = True
+
     def __init__(self, sync: JoinedRecords) -> None:
         self.sync = sync
         self.tx = sync.tx
@@ -255,6 +283,13 @@ class AsyncJoinedRecords:
 
     async def judge(self, claim: Claim, error: BaseException) -> None:
         self.sync.judge(claim, error)
+
+    async def spoil(self, when: When) -> None:
+        if when is not When.INSIDE:
+            self.sync.spoil(when)
+
+    def abandon(self) -> None:
+        """Nothing: nobody waits for SQLite."""
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):

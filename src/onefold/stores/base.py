@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from onefold._interrupts import When
 from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Memory, Record, State
 
 # The words of the seam come with it: a store of your own needs no other import.
@@ -123,6 +124,13 @@ class Transaction(Protocol):
     def commit(self) -> Commit: ...
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         """Undo all, or what followed `save`. True: the database asks to try it again in a new transaction."""
+
+    def spoil(self, when: When) -> None:
+        """After an interrupt (KeyboardInterrupt, a cancellation): nothing that was written here may be committed.
+
+        An async transaction has `abandon()` besides, which is not awaited: it closes the connection at once, without
+        waiting for the server.
+        """
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
     def finish(self, claim: Claim, ending: Ending) -> bool: ...

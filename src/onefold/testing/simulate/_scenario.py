@@ -64,6 +64,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     ages: bool = False
     # It was done before: the first worker and the third run it again on purpose, the others are ordinary duplicates.
     bypass: bool = False
+    # In transactional mode deliveries are tasks, which may be cancelled at every moment, once, twice, or at every turn.
+    cancels: bool = False
     # A request may be delivered late, after its sender has given up on it.
     late: bool = False
     # The store may lose the record, as a cache that evicts or a replica that was behind does.
@@ -93,6 +95,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             ("a bypass", self.bypass),
             ("a long time", self.ages),
             ("late requests", self.late),
+            ("cancelled tasks", self.cancels),
             ("a store that loses records", self.loses),
             ("waiting", self.wait > 0),
             ("unprotected runs", self.store_down == "run"),
@@ -167,6 +170,7 @@ def _everyday() -> Iterator[Scenario]:
     yield from (Scenario(after_crash=way, moving="abandoned", beats=0, faults=1) for way in ("rerun", "probe"))
     yield from (Scenario(mode="seen"), Scenario(mode="seen", workers=3, faults=0))
     yield from (Scenario(mode="transactional"), Scenario(mode="transactional", workers=3, faults=0))
+    yield Scenario(mode="transactional", cancels=True, faults=1)
 
 
 def _deep() -> Iterator[Scenario]:
@@ -185,6 +189,7 @@ def _deep() -> Iterator[Scenario]:
     yield from (Scenario(after_crash=way, moving="abandoned", beats=0) for way in ("rerun", "probe"))
     yield from (Scenario(mode="seen", faults=3), Scenario(mode="seen", workers=3, faults=2))
     yield from (Scenario(mode="transactional", faults=4), Scenario(mode="transactional", workers=3, faults=2))
+    yield Scenario(mode="transactional", cancels=True, faults=2)
 
 
 EVERYDAY: Final = tuple(_everyday())

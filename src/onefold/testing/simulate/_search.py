@@ -87,6 +87,10 @@ def search(scenario: Scenario, *, progress: Callable[[int], object] = lambda _st
 
 def laws_of(scenario: Scenario) -> Laws:
     if scenario.mode == "transactional":
+        if scenario.cancels:
+            from onefold.testing.simulate._cancellations import Cancellations
+
+            return Cancellations(scenario)
         from onefold.testing.simulate._transactions import Transactions
 
         return Transactions(scenario)

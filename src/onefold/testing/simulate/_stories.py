@@ -18,12 +18,16 @@ FAULTS: Final = {
 }
 
 
+# How the ways begin in which a task is cancelled.
+CANCELLED: Final = "is cancelled"
+
+
 def told(who: str, moment: Moment, way: str, then: Moment | None, rows: tuple[Row | None, Row | None] | None) -> str:
     """One line of a story: who did what, what became of the record (`rows`, before and after), how a delivery ended."""
     what = _done_at(moment, way)
     if way == "dies":
         return f"{who} dies before it {what}"
-    line = f"{who} {what}{FAULTS.get(way, '')}"
+    line = f"{who} {what}{f', and {way}' if way.startswith(CANCELLED) else FAULTS.get(way, '')}"
     if rows is not None and rows[0] != rows[1]:
         line += f" [{_seen(rows[1])}]"
     elif rows is not None and isinstance(moment, Ask) and way == "goes on":

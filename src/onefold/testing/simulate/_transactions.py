@@ -65,12 +65,14 @@ class Database(msgspec.Struct, frozen=True):
 class Transactions:
     """What can happen in a world of transactions, and what the world is like after it."""
 
+    node_type: type[Node] = Node
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.store: MemoryStore = scenario.store(clock=lambda: 0.0)
         self.plans = scenario.plans()
-        self._first = tuple(Node(plan) for plan in self.plans)
-        self._last = Node(scenario.plan("the last delivery"))
+        self._first = tuple(self.node_type(plan) for plan in self.plans)
+        self._last = self.node_type(scenario.plan("the last delivery"))
 
     def first(self) -> Database:
         return Database(None, 0, tuple(Client(node) for node in self._first), (), self.scenario.faults)
@@ -113,15 +115,18 @@ class Transactions:
             return self._server(world, action.way)
         client = world.clients[action.who]
         if action.way == "dies":
-            return _put(_orphan(world, client.open), action.who, replace(client, dead=True, open=None))
+            return _put(orphaned(world, client.open), action.who, replace(client, dead=True, open=None))
         moment = client.at
         if isinstance(moment, Ask):
             return self._ask(world, action.who, client, moment, action.way)
-        reply = action.way if isinstance(moment, Choose) else None
+        return self._decided(world, action.who, client, moment, action.way)
+
+    def _decided(self, world: Database, who: int, client: Client, moment: Moment, way: str) -> Database:
+        """Something that happens in the handler."""
         if isinstance(moment, Effect):
             assert client.open is not None
             client = replace(client, open=replace(client.open, effects=client.open.effects + 1))
-        return self._after(world, action.who, client, reply)
+        return self._after(world, who, client, way if isinstance(moment, Choose) else None)
 
     def _server(self, world: Database, way: str) -> Database:
         verb, _, number = way.partition(" ")
@@ -155,9 +160,9 @@ class Transactions:
             case "conflict":
                 return world, Commit.CONFLICT
             case "no answer":
-                return _orphan(world, client.open), Commit.UNKNOWN
+                return orphaned(world, client.open), Commit.UNKNOWN
             case "arrives late":
-                return _orphan(world, replace(client.open, committing=True)), Commit.UNKNOWN
+                return orphaned(world, replace(client.open, committing=True)), Commit.UNKNOWN
             case "answer lost":
                 return self._commit(world, client.open), Commit.UNKNOWN
             case _:
@@ -218,7 +223,7 @@ class Transactions:
         return told(name or self.plans[action.who].name, moment, action.way, then, changed)
 
 
-def _orphan(world: Database, transaction: Transaction | None) -> Database:
+def orphaned(world: Database, transaction: Transaction | None) -> Database:
     return world if transaction is None else replace(world, orphans=(*world.orphans, transaction))
 
 

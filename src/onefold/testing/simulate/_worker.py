@@ -102,9 +102,9 @@ def script(plan: Plan) -> Script:
         try:
             step = flow.send(reply) if failure is None else flow.throw(failure)
         except StopIteration as end:
-            return _ending(end.value)
+            return ending(end.value)
         except Exception as error:  # noqa: BLE001 - whatever a delivery ends in is what is looked at
-            return _refusal(error)
+            return refusal(error)
         reply = failure = None
         if isinstance(step, Running):
             reply = yield from _run(plan, work, step)
@@ -167,7 +167,7 @@ def _probed(way: str) -> Ended:
     return Ended(value=answers[way]) if way in answers else Ended(error=Raised())
 
 
-def _ending(value: Any) -> End:
+def ending(value: Any) -> End:
     if not hasattr(value, "replayed"):
         return End("resolved")
     return End(
@@ -180,7 +180,7 @@ def _ending(value: Any) -> End:
     )
 
 
-def _refusal(error: Exception) -> End:
+def refusal(error: Exception) -> End:
     return End(type(error).__name__, value=getattr(error, "value", None))
 
 
@@ -198,7 +198,7 @@ class Node:
     def after(self, reply: Hashable) -> Node:
         found = self._after.get(reply)
         if found is None:
-            found = self._after[reply] = Node(self._plan, (*self._replies, reply))
+            found = self._after[reply] = type(self)(self._plan, (*self._replies, reply))
         return found
 
     def _replay(self) -> Moment:

@@ -1,0 +1,260 @@
+"""What an interrupt (KeyboardInterrupt, a cancelled task) means for an operation of a store that is under way.
+
+An operation of the guard's own store is sent again, so that it is not left half done: that is safe, because every one
+is idempotent by its token. Inside a transaction nothing is ever sent again: the transaction may be over, and what
+follows would be committed by itself. There the delivery ends, and the store makes sure that nothing of it is committed.
+
+asyncio cancels a task once; anyio's cancel scopes, and so Starlette and FastAPI, cancel it again at each turn of the
+event loop until it has ended. A clean-up that is awaited in the cancelled task itself is torn by the second one. So it
+runs in a task of its own, and the cancelled one waits for that, within a bound. No cancellation is ever swallowed:
+whoever calls gets it back, and raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+# How long a cancelled task waits for what must not be torn. A database answers in milliseconds; one that is not heard
+# for so long has its connection closed, so that a time-out around a delivery ends it.
+CLEAN_UP_SECONDS: Final = 5.0
+
+
+class When(Enum):
+    """When a delivery was interrupted inside a transaction."""
+
+    BEFORE = "before its handler: there may be a record, and there is no effect"
+    INSIDE = "in its handler, and its record is taken back"
+    AFTER = "after its handler: there is an effect, and there may be a record"
+
+
+# What to go on with after an operation: a reply or a failure, and an interrupt that came meanwhile.
+Answered = tuple[Any, Exception | None, BaseException | None]
+
+
+def ask(step: Any, hands: Any) -> Answered:
+    """Perform one operation. An interrupt that ends the delivery is raised."""
+    try:
+        return step.send(hands.store), None, None
+    except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+        return None, error, None
+    except BaseException as interrupt:
+        if not _may_be_repeated(step, hands):
+            raise
+        return _asked_again(step, hands.store, interrupt)
+
+
+def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
+    try:
+        return step.send(store), None, interrupt
+    except Exception as failure:  # noqa: BLE001 - a failure is the answer
+        return None, failure, interrupt
+    except BaseException:  # noqa: BLE001 - a further interrupt changes nothing
+        return _asked_again(step, store, interrupt)
+
+
+async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> Answered:
+    """Perform one operation, awaited. `interrupt` is one that came before: then only the clean-up goes on."""
+    if hands.joined and not step.outside:
+        return await _ask_inside(step, hands.store, interrupt)
+    cancelled = cancellations()
+    try:
+        reply, failure = await step.send(hands.store), None
+    except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+        reply, failure = None, error
+    except BaseException as error:
+        if not _may_be_repeated(step, hands):
+            raise
+        return await _ask_again(step, hands.store, error)
+    return reply, failure, _swallowed(cancelled)
+
+
+def unmasked(error: BaseException, before: int) -> BaseException:
+    """The cancellation that a driver has turned into an error of its own: that would be tried again, as a lost link."""
+    cancelled = _swallowed(before) if isinstance(error, Exception) else None
+    if cancelled is None:
+        return error
+    # Not its cause, which says why a transaction is tried again.
+    cancelled.__context__ = error
+    return cancelled
+
+
+async def heard(work: Awaitable[T]) -> T:
+    """Await something in which a client library may swallow a cancellation: it goes on after that."""
+    before = cancellations()
+    found = await work
+    swallowed = _swallowed(before)
+    if swallowed is not None:
+        raise swallowed
+    return found
+
+
+def cancellations() -> int:
+    """How often somebody has asked to cancel this task."""
+    import asyncio
+
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _swallowed(before: int) -> BaseException | None:
+    """A cancellation that came meanwhile, and that a client library took for its own (as `asyncio.wait_for` may)."""
+    import asyncio
+
+    return asyncio.CancelledError() if cancellations() > before else None
+
+
+def _may_be_repeated(step: Any, hands: Any) -> bool:
+    return step.outside or not (hands.joined or step.once)
+
+
+async def _ask_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
+    """Send it again in a task that a further cancellation of ours does not reach.
+
+    From a store that does not answer in time nothing more is wanted: what is unknown stays claimed until its lease
+    ends.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(step.send(store))
+    if not await ended(task):
+        leave(task)
+        raise interrupt
+    return *_result(task, interrupt), interrupt
+
+
+async def _ask_inside(step: Any, store: Any, interrupt: BaseException | None) -> Answered:
+    """Perform one operation inside a transaction, and never twice."""
+    if interrupt is not None and not step.cleans_up:
+        raise interrupt
+    if getattr(store, "in_process", False):
+        # It waits for nobody, so that no cancellation can come between.
+        try:
+            return await step.send(store), None, None
+        except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+            return None, error, None
+    task, stop = await in_one_piece(step.send(store), store.abandon, finish=step.cleans_up)
+    if stop is not None and not (step.cleans_up and task.done()):
+        read(task)
+        del task
+        raise stop
+    return *_result(task, stop), stop
+
+
+def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception | None]:
+    """What a task that has ended answers: a reply or a failure."""
+    if task.cancelled() and interrupt is not None:
+        raise interrupt
+    failure = None if task.cancelled() else task.exception()
+    return (None, failure) if isinstance(failure, Exception) else (task.result(), None)
+
+
+def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
+    """After an interrupt inside a transaction: nothing that was written in it may be committed.
+
+    `ended` is how the handler did, if it has run. An interrupt of its own has taken its record back, as errors do.
+    """
+    if hands.joined and (ended is None or interrupt is not ended.error):
+        hands.store.spoil(_when(interrupt, ended))
+
+
+async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
+    """The same, awaited; a further cancellation does not tear it.
+
+    Of a statement of the handler's that was cancelled nobody knows whether it was executed. So its transaction, too, is
+    not to be committed, if its connection can be used after that.
+    """
+    import asyncio
+
+    when = _when(interrupt, ended)
+    if hands.joined and (when is not When.INSIDE or isinstance(interrupt, asyncio.CancelledError)):
+        await brought_to_its_end(hands.store.spoil(when), hands.store.abandon)
+
+
+def _when(interrupt: BaseException, ended: Any) -> When:
+    if ended is None or not ended.started:
+        return When.BEFORE
+    return When.INSIDE if interrupt is ended.error else When.AFTER
+
+
+async def in_one_piece(
+    work: Coroutine[Any, Any, T], abandon: Callable[[], None], *, finish: bool
+) -> tuple[asyncio.Task[T], BaseException | None]:
+    """Await work in a task of its own; return that task, and the cancellation of the caller's, if one came.
+
+    A cancellation reaches the work once, or with `finish` not at all. If it has not ended after CLEAN_UP_SECONDS,
+    `abandon` has to make sure, without waiting, that nothing comes of it, and the work is left to itself.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError as cancelled:
+        if not finish:
+            task.cancel()
+        if not await ended(task):
+            abandon()
+            leave(task)
+        # Its traceback would keep the work alive, and with it a cursor, and with that a lock of SQLite's.
+        return task, cancelled.with_traceback(None)
+    return task, None
+
+
+async def ended(task: asyncio.Task[Any]) -> bool:
+    """Wait for a task, whatever cancels the waiting one; False: it has not ended within CLEAN_UP_SECONDS."""
+    import asyncio
+
+    clock = asyncio.get_running_loop().time
+    ends = clock() + CLEAN_UP_SECONDS
+    while not task.done() and (left := ends - clock()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError:
+            # The caller has one already, and raises it.
+            continue
+    return task.done()
+
+
+async def brought_to_its_end(work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
+    """Await a clean-up that no cancellation tears. The cancellation goes on after it."""
+    task, cancelled = await in_one_piece(work, abandon, finish=True)
+    if cancelled is not None:
+        read(task)
+        raise cancelled
+    return task.result()
+
+
+def leave(task: asyncio.Task[Any]) -> None:
+    """Cancel a task that nobody waits for any more."""
+    task.cancel()
+    _left.add(task)
+    task.add_done_callback(_left.discard)
+    task.add_done_callback(read)
+
+
+def read(task: asyncio.Task[Any]) -> None:
+    """Take note of how a task has ended, so that asyncio does not complain that nobody has."""
+    if task.done() and not task.cancelled():
+        task.exception()
+
+
+# Kept from the garbage collector until they have ended: the event loop does not do it.
+_left: Final[set[Any]] = set()
+
+
+async def closed_for_sure(close: Callable[[], Awaitable[None]], abandon: Callable[[], None]) -> None:
+    """Close a connection politely; at once, if that fails or is cancelled."""
+    try:
+        await close()
+    except Exception:  # noqa: BLE001 - closing what may be broken: there is nobody whom its error would help
+        abandon()
+    except BaseException:
+        abandon()
+        raise

@@ -1,0 +1,253 @@
+"""A delivery in a transaction, as a task that can be cancelled at every moment: once, twice, or at every turn.
+
+All of it is production code (the flow, the async driver, the transaction, the pool) but the connection, which asks the
+world. A task cannot be copied, but it can be played again: each `TaskNode` is one list of replies, as in `_worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from onefold._model import Claim, Commit, Ending, Entry, Memory, Record
+from onefold._steps import Ask, Beginning, Claiming, Committing, Finishing, Releasing, RollingBack, drive_async
+from onefold._toolbox import Toolbox
+from onefold.stores._sql_links import Database, Kind, Standing, Trouble
+from onefold.stores._sql_pool import AsyncPool
+from onefold.stores._sql_store import AsyncSqlStore
+from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Plan, Raised, Start, refusal
+from onefold.testing.simulate._worker import ending as ended_in
+
+# By how many turns of the event loop something has come to rest; a delivery that has not hangs.
+TURNS_MAX: Final = 200
+
+# What a cancellation takes to get from a task to what that waits for.
+TURNS_TO_ARRIVE: Final = 10
+
+UNDO: Final = Exception("rolled back")
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """A reply of the world: the task is cancelled in so many turns, 0 is in each until it has ended.
+
+    A clean-up is not reached by that; then it is answered by `reply`.
+    """
+
+    turns: int
+    reply: Any = None
+
+
+class Lost(Exception):
+    """A simulated connection was lost."""
+
+
+class Conflict(Exception):
+    """A simulated serialization failure."""
+
+
+class Spoken:
+    """The dialect of a database that understands the steps of a flow as they are."""
+
+    def claim_joined(self, entry: Entry, replacing: Record | None) -> Generator[Any, Any, Any]:
+        return (yield Claiming(entry, replacing))
+
+    def finish(self, claim: Claim, ending: Ending) -> Generator[Any, Any, Any]:
+        return (yield Finishing(claim, ending))
+
+    def release(self, claim: Claim, memory: Memory | None) -> Generator[Any, Any, Any]:
+        return (yield Releasing(claim, memory))
+
+
+def _trouble(error: BaseException) -> Trouble | None:
+    if isinstance(error, Lost):
+        return Trouble(Kind.LOST, "the connection was lost")
+    return Trouble(Kind.CONFLICT, "a conflict") if isinstance(error, Conflict) else None
+
+
+DATABASE: Final = Database(Spoken(), "the simulated database", _trouble, purges=False)  # type: ignore[arg-type]
+
+
+class SimulatedLink:
+    """A connection whose every message is a moment. What was interrupted on it is not known, as with the real ones."""
+
+    spoils_gently = False
+
+    def __init__(self, stage: Stage) -> None:
+        self.connection = None
+        self._stage = stage
+        self._standing = Standing.IDLE
+
+    async def send(self, ask: Any) -> Any:
+        with self._marked():
+            reply = await self._stage.moment(ask)
+        if isinstance(reply, Fails):
+            self._standing = Standing.ABORTED
+            raise Conflict
+        return reply
+
+    async def send_all(self, asks: list[Any]) -> list[Any]:
+        return [await self.send(ask) for ask in asks]
+
+    async def begin(self) -> None:
+        with self._marked():
+            await self._stage.moment(Beginning())
+        self._standing = Standing.OPEN
+
+    async def run(self, statement: str) -> None:
+        raise AssertionError(f"no savepoint is simulated: {statement}")
+
+    async def commit(self) -> None:
+        with self._marked():
+            reply = await self._stage.moment(Committing())
+        self._standing = Standing.BROKEN if reply is Commit.UNKNOWN else Standing.IDLE
+        if reply is not Commit.DONE:
+            raise Lost if reply is Commit.UNKNOWN else Conflict
+
+    async def rollback(self) -> None:
+        with self._marked():
+            await self._stage.moment(RollingBack(UNDO))
+        self._standing = Standing.IDLE
+
+    def standing(self) -> Standing:
+        return self._standing
+
+    async def close(self) -> None:
+        self.abandon()
+
+    async def spoil(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._standing = Standing.BROKEN
+        self._stage.closed += 1
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._standing = Standing.BROKEN
+            raise
+
+
+class Stage:
+    """One delivery as a task, and the world's answers to it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._waiting: tuple[Moment, asyncio.Future[Any]] | None = None
+        self._relentless = False
+        self.over = False
+        # How many connections were closed without a word to the server.
+        self.closed = 0
+        self._task = asyncio.create_task(self._delivery())
+
+    async def moment(self, what: Any) -> Any:
+        if self.over:
+            raise Lost
+        future = asyncio.get_running_loop().create_future()
+        self._waiting = what, future
+        return await future
+
+    async def _delivery(self) -> Any:
+        store = AsyncSqlStore(DATABASE, AsyncPool(self._connected))
+        store._looked = True
+        async with store.transaction() as transaction:
+            work = replace(self._plan.work(), call=self._handle)
+            hands = Toolbox(transaction, work.codec, work.tell, drive_async, transaction=transaction)
+            return await drive_async(self._plan.flow(work), hands)
+
+    async def _connected(self) -> SimulatedLink:
+        return SimulatedLink(self)
+
+    async def _handle(self) -> str:
+        await self.moment(Start(1))
+        await self.moment(Effect("effect"))
+        way = await self.moment(Choose("the handler", ("returns", "raises")))
+        if way == "raises":
+            raise Raised
+        return f"{self._plan.name}'s result"
+
+    async def settle(self) -> Moment:
+        """The next moment at which the world decides, or how the delivery has ended."""
+        for _ in range(TURNS_MAX):
+            if self._task.done():
+                return self._end()
+            if self._waiting is not None and not self._waiting[1].done():
+                return self._waiting[0]
+            if self._relentless:
+                self._task.cancel()
+            await asyncio.sleep(0)
+        return End("a hang")
+
+    async def answer(self, reply: Any) -> None:
+        assert self._waiting is not None
+        future = self._waiting[1]
+        if isinstance(reply, Cancelled):
+            self._relentless = reply.turns == 0
+            await self._cancel(future, reply.turns)
+            reply = reply.reply
+        if not future.done():
+            future.set_result(reply)
+
+    async def _cancel(self, future: asyncio.Future[Any], turns: int) -> None:
+        for turn in range(TURNS_TO_ARRIVE):
+            if turn < turns or turns == 0:
+                self._task.cancel()
+            await asyncio.sleep(0)
+            if future.done() and turn >= turns:
+                return
+
+    async def end(self) -> None:
+        """Nobody looks any more: whatever is still to be cleaned up ends at once."""
+        self.over = True
+        while not self._task.done():
+            if self._waiting is not None:
+                self._waiting[1].cancel()
+            self._task.cancel()
+            await asyncio.sleep(0)
+
+    def _end(self) -> End:
+        if self._task.cancelled():
+            return End("CancelledError")
+        error = self._task.exception()
+        if error is None:
+            return ended_in(self._task.result())
+        return refusal(error) if isinstance(error, Exception) else End(type(error).__name__)
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """One event loop for all: to make one takes longer than to play a delivery."""
+    return asyncio.Runner(loop_factory=asyncio.new_event_loop)
+
+
+class TaskNode(Node):
+    """A delivery after a list of replies; and how many connections it has closed until then."""
+
+    __slots__ = ("closed",)
+
+    def _replay(self) -> Moment:
+        return _runner().run(self._played())
+
+    async def _played(self) -> Moment:
+        stage = Stage(self._plan)
+        at = await stage.settle()
+        for reply in self._replies:
+            await stage.answer(reply)
+            at = await stage.settle()
+        self.closed = stage.closed
+        await stage.end()
+        return at
+
+
+def can_be_cancelled(moment: Moment) -> bool:
+    return isinstance(moment, (Ask, Start, Effect, Choose))
