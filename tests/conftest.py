@@ -32,6 +32,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that are another's in each process: the processes of a parallel run have to agree on them."""
+    if named := next((item.nodeid for item in items if " at 0x" in item.nodeid), None):
+        raise pytest.UsageError(f"{named}: a test is not named by an address; give its parameters ids")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_purge_by_chance() -> Iterator[None]:
     """After which delivery a store purges a little is chance: whoever counts statements would fail now and then."""
