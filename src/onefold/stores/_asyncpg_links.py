@@ -127,6 +127,10 @@ class AsyncpgLink:
         """Note an interrupt: also a BEGIN may have reached the server, before asyncpg believes in a transaction."""
         try:
             yield
+        except asyncpg.InternalClientError:
+            # The last word of a server that was ended came as we began to ask: asyncpg cannot make sense of it.
+            self._interrupted = True
+            raise
         except Exception:
             raise
         except BaseException:
@@ -180,7 +184,9 @@ def trouble(error: BaseException) -> Trouble | None:
     """What an error of asyncpg means; None: it is not asyncpg's."""
     if isinstance(error, asyncpg.PostgresError):
         return meaning(error.sqlstate, str(error))
-    if isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError)):
+    if isinstance(error, asyncpg.InternalClientError):
+        return Trouble(Kind.LOST, f"asyncpg has lost track of the connection: {one_line(str(error))}")
+    if isinstance(error, asyncpg.InterfaceError):
         return Trouble(Kind.MISTAKE, f"asyncpg says: {one_line(str(error))}")
     return None
 
