@@ -1,4 +1,7 @@
-"""BabelQueue: its own conformance sequences, on our stores, in seen and in claim mode; and its runtime in memory."""
+"""BabelQueue: sequences of deliveries, its own and ours, on our stores, in seen and in claim mode; and its runtime.
+
+Its own come from its conformance suite, where `ONEFOLD_CONFORMANCE` points at it; ours cover the same rules without it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,41 @@ from support import PATIENCE, ProxyStore, eventually
 CONFORMANCE = Path(os.environ.get("ONEFOLD_CONFORMANCE", Path(__file__).parents[2] / "shared" / "conformance"))
 SUITE = CONFORMANCE / "babelqueue" / "idempotency.json"
 
-pytestmark = pytest.mark.skipif(not SUITE.exists(), reason="BabelQueue's conformance suite is not beside the project")
+# Of ours: `id` runs, `id!` runs and raises, `id=` is skipped, `-id` is forgotten before it runs; `?` has no id.
+OURS = {
+    "what was done is not done again": "a a= a=",
+    "each id is a message of its own": "a b c a= b= c=",
+    "what raised runs again until it succeeds": "a! a! a a=",
+    "the failure of one is nothing to another": "a b! a= b b=",
+    "what has no id runs each time": "? ? a ? a=",
+    "what is forgotten runs once more": "a a= -a a=",
+    "forgetting one forgets no other": "a b -a b= a=",
+}
+
+
+def delivery(said: str) -> dict[str, Any]:
+    """One delivery of ours, in the words of the suite."""
+    skipped = said.endswith("=")
+    return {
+        "meta_id": said.strip("!=-?"),
+        "expect_effect": "skip" if skipped else "run",
+        "outcome": "throw" if said.endswith("!") else "ok",
+        "forget_before": said.startswith("-"),
+    }
 
 
 def sequences() -> list[Any]:
-    if not SUITE.exists():
-        return []
-    cases = json.loads(SUITE.read_text(encoding="utf-8"))["sequences"]["cases"]
+    ours = {name: [delivery(said) for said in sequence.split()] for name, sequence in OURS.items()}
+    cases = [
+        {
+            "name": name,
+            "deliveries": sequence,
+            "expected_effects": sum(one["expect_effect"] == "run" for one in sequence),
+        }
+        for name, sequence in ours.items()
+    ]
+    if SUITE.exists():
+        cases += json.loads(SUITE.read_text(encoding="utf-8"))["sequences"]["cases"]
     return [pytest.param(case, id=case["name"]) for case in cases]
 
 
