@@ -138,9 +138,9 @@ class DoomedTransaction:
         for operation in IN_TRANSACTIONS:
             setattr(self, operation, _doomed(operation, getattr(transaction, operation), fate))
 
-    @property
-    def tx(self) -> Any:
-        return self._inside.tx
+    def __getattr__(self, name: str) -> Any:
+        # Everything else, such as how it is spoilt after an interrupt, is that transaction's.
+        return getattr(self._inside, name)
 
 
 def _transactions_of(store: Any, fate: Fate) -> Callable[[], Any]:
