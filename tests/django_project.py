@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import django
+from django.apps import apps
 from django.conf import settings
 from django.db import connections, transaction
 from django.db.utils import ConnectionHandler
@@ -31,17 +32,35 @@ def project() -> Iterator[None]:
 
     # Django knows mysqlclient only, and this is its stand-in.
     pymysql.install_as_MySQLdb()
-    before = settings._wrapped
-    if not settings.configured:
-        configure({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+    with put_back():
+        if not settings.configured:
+            configure({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+        yield
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Let somebody configure Django; then it is as it was before, but for the applications that it has loaded."""
+    before, known = settings._wrapped, set(apps.all_models)
     try:
         yield
     finally:
-        for alias in list(connections):
-            connections[alias].close()
-            del connections[alias]
+        if settings.configured:
+            for alias in list(connections):
+                disconnect(connections[alias])
+                del connections[alias]
         settings._wrapped = before
         connections.__dict__.pop("settings", None)
+        for label in set(apps.all_models) - known - set(apps.app_configs):
+            del apps.all_models[label]
+        apps.clear_cache()
+
+
+def disconnect(connection: Any) -> None:
+    connection.close()
+    if connection.connection is not None:
+        # Django itself never closes a database in memory.
+        connection.connection.close()
 
 
 def configure(databases: dict[str, Any]) -> None:

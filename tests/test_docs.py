@@ -7,12 +7,17 @@ import runpy
 import sqlite3
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pika
+import psycopg
 import pytest
 from sqlalchemy import Engine
 
+from django_project import put_back
 from onefold import Guard
 
 ROOT = Path(__file__).parent.parent
@@ -81,13 +86,20 @@ def run(page: Path, blocks: list[tuple[int, str]], monkeypatch: pytest.MonkeyPat
     """Run the blocks of a page in a module of their own: annotations and classes resolve as they do in a file."""
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    try:
+    with put_back(), tidied(module):
         for line, code in blocks:
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), module.__dict__)
+
+
+@contextmanager
+def tidied(module: types.ModuleType) -> Iterator[None]:
+    """Close what a page has opened: it is no program, and does not tidy up. Python 3.13 complains when it finds out."""
+    try:
+        yield
     finally:
-        # A page is no program, and does not tidy up; Python 3.13 complains of it, whenever it finds out.
         for value in vars(module).values():
-            if isinstance(value, (sqlite3.Connection, Guard)):
+            opened = isinstance(value, pika.BlockingConnection) and value.is_open
+            if opened or isinstance(value, (sqlite3.Connection, psycopg.Connection, Guard)):
                 value.close()
             elif isinstance(value, Engine):
                 value.dispose()

@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import asyncmy.connection
 import httpx
@@ -22,8 +22,8 @@ import psycopg
 import pymysql.connections
 import pytest
 
-from onefold import Guard
-from test_docs import PAGES, ROOT, blocks_of, on_our_servers
+from django_project import put_back
+from test_docs import PAGES, ROOT, blocks_of, on_our_servers, tidied
 
 # How a page writes rows together with their record.
 JOINS = re.compile(r"\btransactional\(|\bwithin\(|\btx\b|guarded_batches|\bBEGIN\b|\.begin\(")
@@ -220,11 +220,9 @@ def test_a_commit_that_fails_is_an_error_and_nothing_is_remembered(
     monkeypatch.setitem(sys.modules, "page", module)
     fuse, failed = fuse_for(page), 0
 
-    try:
+    with put_back(), tidied(module):
         for place, code in statements_of(page, request):
             failed += run(place, code, module, fuse)
-    finally:
-        close_connections(module, Guard, sqlite3.Connection)
 
     assert failed, "no transaction of this page was found: nothing was tested"
 
@@ -254,7 +252,7 @@ def run(place: str, code: Any, module: types.ModuleType, fuse: Fuse) -> bool:
     return True
 
 
-def close_connections(module: types.ModuleType, *more: type) -> None:
+def close_connections(module: types.ModuleType) -> None:
     for value in vars(module).values():
-        if isinstance(value, (psycopg.Connection, *more)):
-            cast("Any", value).close()
+        if isinstance(value, psycopg.Connection):
+            value.close()

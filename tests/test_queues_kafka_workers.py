@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +224,8 @@ class TestMistakes:
     ) -> None:
         @contextmanager
         def autocommit() -> Iterator[sqlite3.Connection]:
-            yield (connection := sqlite3.connect(wallet.path, isolation_level=None))
-            connection.close()
+            with closing(sqlite3.connect(wallet.path, isolation_level=None)) as connection:
+                yield connection
 
         produce(kafka_url, kafka_topic, ("a", b"1"))
 

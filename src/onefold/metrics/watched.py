@@ -98,10 +98,18 @@ class Watched:
 
 
 def _facts_of(store: Any) -> Facts:
-    facts = store.facts() if isinstance(store, Inspectable) else {}
-    if can_be_read(facts):
-        store.read(NOBODY)
-    return facts
+    try:
+        facts = store.facts() if isinstance(store, Inspectable) else {}
+        if can_be_read(facts):
+            store.read(NOBODY)
+        return facts
+    finally:
+        # Django closes a thread's connections at the end of a request, and there is none here.
+        getattr(store, "close_thread", _nothing)()
+
+
+def _nothing() -> None:
+    """Nothing is kept for each thread."""
 
 
 async def _facts_of_async(url: str) -> Facts:

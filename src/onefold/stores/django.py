@@ -38,6 +38,10 @@ class DjangoStore(SqlStore):
             # Which server it is shows with the first connection.
             self.database = self.database._replace(sql=database_of(connection_of(self.alias)).sql)
 
+    def close_thread(self) -> None:
+        """Close the connection that this thread has: Django does it at the end of a request only."""
+        connection_of(self.alias).close()
+
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:
         """A block of `transaction.atomic()` on the connection that this thread has."""
