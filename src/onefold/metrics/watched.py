@@ -98,18 +98,10 @@ class Watched:
 
 
 def _facts_of(store: Any) -> Facts:
-    try:
-        facts = store.facts() if isinstance(store, Inspectable) else {}
-        if can_be_read(facts):
-            store.read(NOBODY)
-        return facts
-    finally:
-        # Django closes a thread's connections at the end of a request, and there is none here.
-        getattr(store, "close_thread", _nothing)()
-
-
-def _nothing() -> None:
-    """Nothing is kept for each thread."""
+    facts = store.facts() if isinstance(store, Inspectable) else {}
+    if can_be_read(facts):
+        store.read(NOBODY)
+    return facts
 
 
 async def _facts_of_async(url: str) -> Facts:

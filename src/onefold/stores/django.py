@@ -6,6 +6,7 @@ operations commit at once: a claim that waited for the end of a request's transa
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
@@ -37,10 +38,6 @@ class DjangoStore(SqlStore):
             super()._look()
             # Which server it is shows with the first connection.
             self.database = self.database._replace(sql=database_of(connection_of(self.alias)).sql)
-
-    def close_thread(self) -> None:
-        """Close the connection that this thread has: Django does it at the end of a request only."""
-        connection_of(self.alias).close()
 
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:
@@ -84,11 +81,15 @@ def connection_of(alias: str) -> Any:
         raise UsageError(f"django://{alias}: Django's settings are not there yet: {error}") from error
 
 
+# How the names of our own threads begin: the doctor's, those of a scrape.
+OUR_THREADS: Final = "onefold-"
+
+
 class Lender:
     """Lends connections that are in nobody's transaction: the thread's own, or one beside it.
 
-    In a caller's transaction a claim would be seen by nobody until its end. And a thread of ours, such as that of the
-    heartbeat, has none that Django would close.
+    In a caller's transaction a claim would be seen by nobody until its end. And what a thread of ours would connect,
+    Django never closes: it does so at the end of a request.
     """
 
     def __init__(self, alias: str) -> None:
@@ -101,7 +102,7 @@ class Lender:
     @contextmanager
     def lend(self) -> Iterator[Link]:
         own = connection_of(self._alias)
-        if not in_transaction(own):
+        if not in_transaction(own) and not threading.current_thread().name.startswith(OUR_THREADS):
             with self._own(own) as link:
                 yield link
             return
