@@ -521,3 +521,33 @@ def test_an_endpoint_that_raises_a_cancellation_has_run(rules: str) -> None:
 
     assert in_time(story()) == (500 if rules == "stripe" else 409)
     assert runs == ["paid"]
+
+
+def flask_app(runs: list[str], *, decorated: bool) -> Any:
+    guard = Guard("memory:", policy=HOLD)
+    app = flask.Flask("shop")
+
+    def pay() -> str:
+        runs.append("paid")
+        raise asyncio.CancelledError
+
+    if decorated:
+        pay = idempotent(guard=guard, scope=single_tenant, rules="stripe")(pay)
+    app.add_url_rule("/pay", view_func=pay, methods=["POST"])
+    if not decorated:
+        around = WsgiMiddleware(app.wsgi_app, guard=guard, scope=single_tenant, rules="stripe")
+        app.wsgi_app = around  # type: ignore[method-assign]
+    return app
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorator"])
+def test_a_view_of_flask_that_raises_the_cancellation_of_a_task_has_run(decorated: bool) -> None:
+    runs: list[str] = []
+    client = flask_app(runs, decorated=decorated).test_client()
+
+    with pytest.raises(asyncio.CancelledError):
+        client.post("/pay", headers={"Idempotency-Key": "key"})
+    again = client.post("/pay", headers={"Idempotency-Key": "key"})
+
+    assert again.status_code == 500
+    assert runs == ["paid"]

@@ -340,3 +340,10 @@ def test_an_upload_a_media_type_and_a_host_are_compared_in_each_framework(
     assert post("kind", kind="text/plain", content=b"{}") == (200, 2)
     assert post("kind", kind="application/json", content=b"{}") == (422, "key_reused")
     assert [post("host", "a.example"), post("host", "b.example")] == [(200, 3), (422, "key_reused")]
+
+
+def test_where_each_host_is_a_tenant_no_host_makes_another_caller() -> None:
+    exchange = Exchange(scope=lambda _request: "bob", host="separate")
+
+    with pytest.raises(Refused, match="no @"):
+        asked(exchange, Host="corp.com@shop.example")

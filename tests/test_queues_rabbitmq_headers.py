@@ -169,3 +169,11 @@ def test_the_limit_is_that_of_the_connection(rabbitmq_url: str) -> None:
             return _aio_pika_messages.frame_max_of(channel.connection)
 
     assert asyncio.run(story()) == FRAME_MAX
+
+
+def test_a_senders_header_that_is_named_like_ours_is_the_senders(size: Any) -> None:
+    letter = fitted(dead(**{"x-onefold-foo": "a" * 5_000}), size, 4_096)
+
+    assert letter.properties["headers"][DROPPED_HEADER] == "x-onefold-foo"
+    assert letter.properties["headers"][REASON_HEADER] == "because"
+    assert size(letter.properties) < 4_096

@@ -177,13 +177,16 @@ class Exchange:
         return _checked_caller(caller)
 
     def _caller_at(self, request: Request) -> str | None:
-        """The caller; where each host is a tenant, the caller at this one. A host's name has no @."""
+        """The caller; where each host is a tenant, the caller at this one."""
         caller = self._caller(request)
         if self._host != "separate":
             return caller
         host = _fingerprints.host_of(request)
         if not host:
             raise Refused("caller_unknown", "A request with a key needs the header Host, which says whose key it is.")
+        if "@" in host:
+            # No server refuses it, and `bob` at `corp.com@shop` would be `bob@corp.com` at `shop`.
+            raise Refused("caller_unknown", "The name of a host has no @.")
         return _checked_caller(f"{caller or ''}@{host}")
 
     def _more_compared(self, request: Request, body: Spooled) -> tuple[str, bytes, str]:

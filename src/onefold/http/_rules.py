@@ -93,6 +93,14 @@ class ServerFailed(NotFinal):
     """The handler answered with a server error: whether its effect happened, nobody knows."""
 
 
+def is_own(error: BaseException) -> bool:
+    """Return whether an application has raised it by itself: an `Exception`, or the cancellation of a task of its own.
+
+    By its name, because asyncio is not imported for those who do without.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "CancelledError"
+
+
 def failed_with(what: BaseException | int) -> ServerFailed:
     """The failure under the name of the handler's own error, or of its status: a held record, and logs, name that."""
     name = f"HTTP {what}" if isinstance(what, int) else type(what).__name__

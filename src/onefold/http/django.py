@@ -20,7 +20,7 @@ from onefold.http._capture import Capture
 from onefold.http._exchange import LOG, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
-from onefold.http._rules import NotFinal, failed_with
+from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, single_tenant
 
@@ -182,7 +182,9 @@ class Idempotency(Views):
             return self._captured(response)
         except NotFinal:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_own(error):
+                raise
             raise failed_with(error) from error
 
     def _captured(self, response: Any) -> Answer:

@@ -19,7 +19,7 @@ from onefold.http._capture import Capture
 from onefold.http._exchange import Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._rules import NotFinal, failed_with
+from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured
 from onefold.http.scopes import by_header, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
@@ -78,7 +78,9 @@ def _played(views: Views, view: Callable[[], Any], responses: list[flask.Respons
         return _captured(response, views)
     except NotFinal:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_own(error):
+            raise
         raise failed_with(error) from error
 
 

@@ -21,7 +21,7 @@ from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._routing import unmatched_wsgi
-from onefold.http._rules import NotFinal, ServerFailed, failed_with
+from onefold.http._rules import NotFinal, ServerFailed, failed_with, is_own
 from onefold.http._status import line_of
 from onefold.http.scopes import by_header, single_tenant
 
@@ -108,7 +108,7 @@ class Performance:
         self._client_gone_at: float | None = None
         self._unread = 0
         self._trouble: Exception | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         # What is remembered, if it was made here.
         self.made: Answer | None = None
 
@@ -135,7 +135,9 @@ class Performance:
             self._run()
         except NotFinal:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_own(error):
+                raise
             self._failure = error
             raise failed_with(error) from error
         if not self._begun:

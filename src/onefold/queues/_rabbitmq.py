@@ -26,11 +26,15 @@ from onefold.stores.base import Address
 log = logging.getLogger("onefold.queues.rabbitmq")
 
 # What begins so is said by us.
-OURS: Final = "x-onefold-"
 REASON_HEADER: Final = "x-onefold-reason"
 # Of the key, as logs and `onefold show` have it.
 DIGEST_HEADER: Final = "x-onefold-digest"
 DROPPED_HEADER: Final = "x-onefold-dropped-headers"
+OPERATION_HEADER: Final = "x-onefold-operation"
+EXCHANGE_HEADER: Final = "x-onefold-exchange"
+ROUTING_KEY_HEADER: Final = "x-onefold-routing-key"
+# What a dead letter says of itself. A sender's header whose name only begins like that is the sender's.
+OURS: Final = frozenset({REASON_HEADER, DIGEST_HEADER, OPERATION_HEADER, EXCHANGE_HEADER, ROUTING_KEY_HEADER})
 
 # As often as `Policy.attempts_max`: then the message goes to the dead letters.
 ATTEMPTS: Final = 5
@@ -210,9 +214,9 @@ class Rules:
         headers = {name: value for name, value in delivery.headers.items() if name not in NOT_COPIED}
         headers |= {
             REASON_HEADER: _plain(reason)[:REASON_MAX],
-            "x-onefold-operation": self.operation,
-            "x-onefold-exchange": _plain(delivery.exchange),
-            "x-onefold-routing-key": _plain(delivery.routing_key),
+            OPERATION_HEADER: self.operation,
+            EXCHANGE_HEADER: _plain(delivery.exchange),
+            ROUTING_KEY_HEADER: _plain(delivery.routing_key),
         }
         if address is not None and address.key:
             headers[DIGEST_HEADER] = address.digest
@@ -274,7 +278,7 @@ def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max:
     if size(dead.properties) <= room:
         return dead
     headers = dead.properties["headers"]
-    ours = {name: value for name, value in headers.items() if name.startswith(OURS)}
+    ours = {name: value for name, value in headers.items() if name in OURS}
     rest = dead.properties | {"headers": ours}
     if size(rest) > room:
         rest = {"headers": ours, "delivery_mode": PERSISTENT}
