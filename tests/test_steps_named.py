@@ -7,12 +7,13 @@ import datetime as dt
 import logging
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, Policy, ResultNotKept, ResultUnreadable, State, UsageError, current
+from onefold import TX, AsyncGuard, Guard, Policy, ResultNotKept, ResultUnreadable, State, UsageError, current
 from onefold._model import Address
 from onefold.queues import keys
 from onefold.queues._consuming import AsyncConsuming, Consuming
@@ -125,7 +126,7 @@ def test_what_a_handler_raises_itself_is_never_the_end_of_its_message(kind: type
 def mailing(sent: list[str]) -> Callable[[], None]:
     def handler() -> None:
         for one in "abc":
-            current().step("mail", lambda one=one: sent.append(one))
+            current().step("mail", partial(sent.append, one))
 
     return handler
 
@@ -145,7 +146,7 @@ def test_two_steps_of_one_name_are_refused_in_a_transaction(tmp_path: Path) -> N
     with Guard(f"sqlite:///{tmp_path / 'records.db'}") as guard:
 
         @guard.transactional("mail", key="key")
-        def handler(key: str, *, tx: sqlite3.Connection) -> None:
+        def handler(key: str, *, tx: sqlite3.Connection = TX) -> None:
             mailing(sent)()
 
         with pytest.raises(UsageError, match="'mail' was taken before in this run"):
