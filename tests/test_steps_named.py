@@ -15,10 +15,11 @@ import pytest
 
 from onefold import TX, AsyncGuard, Guard, Policy, ResultNotKept, ResultUnreadable, State, UsageError, current
 from onefold._model import Address
-from onefold.queues import keys
+from onefold.queues import _rabbitmq, keys
 from onefold.queues._consuming import AsyncConsuming, Consuming
 from onefold.queues._verdict import ACK, Failed, Never, of_error
 from onefold.queues.keys import Message
+from rabbitmq_tools import Consumer, Place, until
 from support import Handler
 
 SENT = Message(b"{}", headers={"idempotency-key": "m1"})
@@ -224,3 +225,19 @@ def test_a_later_attempt_replays_by_name_and_refuses_a_second_one_too() -> None:
     guard.run("order", "o-1", handler)
 
     assert ran == ["reserve"]
+
+
+def test_on_a_real_broker_such_a_message_goes_to_the_dead_letters_with_its_reason(
+    rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", 0.01)
+    place, effects = Place(rabbitmq_url, rabbitmq_name), list[str]()
+    handler = reserving(effects)
+    place.send_keyed("pay-1")
+
+    with Consumer("pika", place, f"sqlite:///{tmp_path / 'records.db'}", lambda _delivery: handler() and None) as one:
+        until(lambda: one.acks == 1, "it is off the queue")
+
+    assert place.count(place.dead) == 1
+    assert "the step 'reserve' was finished by an earlier" in place.letter()[0].headers["x-onefold-reason"]
+    assert effects == ["reserve"]
