@@ -91,12 +91,29 @@ def test_a_handler_that_forgets_to_write_the_row_is_told(worker: Worker, value: 
         inside(worker, lambda caller: caller.within("pay_1", handling(Handler(value)), PAYMENT))
 
 
+NOT_THERE = pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (Column("payments", "nothing"), "payments has no column nothing"),
+        (Column("nowhere", "idempotency_key"), "there is no table nowhere"),
+    ],
+)
+
+
+@NOT_THERE
+def test_a_table_or_column_that_is_not_there_is_refused_by_its_name(worker: Worker, record: Column, said: str) -> None:
+    handler = Handler()
+
+    with pytest.raises(UsageError, match=said):
+        inside(worker, lambda caller: caller.within("pay_1", handling(handler), record))
+
+    assert handler.starts == 0
+
+
 @pytest.mark.parametrize(
     "record",
     [
         Column("payments", "amount"),
-        Column("payments", "nothing"),
-        Column("nowhere", "idempotency_key"),
         Column("payments", "idempotency_key", scope="tenant"),
         Column("drafts", "key"),
         Column("drafts", "note"),

@@ -74,12 +74,40 @@ def test_a_handler_that_forgets_to_write_the_row_is_told(
         worker.within(connection, "pay_1", Handler(value), PAYMENT)
 
 
+NOT_THERE = pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (Column("payments", "nothing"), "payments has no column nothing"),
+        (Column("nowhere", "idempotency_key"), "there is no table nowhere"),
+    ],
+)
+
+
+@NOT_THERE
+def test_a_table_or_column_that_is_not_there_is_refused_by_its_name(
+    worker: Worker, connection: sqlite3.Connection, record: Column, said: str
+) -> None:
+    handler = Handler()
+
+    with pytest.raises(UsageError, match=said):
+        worker.within(connection, "pay_1", handler, record)
+
+    assert handler.starts == 0
+
+
+def test_a_fingerprint_has_no_place_in_the_row_and_is_refused(worker: Worker, connection: sqlite3.Connection) -> None:
+    handler = Handler()
+
+    with pytest.raises(UsageError, match="has no place for a fingerprint="):
+        worker.within(connection, "pay_1", handler, PAYMENT, fingerprint={"amount": 5})
+
+    assert handler.starts == 0
+
+
 @pytest.mark.parametrize(
     "record",
     [
         Column("payments", "amount"),
-        Column("payments", "nothing"),
-        Column("nowhere", "idempotency_key"),
         Column("payments", "idempotency_key", scope="tenant"),
         Column("drafts", "key"),
         Column("drafts", "note"),

@@ -351,3 +351,19 @@ def test_a_handler_without_a_result_that_ends_the_transaction_is_told(
         guard.within(connection).run("credit", "m1", connection.rollback)
 
     assert balance(path) == 0
+
+
+def test_a_handler_that_commits_is_told_that_its_record_stays(path: Path, connection: sqlite3.Connection) -> None:
+    guard = Guard(never_opened)
+
+    def impatient() -> None:
+        connection.execute("UPDATE wallet SET balance = balance + 100")
+        connection.commit()
+        connection.execute("UPDATE wallet SET balance = balance + 1000")
+
+    with pytest.raises(UsageError, match="the next delivery is answered as done, and what came after is not made up"):
+        guard.within(connection).run("credit", "m1", impatient)
+    connection.rollback()
+
+    assert balance(path) == 100
+    assert guard.within(connection).run("credit", "m1", pytest.fail).replayed

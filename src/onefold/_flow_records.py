@@ -69,7 +69,9 @@ def _remark(found: Record, resolution: Resolution, signed: str) -> str:
     now = f"{RESOLVED}{type(resolution).__name__.lower()} {signed}"
     earlier = found.remark
     if found.state is State.RUNNING:
-        earlier = f"attempt {found.attempt} was abandoned"
+        ended = _bypass.finished(found)
+        what = "" if ended is None else f", a bypass of what was {ended.state.value},"
+        earlier = f"attempt {found.attempt}{what} was abandoned"
     if len(earlier) > HISTORY_MAX:
         earlier = f"{earlier[:HISTORY_MAX]}…"
     return plain(f"{now}{BEFORE}{earlier}" if earlier else now)

@@ -12,12 +12,16 @@ from onefold._flow import claim_of, insist
 from onefold._model import Entry
 from onefold._steps import Ended, Extending, Flow, Running
 from onefold.codecs import Codec, Unreadable, type_name
-from onefold.errors import ClaimLost, OutcomeUnknown, ResultNotKept, ResultUnreadable, UsageError
+from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
 from onefold.events import Kind, Teller
 
 # A log is written whole with each step, so it has to stay small.
 STEPS_MAX: Final = 100
 NOTES_BYTES_MAX: Final = 262_144
+
+MAY_RETURN: Final = (
+    "Let a step return None, numbers, texts, bytes, and lists or dictionaries of them, or pass returns= with its type"
+)
 
 
 class StepLog:
@@ -44,21 +48,37 @@ class StepLog:
         try:
             self._results[name] = self.codec.encode(value, returns)
         except Exception:  # noqa: BLE001 - the step happened, whatever its value is
-            self._results[name] = None
+            self._leave_out(name, value, "which cannot be stored")
         self.notes = msgspec.msgpack.encode(self._results)
         if len(self.notes) > NOTES_BYTES_MAX:
-            self._results[name] = None
+            self._leave_out(name, value, f"with which the log has more than NOTES_BYTES_MAX={NOTES_BYTES_MAX} bytes")
             self.notes = msgspec.msgpack.encode(self._results)
 
+    def _leave_out(self, name: str, value: Any, why: str) -> None:
+        self._results[name] = None
+        kind = type_name(type(value))
+        words = f"the step {name!r} returned {kind}, {why}: no later attempt can go on from it. {MAY_RETURN}"
+        self.tell.warn(self.entry.address, words, about=f"a step's {kind}")
+
     def replay(self, name: str, returns: Any) -> Any:
+        """Return what the step returned. Raises `UsageError`, which nobody takes for the end of the delivery."""
         stored = self._results[name]
         if stored is None:
-            raise ResultNotKept.about(self.entry.address, remark=f"step {name!r}: its value cannot be stored")
+            raise self._not_replayed(name, f"its value could not be stored. {MAY_RETURN}")
         try:
             return self.codec.decode(stored, returns)
         except Unreadable as error:
-            facts = {"expected": type_name(returns), "problem": f"step {name!r}: {error}"}
-            raise ResultUnreadable.about(self.entry.address, **facts) from error
+            expected = f"its stored value does not fit {type_name(returns)} ({error})"
+            advice = "Keep the type able to read what it wrote, or pass returns= with the type that wrote it"
+            raise self._not_replayed(name, f"{expected}. {advice}") from error
+
+    def _not_replayed(self, name: str, why: str) -> UsageError:
+        address = self.entry.address
+        return UsageError(
+            f"{address.operation} [key {address.digest}]: the step {name!r} was finished by an earlier attempt, but "
+            f"{why}. It did not run again, and this delivery is not done: a step of another name runs afresh, and "
+            "`onefold resolve` settles the whole delivery"
+        )
 
 
 def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) -> Flow[Any]:

@@ -51,6 +51,8 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     # None outside of `enter` and `leave`.
     _reset: Token[Current | None] | None = None
     _log: StepLog | None = None
+    # The steps that this run has taken, or is taking, by name.
+    _taken: dict[str, object] | None = None
 
     @property
     def beat(self) -> Beat | None:
@@ -107,14 +109,37 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         knows whether it happened, so pass `key_for` on. It returns when its log is kept; a store that fails is asked
         until the lease is nearly over, and then `OutcomeUnknown` is raised. Raises `ClaimLost` if the claim had gone
         meanwhile. Under an `AsyncGuard` await it. Without a claim (seen mode, a transaction, or a store that is down)
-        there is no log, and the part simply runs.
+        there is no log, and the part simply runs. A name is one effect: a second step of the same name in one run
+        raises `UsageError`, unless the first one failed.
         """
+        self._begin(name)
         outer = _step.set((self, name))
         try:
             value: Any = self._take(name, call, returns)
+        except BaseException:
+            self._fail(name)
+            raise
         finally:
             _step.reset(outer)
         return _awaited_in_step((self, name), value) if inspect.iscoroutine(value) else value  # type: ignore[return-value]
+
+    def _begin(self, name: str) -> None:
+        if not name or not isinstance(name, str):
+            raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+        if self._taken is None:
+            self._taken = {}
+        mine = object()
+        # One operation of a dictionary: of two threads of a handler only one gets the name.
+        if self._taken.setdefault(name, mine) is not mine:
+            raise UsageError(
+                f"{self.operation} [key {self._entry.address.digest}]: the step {name!r} was taken before in this run: "
+                "a name is one effect, and the second step did not run. Put the item's id into its name"
+            )
+
+    def _fail(self, name: str) -> None:
+        """Let the handler try it again: it has not happened, or its log knows it."""
+        if self._taken is not None:
+            self._taken.pop(name, None)
 
     def _take(self, name: str, call: Callable[[], T], returns: Any) -> Any:
         if self._beat is None:
@@ -138,6 +163,9 @@ async def _awaited_in_step(step: tuple[Current, str], value: Awaitable[Any]) -> 
     outer = _step.set(step)
     try:
         return await value
+    except BaseException:
+        step[0]._fail(step[1])
+        raise
     finally:
         _step.reset(outer)
 

@@ -23,7 +23,7 @@ from onefold.heartbeat import Heartbeat
 from onefold.keys import Key
 from onefold.stores._open import StoreSource
 from onefold.stores.base import Batching
-from onefold.transactions import Column
+from onefold.transactions import Column, check_compared
 from onefold.transactions import join as join_connection
 
 P = ParamSpec("P")
@@ -304,6 +304,7 @@ class Within:
         catches the error and commits does not lose the delivery.
         """
         guard = self._guard
+        check_compared(self._record, fingerprint)
         asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
         policy = guard._joined_policy(policy)
         guard._check_outside(asked, self._connection)

@@ -23,7 +23,7 @@ from onefold.heartbeat import AsyncHeartbeat
 from onefold.keys import Key
 from onefold.stores._open import AsyncStoreSource
 from onefold.stores.base import AsyncBatching
-from onefold.transactions import Column
+from onefold.transactions import Column, check_compared
 from onefold.transactions import join as join_connection
 
 P = ParamSpec("P")
@@ -275,6 +275,7 @@ class AsyncWithin:
     ) -> Outcome[R]:
         """Await `call` once for this key, in the transaction of the connection. See `Within.run`."""
         guard = self._guard
+        check_compared(self._record, fingerprint)
         asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
         policy = guard._joined_policy(policy)
         guard._check_outside(asked, self._connection)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from onefold import FOREVER, Record, State
+from onefold._bypass import finished
 from onefold.cli._shared import about, visible
 from onefold.codecs import PLAIN, TYPED
 
@@ -64,6 +65,11 @@ def _left(record: Record) -> str:
 def is_abandoned(record: Record) -> bool:
     """Its worker let the lease end. What that means, the policy of the next delivery decides."""
     return record.state is State.RUNNING and record.lease_left <= 0
+
+
+def behind_dead_bypass(record: Record) -> Record | None:
+    """Return the ending that duplicates still get although a bypass of it has died; None where there is none."""
+    return finished(record) if is_abandoned(record) else None
 
 
 def name(record: Record) -> str:
@@ -125,7 +131,7 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         ("digest", f"{address.digest} (stands for the key in logs)"),
         ("scope", visible(address.scope) or "none"),
         *(("key for", f"{visible(name)}: {record.key_for(name)}") for name in key_for),
-        ("state", f"{record.state.value}: {MEANINGS[record.state]}"),
+        ("state", f"{record.state.value}: {_meaning(record)}"),
         ("remark", visible(remark(record)) or "none"),
         *(("before", visible(earlier)) for earlier in record.history[1:]),
         ("attempt", _attempts(record)),
@@ -138,6 +144,13 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         ("fingerprint", "none" if record.fingerprint is None else record.fingerprint.hex()),
         ("token", f"{record.token.hex()}, revision {record.revision}"),
     ]
+
+
+def _meaning(record: Record) -> str:
+    earlier = behind_dead_bypass(record)
+    if earlier is None:
+        return MEANINGS[record.state]
+    return f"a bypass died; duplicates still get the earlier ending, which is {earlier.state.value}"
 
 
 def _was_rerun(record: Record) -> bool:

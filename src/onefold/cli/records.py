@@ -33,7 +33,18 @@ from onefold.cli._shared import (
     opened,
     visible,
 )
-from onefold.cli._words import COLUMNS, STYLES, facts, is_abandoned, lines, name, remark, row, summary
+from onefold.cli._words import (
+    COLUMNS,
+    STYLES,
+    behind_dead_bypass,
+    facts,
+    is_abandoned,
+    lines,
+    name,
+    remark,
+    row,
+    summary,
+)
 from onefold.stores.base import Browsable, Query
 
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help="The key.")]
@@ -204,7 +215,9 @@ def _explain(url: str) -> None:
 
 def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     """A record is marked held by the next delivery; where none comes, only this line tells of it."""
-    count = sum(1 for record in records(store, query._replace(state=State.RUNNING)) if is_abandoned(record))
+    running = records(store, query._replace(state=State.RUNNING))
+    # Of a bypass that died the next delivery does not decide anything: it gets the earlier ending.
+    count = sum(1 for record in running if is_abandoned(record) and behind_dead_bypass(record) is None)
     if count:
         note(
             f"besides, running past the end of their lease: {count:,}. The next delivery decides about them. "

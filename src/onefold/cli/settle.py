@@ -25,7 +25,7 @@ from onefold.cli._shared import (
     print_json,
     visible,
 )
-from onefold.cli._words import facts, is_abandoned, name
+from onefold.cli._words import behind_dead_bypass, facts, is_abandoned, name
 from onefold.cli.records import DigestOption, KeyArgument, print_record
 from onefold.codecs import MsgspecCodec, Unstorable
 
@@ -67,7 +67,7 @@ def resolve(
     Takes exactly one of --done, --failed and --rerun, and a --reason.
 
     A record whose worker died, and that no delivery has marked as held since, is settled in the same way. What was
-    settled by hand can be corrected in the same way, too.
+    settled by hand can be corrected in the same way, too. A bypass that died is refused: what it was to replace stands.
     """
     resolution = _resolution(
         is_done=is_done, value=value, is_failed=is_failed, error=error, is_rerun=is_rerun, reason=reason
@@ -187,6 +187,13 @@ def _check_not_running(record: Record) -> None:
 
 def _check_unsettled(record: Record) -> None:
     _check_not_running(record)
+    earlier = behind_dead_bypass(record)
+    if earlier is not None:
+        raise Refusal(
+            f"{name(record)} is {earlier.state.value}, and a bypass of it died: there is nothing to resolve, and "
+            "nothing was changed. Duplicates still get the earlier ending. Bypass it again in code to run it once more "
+            "(with the same keys downstream), or `onefold forget` it for good"
+        )
     if record.state is not State.HELD and not is_abandoned(record) and not record.was_resolved:
         raise Refusal(f"{name(record)} is {record.state.value}, not held: there is nothing to resolve")
 

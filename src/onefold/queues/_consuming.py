@@ -106,7 +106,7 @@ class _Prepared(Generic[G]):
     def _verdict_of(self, error: Exception, call: Call, held_before: int) -> Verdict | None:
         own, final = (self._operation, call.key), self._policy.remember
         begun = not isinstance(error, UsageError) or call.is_to_blame
-        return of_error(error, own=own, final=final, held_before=held_before, begun=begun)
+        return of_error(error, own=own, final=final, held_before=held_before, begun=begun, called=call.begun)
 
 
 class Consuming(_Prepared[Guard]):

@@ -62,8 +62,9 @@ class Sorted:
         """The outcomes or errors of those with a key, in order."""
         for (number, key), result in zip(self.keys.items(), results, strict=True):
             if isinstance(result, Exception):
-                begun = key in self.begun or self._is_to_blame(number)
-                self.verdicts[number] = verdict_of(result, own=(operation, key), final=policy.remember, begun=begun)
+                called = key in self.begun
+                begun, facts = called or self._is_to_blame(number), {"own": (operation, key), "final": policy.remember}
+                self.verdicts[number] = verdict_of(result, begun=begun, called=called, **facts)
 
     def take_fresh(self, fresh: Fresh[int]) -> Numbers:
         """The numbers of those that are to be worked on."""

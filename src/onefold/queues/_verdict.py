@@ -64,17 +64,19 @@ def of_error(
     final: tuple[type[Exception], ...] = (),
     held_before: int = 0,
     begun: bool = True,
+    called: bool = False,
 ) -> Verdict | None:
     """What this error means for the message of this operation and key. None: look at its record, and ask `of_state`.
 
     `final` are the errors that the policy remembers. `begun`: the handler was called, or the message itself was read;
-    before that a `UsageError` is the worker's mistake, which would bury every message of the queue.
+    before that a `UsageError` is the worker's mistake, which would bury every message of the queue. `called`: the
+    handler was called, so that whatever is done before is not this message.
     """
     meaning = meaning_of(error)
     if meaning is None:
         return Never(f"it failed for good with {named(error)}") if isinstance(error, final) else Failed(error)
     match meaning.queue:
-        case "ack" if isinstance(error, OnefoldError) and (error.operation, error.key) != (own[0], str(own[1])):
+        case "ack" if called or _is_of_another(error, own):
             # Of another guard, inside the handler: that is done, and this message is not.
             return Failed(error)
         case "ack":
@@ -94,6 +96,10 @@ def of_error(
             return Never(reason_of(error))
         case "the broker's own rule":
             return Failed(error)
+
+
+def _is_of_another(error: Exception, own: tuple[str, object]) -> bool:
+    return isinstance(error, OnefoldError) and (error.operation, error.key) != (own[0], str(own[1]))
 
 
 def of_state(state: str | None) -> Verdict:

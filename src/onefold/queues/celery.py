@@ -78,7 +78,8 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
             return self._deliver(args, kwargs)
         except Exception as error:
             own, begun = (self.operation, vars(request).get(KEY)), _celery.is_to_blame(self, error, args, kwargs)
-            verdict = of_error(error, own=own, held_before=_celery.held_before(request), begun=begun)
+            called = BEGUN in vars(request)
+            verdict = of_error(error, own=own, held_before=_celery.held_before(request), begun=begun, called=called)
             if verdict is None:
                 verdict = _celery.looked(self)
             if request.is_eager or isinstance(verdict, Failed):

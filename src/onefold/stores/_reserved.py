@@ -18,6 +18,8 @@ def unsent() -> Iterator[None]:
         yield
     except StoreUnavailable as error:
         error.reached = False
+        # In the message too: logs have no notes, and whoever reads of a limit wonders which connection was too many.
+        error.args = (f"{error} (this was the one connection beside the pool, to renew claims)",)
         error.add_note(WHY)
         raise
 

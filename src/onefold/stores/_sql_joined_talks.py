@@ -12,11 +12,17 @@ from onefold.errors import UsageError
 from onefold.stores._sql_dialect import GONE_MARK, Talk
 from onefold.stores._sql_links import AsyncLink, Database, Kind, Link, Standing, cause_of
 
+# What is true of it, whichever way it was ended: nobody can know here what the handler committed.
+WHAT_STAYS: Final = (
+    "What it committed stays, and so does the record that was committed with it: then the next delivery is answered as "
+    "done, and what came after is not made up for. Only where it was all rolled back does the next delivery run"
+)
+
 ENDED: Final = (
     "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
     "record and its work were not committed together. "
     "Leave commit(), rollback() and close() to whoever began it, and let the database's errors out: a deadlock ends a "
-    "transaction, too. Roll back, and deliver it again"
+    f"transaction, too. {WHAT_STAYS}"
 )
 
 ABORTED: Final = (

@@ -19,6 +19,7 @@ from onefold._interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
+from onefold.stores._sql_joined_talks import WHAT_STAYS
 from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
 from onefold.stores._sqlite_records import Records
@@ -42,8 +43,8 @@ LOOKING: Final = {
 ENDED: Final = (
     "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
     "record and its work were not committed together. "
-    "Leave commit(), rollback(), executescript(), close() and `with connection:` to whoever began it. Roll back, and "
-    "deliver it again"
+    "Leave commit(), rollback(), executescript(), close() and `with connection:` to whoever began it. "
+    f"{WHAT_STAYS}"
 )
 
 

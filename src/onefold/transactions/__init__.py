@@ -7,7 +7,7 @@ found by the module of the connection's class, and imported on use. How a store 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -79,6 +79,33 @@ def _join_of(kind: type) -> Callable[..., Any]:
         f"within({kind.__qualname__}): no driver is known for it. Known are: {', '.join(KNOWN)}. "
         "Pass the connection or session on which your own statements run"
     )
+
+
+def check_compared(record: Column | None, fingerprint: object) -> None:
+    """Raise `UsageError` where a payload is to be compared, and a row of the caller's has no place for it."""
+    if record is not None and fingerprint is not None:
+        raise UsageError(
+            f"record={record!r} has no place for a fingerprint=, so that another payload would not be noticed. Nothing "
+            "ran. Compare it with the row yourself, or leave record= out"
+        )
+
+
+def not_unique(column: Column, wanted: Mapping[str, str], there: Collection[str]) -> UsageError:
+    """Return the error of a column that cannot be the record: it is not there, or two rows may have one key.
+
+    `wanted` are the columns by the names under which they would be `there`.
+    """
+    missing = [name for folded, name in sorted(wanted.items()) if folded not in there]
+    if not there:
+        words = f"there is no table {column.table} here, or this user may not see it. Check its name and its schema"
+    elif missing:
+        words = f"{column.table} has no column {' and no column '.join(missing)}. Check its name"
+    else:
+        words = (
+            f"{column.table} has no unique index on {' and '.join(sorted(wanted.values()))}, so that two deliveries at "
+            "once could both write. Create one, or leave record= out"
+        )
+    return UsageError(f"record={column!r}: {words}. Nothing ran")
 
 
 def checked(record: Column) -> Column:

@@ -23,7 +23,7 @@ from onefold.stores._mysql_errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores._sql_dialect import Ask, Dialect, Reply, Talk
 from onefold.stores._sql_postgres import OF_THIS_TRANSACTION
 from onefold.stores._sql_sqlite import SQLITE as SQLITE_DIALECT
-from onefold.transactions import Column
+from onefold.transactions import Column, not_unique
 
 
 class Catalog(NamedTuple):
@@ -31,6 +31,8 @@ class Catalog(NamedTuple):
 
     # One row for each column of each unique index: the index, the column (NULL: an expression), the column's type.
     unique: str
+    # One row for each column of the table.
+    columns: str
     quote: str
     # A key is text, and the column may have another type.
     equal: str = "{column} = :{name}"
@@ -43,6 +45,7 @@ SQLITE: Final = Catalog(
     "SELECT one.name, part.name, '' FROM pragma_index_list(:table) AS one, pragma_index_info(one.name) AS part "
     'WHERE one."unique" AND NOT one.partial '
     "UNION ALL SELECT '', name, '' FROM pragma_table_info(:table) WHERE pk",
+    columns="SELECT name FROM pragma_table_info(:table)",
     quote='"',
 )
 
@@ -54,6 +57,8 @@ POSTGRES: Final = Catalog(
     "LEFT JOIN pg_attribute AS part ON part.attrelid = one.indrelid AND part.attnum = place.number "
     "WHERE one.indrelid = to_regclass(quote_ident(CAST(:table AS text))) "
     "AND one.indisunique AND one.indisvalid AND one.indpred IS NULL AND place.nth <= one.indnkeyatts",
+    columns="SELECT CAST(attname AS text) FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped "
+    "AND attrelid = to_regclass(quote_ident(CAST(:table AS text)))",
     quote='"',
     equal="{column} = CAST(CAST(:{name} AS text) AS {type})",
     folds_case=False,
@@ -64,6 +69,8 @@ POSTGRES: Final = Catalog(
 MYSQL: Final = Catalog(
     "SELECT index_name, column_name, '' FROM information_schema.statistics "
     "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table AND non_unique = 0",
+    columns="SELECT column_name FROM information_schema.columns "
+    "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table",
     quote="`",
     equal="{column} = _utf8mb4 :{name} AND CAST(CONVERT({column} USING utf8mb4) AS BINARY) = :{name}",
 )
@@ -207,10 +214,8 @@ class Rows(Dialect):
             types[self._fold(name or "")] = type_
         indexes = frozenset(index for index, columns in unique.items() if columns == set(wanted))
         if not indexes:
-            raise UsageError(
-                f"record={column!r}: {column.table} has no unique index on {' and '.join(sorted(wanted.values()))}, so "
-                "that two deliveries at once could both write. Create one, or leave record= out"
-            )
+            there: Reply = yield Ask(catalog.columns, {"table": column.table}, rows=True)
+            raise not_unique(column, wanted, {self._fold(name) for (name,) in there.rows})
         names = {"key": column.name} | ({"scope": column.scope} if column.scope else {})
         conditions = (
             catalog.equal.format(column=self._quoted(part), name=name, type=types[self._fold(part)])

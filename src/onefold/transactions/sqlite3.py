@@ -11,7 +11,7 @@ from typing import Any, Final
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores._sqlite_joined import AsyncJoinedRecords, CallersRecords, JoinedRecords, text_as_str
-from onefold.transactions import Column
+from onefold.transactions import Column, not_unique
 
 # The unique indexes, each with the columns in it; and the primary key, because INTEGER PRIMARY KEY has no index.
 UNIQUE: Final = (
@@ -113,13 +113,11 @@ class ColumnRecords(JoinedRecords):
     def _check_unique(self) -> None:
         """Two deliveries at once are kept apart by the index, and by nothing else."""
         column = self._column
-        wanted = {column.name} | ({column.scope} if column.scope else set())
+        wanted = {name.lower(): name for name in (column.name, column.scope) if name}
         unique: dict[str, set[str | None]] = {}
         for index, name in self._rows(UNIQUE, [column.table, column.table]):
             unique.setdefault(index, set()).add(name and name.lower())
-        if {name.lower() for name in wanted} in unique.values():
+        if set(wanted) in unique.values():
             return
-        raise UsageError(
-            f"record={column!r}: {column.table} has no unique index on {' and '.join(sorted(wanted))}, so that two "
-            "deliveries at once could both write. Create one, or leave record= out"
-        )
+        there = self._rows("SELECT lower(name) FROM pragma_table_info(?)", [column.table])
+        raise not_unique(column, wanted, {name for (name,) in there})
