@@ -67,7 +67,8 @@ class KeyReused(OnefoldError):
     """The key was used before with another payload: a bug of the sender. The record was not touched."""
 
     says = (
-        "this key was used before with another payload. Nothing ran, and the record was not touched. "
+        "this key was used before with another payload, or a release has changed the shape of its payload. "
+        "Nothing ran, and the record was not touched. "
         "Mint a new key for a new operation, or send the payload of the first one"
     )
 
