@@ -516,6 +516,27 @@ def test_where_nothing_can_be_compared_it_is_said_once(guard: Guard, warnings: C
     assert "the payload could not be compared" in warnings()[0]
 
 
+def test_a_field_that_a_release_adds_is_another_payload_unless_a_function_names_those_that_stay(guard: Guard) -> None:
+    class Message(BaseModel):
+        amount: int
+
+    class MessageOfTheNextRelease(Message):
+        note: str | None = None
+
+    whole = released(guard, "payment_id, message")
+    named = released(guard, "payment_id, message", fingerprint=lambda payment_id, message: message.amount)
+    for one, key in ((whole, "pay_1"), (named, "pay_2")):
+        assert one(key, Message(amount=5)) == "charged"
+
+    with pytest.raises(KeyReused, match="or a release has changed the shape of its payload"):
+        whole("pay_1", MessageOfTheNextRelease(amount=5))
+    assert named("pay_2", MessageOfTheNextRelease(amount=5)) == "charged"
+    with pytest.raises(KeyReused):
+        named("pay_2", MessageOfTheNextRelease(amount=6))
+    # The function may come with the field: what was made without it cannot be compared, and is replayed.
+    assert named("pay_1", MessageOfTheNextRelease(amount=5)) == "charged"
+
+
 def test_an_argument_that_is_added_is_no_warning(guard: Guard, warnings: Callable[[], list[str]]) -> None:
     released(guard, "payment_id, amount")("pay_1", 4200)
 

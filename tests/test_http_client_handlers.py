@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +329,22 @@ def test_two_equal_requests_at_once_are_two(server: Scripted) -> None:
     ours.deliver(both)
 
     assert charges(server) == 2
+
+
+@pytest.mark.parametrize("inherits", [True, False])
+def test_a_thread_has_keys_of_the_delivery_only_with_a_copy_of_its_context(server: Scripted, inherits: bool) -> None:
+    handler = Sync()
+
+    def charge() -> None:
+        around = contextvars.copy_context().run if inherits else lambda send: send()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(around, lambda: handler.post(server.url)).result(PATIENCE)
+
+    with pytest.raises(Crash):
+        handler.deliver(charge, crash)
+    handler.deliver(charge)
+
+    assert charges(server) == (1 if inherits else 2)
 
 
 def test_a_task_that_outlives_its_handler_is_no_part_of_the_delivery(server: Scripted) -> None:

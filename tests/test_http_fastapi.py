@@ -640,6 +640,28 @@ def test_an_application_behind_the_middleware_can_be_described(paths: list[str] 
     assert app.openapi() is app.openapi()
 
 
+@pytest.mark.parametrize(
+    ("rules", "reused"), [("below_500", {"422"}), ("success_only", {"422"}), ("stripe", set[str]())]
+)
+def test_the_schema_has_the_answer_to_a_reused_key_that_comes(rules: str, reused: set[str]) -> None:
+    guard = AsyncGuard("memory:")
+    router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant, rules=rules))
+    behind = FastAPI()
+
+    # Without arguments: FastAPI adds a 422 of its own to what it validates.
+    @router.post("/pay")
+    @behind.post("/pay")
+    async def pay() -> None:
+        raise AssertionError
+
+    describe(behind, rules=rules)
+
+    for app in (app_of(router), behind):
+        answers = app.openapi()["paths"]["/pay"]["post"]["responses"]
+        assert set(answers) == {"200", "400", "409"} | reused
+        assert ("used with another request" in answers["400"]["description"]) == (not reused)
+
+
 def test_a_webhook_takes_its_key_from_the_body(bank: Bank) -> None:
     options: dict[str, Any] = {"scope": single_tenant, "key": body_field("id")}
     router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), **options))

@@ -318,6 +318,7 @@ def test_whoever_knows_no_endpoint_refuses_to_look_for_its_arguments(kind: str) 
         ({"paths": ["pay"]}, "write '/pay'"),
         ({"methods": "POST"}, r"write methods=\['POST'\]"),
         ({"required": ["/pay"]}, "is neither True nor False"),
+        ({"rules": "strip"}, "did you mean 'stripe'"),
     ],
 )
 def test_a_schema_is_described_by_paths_and_not_by_letters(options: Any, says: str) -> None:

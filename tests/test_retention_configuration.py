@@ -157,6 +157,36 @@ def test_a_wrong_field_gets_one_line_with_its_place(tmp_path: Path, fields: str,
     assert says in said
 
 
+def test_a_key_that_comes_twice_hides_no_other_problem(tmp_path: Path) -> None:
+    text = """
+stores:
+  a: {url: "memory:", url: "redi://x"}
+guards:
+  one: &one {store: a, keep: 24h, keep: 7d}
+  two: *one
+  three: {<<: *one, store: mony}
+  two: {store: a}
+"""
+
+    said = problems(tmp_path, text)
+
+    assert said == [
+        "3| 'url' is here twice, first in line 3",
+        "5| 'keep' is here twice, first in line 5",
+        "7| guards.three.store: there is no store 'mony': known are a",
+        "8| 'two' is here twice, first in line 6",
+    ]
+
+
+def test_keys_that_come_twice_are_bounded_however_often_an_alias_repeats_them(tmp_path: Path) -> None:
+    again = "a: 1, " * 1_000
+    text = f"x: &x {{{again}}}\ny: [{'*x, ' * 1_000}]\n"
+
+    (said,) = problems(tmp_path, text)
+
+    assert "more than 50,000 values" in said
+
+
 def test_what_does_not_go_together_is_said_at_the_guard(tmp_path: Path) -> None:
     (said,) = problems(tmp_path, guard("after_crash: hold\n    rerun_within: 3h"))
 

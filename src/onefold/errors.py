@@ -67,7 +67,8 @@ class KeyReused(OnefoldError):
     """The key was used before with another payload: a bug of the sender. The record was not touched."""
 
     says = (
-        "this key was used before with another payload. Nothing ran, and the record was not touched. "
+        "this key was used before with another payload, or a release has changed the shape of its payload. "
+        "Nothing ran, and the record was not touched. "
         "Mint a new key for a new operation, or send the payload of the first one"
     )
 
@@ -186,8 +187,8 @@ MEANINGS: dict[type[Exception], Meaning] = {
     OnHold: Meaning(409, "later"),
     InsideItself: Meaning(500, "never"),
     ClaimLost: Meaning(409, "read once"),
-    ResultNotKept: Meaning(200, "ack"),
-    ResultUnreadable: Meaning(500, "ack"),
+    ResultNotKept: Meaning(409, "ack"),
+    ResultUnreadable: Meaning(409, "ack"),
     RememberedFailure: Meaning(500, "never"),
     StoreUnavailable: Meaning(503, "later", retry_after=True),
     NotInTransaction: Meaning(500, "never"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from onefold import KEY_MAX
 from onefold.http._keys import HEADER
 from onefold.http._options import did_you_mean
+from onefold.http._rules import REUSED, Rules
 
 LOG = logging.getLogger("onefold.http")
 
@@ -40,24 +41,32 @@ _PROBLEM: Final[dict[str, Any]] = {
     }
 }
 
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+Responses = dict[int | str, dict[str, Any]]
+
+_CONFLICT: Final = "A request with this Idempotency-Key is in progress, or its outcome is unknown"
+
+# By the status of a key that was used with another request.
+_DESCRIPTIONS: Final[Mapping[int, Mapping[int, str]]] = {
     400: {
-        "description": "The Idempotency-Key is missing, malformed, or (by Stripe's rules) used with another request",
-        "content": _PROBLEM,
-    },
-    409: {
-        "description": "A request with this Idempotency-Key is in progress, or its outcome is unknown",
-        "content": _PROBLEM,
+        400: "The Idempotency-Key is missing, malformed or used with another request, or the request is invalid",
+        409: _CONFLICT,
     },
     422: {
-        "description": "The Idempotency-Key was used with another request, or the request is invalid",
-        "content": _PROBLEM,
+        400: "The Idempotency-Key is missing or malformed",
+        409: _CONFLICT,
+        422: "The Idempotency-Key was used with another request, or the request is invalid",
     },
 }
 
 
+def responses(rules: Rules) -> Responses:
+    """Return the answers of ours to a guarded operation, by status."""
+    found = _DESCRIPTIONS[REUSED.get(rules, 422)]
+    return {status: {"description": words, "content": _PROBLEM} for status, words in found.items()}
+
+
 def described(
-    schema: dict[str, Any], paths: Iterable[str] | None, methods: Iterable[str], *, required: bool
+    schema: dict[str, Any], paths: Iterable[str] | None, methods: Iterable[str], *, required: bool, rules: Rules
 ) -> dict[str, Any]:
     """The schema with the header and its answers on every operation that is guarded.
 
@@ -73,7 +82,7 @@ def described(
         for verb in verbs & set(operations):
             operation = operations[verb]
             operation.setdefault("parameters", []).append({**PARAMETER, "required": required})
-            for status, response in RESPONSES.items():
+            for status, response in responses(rules).items():
                 known = operation.setdefault("responses", {}).setdefault(
                     str(status), {"description": response["description"]}
                 )

@@ -40,7 +40,6 @@ TITLES: Final = {
 
 BAD_REQUEST: Final = 400
 UNAVAILABLE: Final = 503
-CONFLICT: Final = 409
 
 # The first that fits; what is said to the outside never holds a key, a payload or the name of a machine.
 CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
@@ -94,9 +93,7 @@ def of_error(error: OnefoldError, policy_url: str | None, *, reused: int | None 
     meaning = _meaning(error)
     for kind, code, detail in CODES:
         if isinstance(error, kind):
-            status = CONFLICT if kind is ResultNotKept else meaning.http
-            if kind is KeyReused and reused is not None:
-                status = reused
+            status = reused if kind is KeyReused and reused is not None else meaning.http
             # Who lost the claim finds the answer of the one that took it.
             again = meaning.retry_after or kind is ClaimLost
             wait = getattr(error, "retry_after", RETRY_AFTER) if again else None

@@ -23,9 +23,9 @@ from onefold.http._exchange import METHODS, Ask, Exchange, Options, known
 from onefold.http._fingerprints import spooled_for
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._openapi import PARAMETER, RESPONSES, described
+from onefold.http._openapi import PARAMETER, described, responses
 from onefold.http._performance import App, Performance, Receive, Scope, Send, send_answer
-from onefold.http._rules import NotFinal
+from onefold.http._rules import NotFinal, checked
 from onefold.http._shelter import Shelter
 from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
 from onefold.http.scopes import ScopeOf, by_header, single_tenant
@@ -66,7 +66,7 @@ def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> 
                 parameters = [one for one in extra.get("parameters", []) if one.get("name") != PARAMETER["name"]]
                 parameters.append({**PARAMETER, "required": rules.exchange.always_required})
                 settings["openapi_extra"] = {**extra, "parameters": parameters}
-                settings["responses"] = {**RESPONSES, **(settings.get("responses") or {})}
+                settings["responses"] = {**responses(rules.exchange.rules), **(settings.get("responses") or {})}
                 endpoint = _claiming(endpoint)
                 if isinstance(scope, _ByArgument):
                     scope.check(endpoint)
@@ -122,22 +122,29 @@ class _ByArgument:
 
 
 def describe(
-    app: FastAPI, *, paths: Iterable[str] | None = None, methods: Iterable[str] = METHODS, required: bool = False
+    app: FastAPI,
+    *,
+    paths: Iterable[str] | None = None,
+    methods: Iterable[str] = METHODS,
+    required: bool = False,
+    rules: str = "below_500",
 ) -> None:
-    """Show the header, and the answers 400, 409 and 422, in the schema of an application behind the middleware.
+    """Show the header and the answers that are ours in the schema of an application behind the middleware.
 
-    It can be said several times: of some paths that the header is required, of others that it is optional.
+    The answers are 400, 409 and 422; under `rules="stripe"` 400 and 409. It can be said several
+    times: of some paths that the header is required, of others that it is optional.
     """
     chosen = None if paths is None else _options.paths("paths", paths)
     verbs = _options.methods("methods", methods)
     _options.check_yes_or_no("required", required)
+    by = checked(rules)
     make = app.openapi
 
     @functools.wraps(make)
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
             return app.openapi_schema
-        schema = described(make(), chosen, verbs, required=required)
+        schema = described(make(), chosen, verbs, required=required, rules=by)
         app.openapi_schema = schema
         return schema
 

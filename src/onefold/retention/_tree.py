@@ -50,6 +50,8 @@ class Tree(NamedTuple):
     file: str
     value: Any
     marks: dict[Path, Mark]
+    # What is wrong with it, and yet does not keep the rest from being read.
+    problems: tuple[Problem, ...] = ()
 
     def mark(self, path: Path) -> Mark:
         """Where this is; where it is not in the file, where it would have to be."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.retention._tree import DEPTH_MAX, VALUES_MAX, Mark, Path, Tree, unusable
+from onefold.retention._tree import DEPTH_MAX, VALUES_MAX, Mark, Path, Problem, Tree, unusable
 from onefold.retention._words import shown
 
 PLAIN: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
@@ -40,7 +40,8 @@ def parse(text: str, file: str) -> Tree:
     except RecursionError:
         raise unusable(file, TOO_DEEP) from None
     reader = _Reader(file)
-    return Tree(file, None if node is None else reader.value(node, ()), reader.marks)
+    value = None if node is None else reader.value(node, ())
+    return Tree(file, value, reader.marks, tuple(reader.twice))
 
 
 class _Reader:
@@ -48,6 +49,8 @@ class _Reader:
 
     def __init__(self, file: str) -> None:
         self.marks: dict[Path, Mark] = {}
+        # Keys that came again, in the order of a set: an alias is read as often as it is used, and told once.
+        self.twice: dict[Problem, None] = {}
         self._file = file
         self._left = VALUES_MAX
 
@@ -86,11 +89,17 @@ class _Reader:
                 raise unusable(self._file, "a key has to be a word", _mark(key.start_mark))
             name = key.value
             if name in found:
-                first = self.marks[(*path, name)].line
-                raise unusable(self._file, f"{shown(name)} is here twice, first in line {first}", _mark(key.start_mark))
+                self._note_twice(key, self.marks[(*path, name)].line)
+                # It counts, so that a file of nothing else is bounded, too; the first one is what is read.
+                self._check(part, depth + 1)
+                continue
             self.marks[(*path, name)] = _mark(key.start_mark)
             found[name] = self.value(part, (*path, name), depth + 1)
         return merged | found
+
+    def _note_twice(self, key: Any, first: int) -> None:
+        says = f"{shown(key.value)} is here twice, first in line {first}"
+        self.twice[Problem(self._file, _mark(key.start_mark), says)] = None
 
     def _merged(self, node: Any, depth: int) -> Iterator[Any]:
         """The mappings that `<<` takes over; of equal keys the earlier one counts."""

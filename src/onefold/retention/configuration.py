@@ -38,8 +38,9 @@ def read(
     tree = language(_text_of(file), file)
     reading = Reading(tree, os.environ if environment is None else environment, to_run=to_run)
     found = reading.configuration()
-    if reading.problems:
-        raise Unusable(sorted(reading.problems, key=_by_place))
+    problems = [*tree.problems, *reading.problems]
+    if problems:
+        raise Unusable(sorted(problems, key=_by_place))
     return found
 
 
