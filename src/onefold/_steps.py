@@ -235,8 +235,10 @@ class Hands(Protocol):
     def joined(self) -> bool:
         """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
 
+    def around(self) -> Any: ...
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> bytes | None: ...
+    def put_back(self, around: Any, current: Any) -> bytes | None: ...
 
 
 def drive(flow: Flow[T], hands: Hands) -> T:
@@ -329,35 +331,43 @@ def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float
 
 
 def _run(step: Running, hands: Hands) -> Ended:
-    current = hands.enter(step)
+    current, started, around = None, False, hands.around()
     try:
-        value = step.call(current) if step.probing else step.call()
-    except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
-        return Ended(error=error, notes=hands.leave(current))
-    notes = hands.leave(current)
-    return (
-        Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)
-    )
+        current, started = hands.enter(step), True
+        try:
+            value = step.call(current) if step.probing else step.call()
+        except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+            return Ended(error=error, notes=hands.leave(current))
+        return _returned(value, hands.leave(current))
+    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
+        return Ended(error=error, notes=hands.put_back(around, current), started=started)
 
 
 async def _run_async(step: Running, hands: Hands) -> Ended:
-    current = hands.enter(step)
+    current, started, around = None, False, hands.around()
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
-    if token is not None:
-        hands.heartbeat.cancel_when_lost(token)
     before = cancellations() if hands.joined else 0
     try:
-        value = step.call(current) if step.probing else step.call()
-        if hasattr(value, "__await__"):
-            value = await value
-    except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+        current, started = hands.enter(step), True
         if token is not None:
-            return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
-        return Ended(error=unmasked(error, before) if hands.joined else error, notes=hands.leave(current))
-    notes = hands.leave(current)
-    return (
-        Ended(error=_not_run(value), notes=notes) if isinstance(value, UNSTARTED) else Ended(value=value, notes=notes)
-    )
+            hands.heartbeat.cancel_when_lost(token)
+        try:
+            value = step.call(current) if step.probing else step.call()
+            if hasattr(value, "__await__"):
+                value = await value
+        except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+            if token is not None:
+                return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
+            return Ended(error=unmasked(error, before) if hands.joined else error, notes=hands.leave(current))
+        return _returned(value, hands.leave(current))
+    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
+        return Ended(error=error, notes=hands.put_back(around, current), started=started)
+
+
+def _returned(value: Any, notes: bytes | None) -> Ended:
+    if isinstance(value, UNSTARTED):
+        return Ended(error=_not_run(value), notes=notes)
+    return Ended(value=value, notes=notes)
 
 
 # What a lambda can hand back instead of running it.

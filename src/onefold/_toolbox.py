@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from onefold._steps import Flow, Running
 from onefold.codecs import Codec
-from onefold.current import Current, enter, leave
+from onefold.current import Current, around, enter, leave, put_back
 from onefold.events import Teller
 from onefold.heartbeat import AsyncHeartbeat, Heartbeat
 
@@ -54,7 +54,9 @@ class Toolbox:
         # Only a claim has a beat: none in a transaction, in seen mode, and where the store is down.
         return enter(entry, self, None if self.heartbeat is None else self.heartbeat.find(entry.token))
 
+    around = staticmethod(around)
     leave = staticmethod(leave)
+    put_back = staticmethod(put_back)
 
     def close(self) -> None:
         """Stop the heartbeat; the store is its owner's to close."""

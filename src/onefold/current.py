@@ -190,6 +190,25 @@ def leave(inside: Current | None) -> bytes | None:
     if inside is None or inside._reset is None:
         return None
     _current.reset(inside._reset)
+    return _left(inside)
+
+
+def put_back(around: Current | None, inside: Current | None) -> bytes | None:
+    """Leave after an interrupt in `enter` or `leave`: this delivery must not stay the current one of its thread."""
+    entered = _current.get()
+    _current.set(around)
+    while entered is not None and entered is not around:
+        _left(entered)
+        entered = entered._outer
+    return None if inside is None else _left(inside)
+
+
+def around() -> Current | None:
+    """Return the delivery whose handler is running here, if there is one."""
+    return _current.get()
+
+
+def _left(inside: Current) -> bytes | None:
     inside._reset = None
     if inside._beat is not None:
         inside._beat.cancel = None

@@ -1,0 +1,114 @@
+"""An interrupt on the way into a handler, or out of it: the delivery does not stay the current one of its thread.
+
+A signal handler may raise between any two instructions: Ctrl-C, or an `Exception` such as Celery's soft time limit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from onefold import TX, Guard, Policy, UsageError, current
+
+PLACES = {"enter": "return", "leave": "call"}
+
+
+class SoftTimeLimit(Exception):
+    """What a signal handler raises."""
+
+
+@contextmanager
+def interrupted(place: str, error: type[BaseException]) -> Iterator[None]:
+    """Raise as soon as `enter` returns, or `leave` begins."""
+
+    def look(frame: FrameType, event: str, _argument: Any) -> None:
+        code = frame.f_code
+        # A step, too, is left; it was never entered.
+        of_delivery = place == "enter" or frame.f_locals.get("inside") is not None
+        here = (code.co_name, event) == (place, PLACES[place]) and code.co_filename.endswith("onefold/current.py")
+        if here and of_delivery:
+            sys.setprofile(None)
+            raise error
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE paid (id TEXT)")
+    return path
+
+
+def paid(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [order for (order,) in connection.execute("SELECT id FROM paid ORDER BY id")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
+@pytest.mark.parametrize("place", PLACES)
+def test_after_it_deliveries_of_the_thread_have_transactions_of_their_own(
+    path: Path, place: str, error: type[BaseException]
+) -> None:
+    fails = ["m1"]
+    with Guard(f"sqlite:///{path}") as guard:
+
+        @guard.transactional("pay", key="order")
+        def pay(order: str, *, tx: sqlite3.Connection = TX) -> None:
+            tx.execute("INSERT INTO paid VALUES (?)", (order,))
+            if order in fails:
+                fails.remove(order)
+                raise ValueError("once more")
+
+        with pytest.raises(error), interrupted(place, error):
+            pay("m0")
+        with pytest.raises(ValueError, match="once more"):
+            pay("m1")
+        for order in ("m0", "m1"):
+            pay(order)
+
+    assert paid(path) == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
+@pytest.mark.parametrize("place", PLACES)
+def test_after_it_no_handler_is_running_and_what_was_outside_is_outside_again(
+    place: str, error: type[BaseException]
+) -> None:
+    with Guard("memory:", policy=Policy(lease=3_600)) as guard:
+
+        def outer() -> str:
+            with pytest.raises(error), interrupted(place, error):
+                guard.run("inner", "a", lambda: None)
+            return current().operation
+
+        assert guard.run("outer", "a", outer).value == "outer"
+        with pytest.raises(UsageError, match="none is running"):
+            current()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
+def test_a_step_that_was_finished_before_it_is_not_repeated(error: type[BaseException]) -> None:
+    steps: list[str] = []
+    with Guard("memory:") as guard:
+
+        def handler() -> None:
+            current().step("mail", lambda: steps.append("mail"))
+
+        with pytest.raises(error), interrupted("leave", error):
+            guard.run("welcome", "a", handler)
+        guard.run("welcome", "a", handler)
+
+    assert steps == ["mail"]
