@@ -256,7 +256,7 @@ def test_whatever_can_be_sent_runs_once(eager: Celery, guard: Guard, what: str, 
     runs: list[Any] = []
     options: dict[str, Any] = {} if by == "the header" else {"key": "order_id"}
 
-    @eager.task(base=OnefoldTask, guard=guard, operation="pay", name="pay", **options)
+    @eager.task(base=OnefoldTask, guard=guard, operation="pay", name="pay", shared=False, **options)
     def pay(order_id: str, amount: Any) -> int:
         runs.append(amount)
         return len(runs)
