@@ -41,8 +41,12 @@ class Place:
         self.url = url
         self.queue = name
         self.dead = f"{name}.dead"
+        self._arguments = EXPIRES | arguments
+        self.declare()
+
+    def declare(self) -> None:
         with self.channel() as channel:
-            channel.queue_declare(self.queue, durable=True, arguments=EXPIRES | arguments)
+            channel.queue_declare(self.queue, durable=True, arguments=self._arguments)
             channel.queue_declare(self.dead, durable=True, arguments=EXPIRES)
 
     @contextmanager

@@ -222,6 +222,8 @@ class TestBrokersThatGo:
             with Consumer(scene.colour, scene.place, scene.store, again.append) as consumer:
                 until(lambda consumer=consumer: consumer.acks == 1, "it came again")  # type: ignore[misc]
             assert (len(scene.runs), again) == (1, [])
+            # A broker that is killed may have forgotten a queue of which it was told a moment before.
+            scene.place.declare()
             assert (scene.place.count(), scene.place.count(scene.place.dead)) == (0, 0)
 
     def test_a_sender_outlives_a_restart_of_the_broker(
