@@ -43,6 +43,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[HOUSE].close()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that started this one what is missing: only that one writes the summary."""
+    if hasattr(session.config, "workeroutput"):
+        missing = session.config.stash[MISSING]
+        session.config.workeroutput["missing"] = sorted(missing)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[MISSING].update(getattr(node, "workeroutput", {}).get("missing", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
     missing = config.stash[MISSING]
