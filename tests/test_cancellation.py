@@ -6,9 +6,11 @@ Every async driver, every suspension, and every way in which asyncio and anyio c
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
+import asyncmy.connection
 import psycopg
 import pytest
 
@@ -152,3 +154,36 @@ def test_a_cancellation_that_a_driver_turns_into_a_lost_connection_is_not_tried_
     in_time(story())
 
     assert starts == [1]
+
+
+@pytest.mark.parametrize("swallows", ["connect", "query", "begin", "commit"])
+def test_a_cancellation_that_asyncmy_swallows_is_raised_all_the_same(
+    swallows: str, mysql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` of Python 3.11 swallows one that comes in the same turn as the answer."""
+    held = getattr(asyncmy.connection.Connection, swallows)
+    deliveries: list[asyncio.Task[None]] = []
+
+    async def swallowing(connection: Any, *values: Any) -> Any:
+        answer = await held(connection, *values)
+        if deliveries and not deliveries[0].cancelling():
+            deliveries[0].cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        return answer
+
+    monkeypatch.setattr(asyncmy.connection.Connection, swallows, swallowing)
+
+    async def story() -> None:
+        async with AsyncGuard(mysql_url) as guard:
+
+            @guard.transactional("credit", key="message")
+            async def credit(message: str, *, tx: Any) -> None:
+                async with tx.cursor() as cursor:
+                    await cursor.execute("SELECT 1")
+
+            deliveries.append(asyncio.ensure_future(credit("m1")))  # type: ignore[call-arg]
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(deliveries[0], PATIENCE)
+
+    in_time(story())

@@ -14,6 +14,7 @@ from asyncmy.converters import conversions
 from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError, OperationalError
 
+from onefold._interrupts import heard
 from onefold.stores._mysql_errors import meaning, not_connected
 from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
 from onefold.stores._mysql_text import PACKET_SURE, filled
@@ -82,7 +83,8 @@ class Watched(_Connection):  # type: ignore[misc]
 
     async def _seen(self, answer: Awaitable[T]) -> T:
         try:
-            return await answer
+            # Where there is a time-out for reading, asyncmy waits by `asyncio.wait_for`, which may swallow.
+            return await heard(answer)
         except MySQLError as error:
             self.watch.failed(error)
             raise

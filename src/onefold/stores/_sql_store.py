@@ -117,7 +117,7 @@ class SqlStore:
     def transaction(self) -> Iterator[SqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
         self._look()
-        transaction = SqlTransaction(self.database, self._pool)
+        transaction = self._new_transaction()
         try:
             yield transaction
         except StoreUnavailable as error:
@@ -191,8 +191,14 @@ class SqlStore:
 
     def _look(self) -> None:
         if not self._looked:
-            self._sent(lambda link: ensure(self.database, link))
+            self._sent(self._meet)
             self._looked = True
+
+    def _meet(self, link: Link) -> None:
+        ensure(self.database, link)
+
+    def _new_transaction(self) -> SqlTransaction:
+        return SqlTransaction(self.database, self._pool)
 
 
 class AsyncSqlStore:
@@ -253,8 +259,8 @@ class AsyncSqlStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        await heard(self._look())
-        transaction = AsyncSqlTransaction(self.database, self._pool)
+        await self._look()
+        transaction = self._new_transaction()
         try:
             yield transaction
         except StoreUnavailable as error:
@@ -328,8 +334,14 @@ class AsyncSqlStore:
 
     async def _look(self) -> None:
         if not self._looked:
-            await self._sent(lambda link: ensure_awaited(self.database, link))
+            await heard(self._sent(self._meet))
             self._looked = True
+
+    async def _meet(self, link: AsyncLink) -> None:
+        await ensure_awaited(self.database, link)
+
+    def _new_transaction(self) -> AsyncSqlTransaction:
+        return AsyncSqlTransaction(self.database, self._pool)
 
 
 class Attempts:

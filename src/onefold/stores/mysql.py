@@ -6,8 +6,6 @@ the work. It never hides what the server says: that becomes `StoreUnavailable`, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -36,25 +34,12 @@ class MysqlStore(SqlStore):
         self._lending = Pool(partial(links.for_transactions, place), **bounds)
         self._dialect = dialect
 
-    @contextmanager
-    def transaction(self) -> Iterator[MysqlTransaction]:
-        """A transaction in this database, on connections that nobody else uses meanwhile."""
-        self._look()
-        transaction = MysqlTransaction(self.database, self._lending)
-        try:
-            yield transaction
-        finally:
-            transaction.let_go()
-        self._purge_a_little()
-
     def close(self) -> None:
         super().close()
         self._lending.drop_idle()
 
-    def _look(self) -> None:
-        if not self._looked:
-            self._sent(self._meet)
-            self._looked = True
+    def _new_transaction(self) -> MysqlTransaction:
+        return MysqlTransaction(self.database, self._lending)
 
     def _meet(self, link: Link) -> None:
         sql = self._dialect or dialect_of(link.connection.server_version)
@@ -73,25 +58,12 @@ class AsyncMysqlStore(AsyncSqlStore):
         self._lending = AsyncPool(partial(links.for_transactions, place), **bounds)
         self._dialect = dialect
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncMysqlTransaction]:
-        """A transaction in this database, on connections that nobody else uses meanwhile."""
-        await self._look()
-        transaction = AsyncMysqlTransaction(self.database, self._lending)
-        try:
-            yield transaction
-        finally:
-            await transaction.let_go()
-        await self._purge_a_little()
-
     async def aclose(self) -> None:
         await super().aclose()
         await self._lending.drop_idle()
 
-    async def _look(self) -> None:
-        if not self._looked:
-            await self._sent(self._meet)
-            self._looked = True
+    def _new_transaction(self) -> AsyncMysqlTransaction:
+        return AsyncMysqlTransaction(self.database, self._lending)
 
     async def _meet(self, link: AsyncLink) -> None:
         sql = self._dialect or dialect_of(link.connection.server_version)
