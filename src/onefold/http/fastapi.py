@@ -195,6 +195,8 @@ class _Visit:
         # The endpoint's, once its dependencies have passed.
         self.arguments: dict[str, Any] = {}
         self._claimed: asyncio.Task[Outcome[Answer]] | None = None
+        # Its claim was cancelled from outside, and so is the endpoint.
+        self._is_called_off = False
         # What the endpoint returned, and what has become of it at the end of the route.
         self._returned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -242,18 +244,32 @@ class _Visit:
 
     async def _claim(self, asked: Ask, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Outcome[Answer]:
         async def perform() -> Answer:
-            try:
-                self._returned.set_result(await _called(endpoint, arguments))
-            except asyncio.CancelledError as error:
-                if _is_being_cancelled():
-                    raise
-                # The endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to have.
-                self._returned.set_exception(error)
-            except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
-                self._returned.set_exception(error)
+            # In a task of its own: a cancellation that the endpoint leaves pending on its task is not the claim's.
+            running = asyncio.ensure_future(self._run(endpoint, arguments))
+            while not running.done():
+                try:
+                    await asyncio.wait({running})
+                except asyncio.CancelledError:
+                    # The claim is lost, or the loop ends. It may end only when the endpoint has.
+                    self._is_called_off = True
+                    running.cancel()
+            if not self._returned.done():
+                running.result()
             return await self._answer
 
         return await deliver_async(self._rules.guard, asked, perform, self._rules.policy)
+
+    async def _run(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        """Run the endpoint and keep what comes of it: a task with a pending cancellation has no result at its end."""
+        try:
+            self._returned.set_result(await _called(endpoint, arguments))
+        except asyncio.CancelledError as error:
+            if self._is_called_off:
+                raise
+            # The endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to have.
+            self._returned.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
+            self._returned.set_exception(error)
 
 
 # The request that a guarded endpoint belongs to. A parameter for it would be one that FastAPI has to know.
@@ -285,11 +301,6 @@ def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(claiming, ORIGINAL, endpoint)
     return claiming
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _called(endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
