@@ -305,6 +305,10 @@ def test_a_method_in_small_letters_is_guarded() -> None:
         (308, "/pay", "/pay/", False, True),
         (301, "/caf%C3%A9/", "/café", False, True),
         (301, "/caf%C3%A9/", "/cafÃ©", False, True),
+        # Below a mount that takes its prefix away.
+        (301, "/pay/", "/a/pay", False, True),
+        (301, "/", "/a/pay", False, False),
+        (301, "/pay", "/a/pay", False, False),
         (307, "/other/", "/pay", True, False),
         (307, "/pay", "/pay", False, False),
         (307, "http://[", "/pay", False, False),

@@ -141,7 +141,7 @@ class Exchange:
         if self._keyless(request, key):
             return None
         # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's answer.
-        payload = [request.method, request.path, request.query, *self._more_compared(request, body)]
+        payload = [request.method, request.compared_path, request.query, *self._more_compared(request, body)]
         return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
 
     def _key_of(self, request: Request, body: Spooled) -> str | None:

@@ -23,7 +23,7 @@ LOG = logging.getLogger("onefold.http")
 class Request:
     """What the rules have to know of a request. Header names are compared without regard to case."""
 
-    __slots__ = ("_headers", "_host", "method", "native", "path", "query")
+    __slots__ = ("_headers", "_host", "compared_path", "method", "native", "path", "query")
 
     def __init__(
         self,
@@ -34,10 +34,13 @@ class Request:
         native: Any = None,
         *,
         host: Callable[[], str] | None = None,
+        compared_path: str | list[str] | None = None,
     ) -> None:
         # Methods are case-sensitive, but many frameworks run `patch` as PATCH: it must not pass unguarded.
         self.method = method.upper()
         self.path = path
+        # What a retry has to repeat of it, where that is more.
+        self.compared_path = path if compared_path is None else compared_path
         self.query = query
         # What the framework itself calls a request: a scope, an environ, a request object.
         self.native = native

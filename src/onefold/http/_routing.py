@@ -35,7 +35,14 @@ def _differs_by_a_slash(location: bytes, path: str) -> bool:
         here = path.encode(encoding, "replace")
         if there != here and there.rstrip(b"/") == here.rstrip(b"/"):
             return True
+        if there.endswith(b"/") != here.endswith(b"/") and _is_end_of(here.rstrip(b"/"), there.rstrip(b"/")):
+            return True
     return False
+
+
+def _is_end_of(path: bytes, end: bytes) -> bool:
+    """Whether it is what a mount that takes its prefix away has left of the path: its router knows no more."""
+    return bool(end) and path.endswith(end)
 
 
 def unmatched_asgi(scope: Mapping[str, Any]) -> bool:

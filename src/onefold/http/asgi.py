@@ -17,6 +17,7 @@ from onefold.http._exchange import Ask, Exchange, Options, known
 from onefold.http._fingerprints import spooled_for
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._paths import path_of
 from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
 from onefold.http._rules import NotFinal
 from onefold.http._shelter import Shelter
@@ -103,7 +104,9 @@ def awaited(guard: AsyncGuard | Any) -> AsyncGuard:
 
 
 def request_of(scope: Scope) -> Request:
-    return Request(scope["method"], scope["path"], scope.get("query_string") or b"", scope["headers"], scope)
+    path, compared = path_of(scope)
+    query = scope.get("query_string") or b""
+    return Request(scope["method"], path, query, scope["headers"], scope, compared_path=compared)
 
 
 async def read_body(receive: Receive, body: Spooled) -> bool:

@@ -20,6 +20,7 @@ from onefold.http._capture import Capture
 from onefold.http._exchange import LOG, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._paths import path_of
 from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, single_tenant
@@ -233,7 +234,9 @@ class IdempotentMixin:
 def request_of(request: Any) -> Request:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "").encode()
-    return Request(request.method, request.path, query, headers, request, host=lambda: _host_of(request))
+    path, compared = path_of(request.scope) if hasattr(request, "scope") else (request.path, request.path)
+    host = functools.partial(_host_of, request)
+    return Request(request.method, path, query, headers, request, host=host, compared_path=compared)
 
 
 def _host_of(request: Any) -> str:
