@@ -133,7 +133,19 @@ BREAKS: dict[str, tuple[list[dict[str, Any]], BaseException | None]] = {
     "no-status": ([{"type": "http.response.start", "headers": []}, BODY], None),
     "text-status": ([{**START, "status": "fine"}, BODY], None),
     "low-status": ([{**START, "status": 20}, BODY], None),
+    "high-status": ([{**START, "status": 600}, BODY], None),
     "text-body": ([START, {**BODY, "body": "done"}], None),
+    "line-end": ([{**START, "headers": [(b"x-own", b"yes\r\nx-evil: 1")]}, BODY], None),
+    "control-character": ([{**START, "headers": [(b"x-own", b"\x00")]}, BODY], None),
+    "blank-in-name": ([{**START, "headers": [(b"x own", b"yes")]}, BODY], None),
+    "too-short": ([{**START, "headers": [(b"content-length", b"200")]}, BODY], None),
+    "too-short-stream": ([{**START, "headers": [(b"content-length", b"200")]}, MORE, BODY], None),
+    "too-long": ([{**START, "headers": [(b"content-length", b"2")]}, BODY], None),
+    "too-long-stream": ([{**START, "headers": [(b"content-length", b"4")]}, MORE, BODY], None),
+    "two-lengths": ([{**START, "headers": [(b"content-length", b"4"), (b"content-length", b"5")]}, BODY], None),
+    "no-length": ([{**START, "headers": [(b"content-length", b"four")]}, BODY], None),
+    "blanks-around": ([{**START, "headers": [(b"x-own", b" yes\t")]}, BODY], None),
+    "body-of-204": ([{**START, "status": 204}, BODY], None),
 }
 
 

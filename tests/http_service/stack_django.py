@@ -176,15 +176,22 @@ def breaks(request: Any, how: str, **_names: str) -> Any:
             return None
         case "raises-in-the-middle":
             return StreamingHttpResponse(in_the_middle())
-        case "no-latin":
-            response["Content-Disposition"] = "attachment; filename=счёт.pdf"
         case "number-body":
             return StreamingHttpResponse(5)
-        case "text-status":
-            response.status_code = "fine"
-        case "low-status":
-            response.status_code = 20
+    response.status_code = STATUSES.get(how, 201)
+    for name, value in HEADERS.get(how, {}).items():
+        response[name] = value
     return response
+
+
+STATUSES: dict[str, Any] = {"text-status": "fine", "low-status": 20, "high-status": 600, "body-of-204": 204}
+HEADERS = {
+    "no-latin": {"Content-Disposition": "attachment; filename=счёт.pdf"},
+    "blank-in-name": {"X Own": "yes"},
+    "too-short": {"Content-Length": "200"},
+    "too-long": {"Content-Length": "2"},
+    "blanks-around": {"X-Own": " yes\t"},
+}
 
 
 def in_the_middle() -> Any:
@@ -192,7 +199,7 @@ def in_the_middle() -> Any:
     raise RuntimeError("in the middle")
 
 
-BREAKS = ("raises", "nothing", "raises-in-the-middle", "no-latin", "number-body", "text-status", "low-status")
+BREAKS = ("raises", "nothing", "raises-in-the-middle", "number-body", *STATUSES, *HEADERS)
 PATH = "<above>/<below>/<rule>/"
 single = idempotent(guard=Guard("memory:"), **options_of("below"))(view)
 urlpatterns = [

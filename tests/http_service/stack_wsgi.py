@@ -130,6 +130,19 @@ def breaks(environ: Any, start_response: Any) -> Any:
         "bytes-status": (b"201 Created", []),
         "text-status": ("fine", []),
         "low-status": ("20 OK", []),
+        "high-status": ("600 More", []),
+        "line-end": ("201 Created", [("X-Own", "yes\r\nX-Evil: 1")]),
+        "line-end-in-status": ("201 Created\r\nX-Evil: 1", []),
+        "control-character": ("201 Created", [("X-Own", "\0")]),
+        "blank-in-name": ("201 Created", [("X Own", "yes")]),
+        "too-short": ("201 Created", [("Content-Length", "200")]),
+        "too-short-stream": ("201 Created", [("Content-Length", "200")]),
+        "too-long": ("201 Created", [("Content-Length", "2")]),
+        "too-long-stream": ("201 Created", [("Content-Length", "2")]),
+        "two-lengths": ("201 Created", [("Content-Length", "4"), ("Content-Length", "5")]),
+        "no-length": ("201 Created", [("Content-Length", "four")]),
+        "blanks-around": ("201 Created", [("X-Own", " yes\t")]),
+        "body-of-204": ("204 No Content", []),
     }
     if how == "raises":
         raise RuntimeError("after its effect")
@@ -137,6 +150,8 @@ def breaks(environ: Any, start_response: Any) -> Any:
         start_response(*starts.get(how, ("201 Created", [])))
     if how == "raises-in-the-middle":
         return in_the_middle()
+    if how.endswith("-stream"):
+        return iter([b"do", b"ne"])
     others: dict[str, Any] = {"nothing": None, "text-body": ["done"], "closes-badly": ClosesBadly([b"done"])}
     return others.get(how, [b"done"])
 
@@ -159,7 +174,20 @@ BREAKS = (
     "bytes-status",
     "text-status",
     "low-status",
+    "high-status",
     "text-body",
+    "line-end",
+    "line-end-in-status",
+    "control-character",
+    "blank-in-name",
+    "too-short",
+    "too-short-stream",
+    "too-long",
+    "too-long-stream",
+    "two-lengths",
+    "no-length",
+    "blanks-around",
+    "body-of-204",
 )
 
 

@@ -1,32 +1,31 @@
 """Copy an application's answer while it is given. Pure.
 
 It is copied at once: whoever passes it on (compression, CORS, request ids) may change what he was handed. An answer
-that cannot be understood is no reason to forget that the application has run.
+that cannot be understood, or sent, is no reason to forget that the application has run.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from onefold.http._messages import Answer
 from onefold.http._rules import EVENT_STREAM, failed_with
-
-# An interim answer (1xx) is no answer.
-STATUS_MIN: Final = 200
-STATUS_MAX: Final = 999
-STATUS_LINE: Final = re.compile(r"(\d{3})(?: .*)?", re.DOTALL | re.ASCII)
+from onefold.http._sendable import BODILESS, UnsendableAnswer, check_length, headers_of, status_of
 
 
 class Capture:
     """The answer as far as it has come, with at most `limit` bytes of its body."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, method: str) -> None:
+        """`method` is that of the request: HEAD has a length, and no body."""
         self._limit = limit
+        self._is_head = method == "HEAD"
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
+        # Of all that came. None: nobody has counted.
+        self._size: int | None = 0
         self._cut = False
         # Why it is no answer.
         self.malformed: Exception | None = None
@@ -34,14 +33,19 @@ class Capture:
     def begin(self, status: Any, headers: Iterable[Any]) -> None:
         """Take a status (a number, or WSGI's line) and headers. Never raises: the application has run already."""
         try:
-            self._status = _status_of(status)
-            self._headers = [(_as_bytes(name), _as_bytes(value)) for name, value in headers]
-        except (TypeError, ValueError) as error:
+            self._status = status_of(status)
+            self._headers = headers_of(headers)
+        except UnsendableAnswer as error:
             self.malformed = error
         else:
             self.malformed = None
 
     def add(self, part: bytes) -> None:
+        """Take the next part of the body. Raises `TypeError`, as a server does, for what is no bytes."""
+        if not isinstance(part, (bytes, bytearray, memoryview)):
+            raise TypeError(f"a part of the body is {type(part).__name__}, and has to be bytes")
+        if self._size is not None:
+            self._size += len(part)
         if len(self._body) + len(part) > self._limit:
             self._cut = True
             self._body.clear()
@@ -51,7 +55,7 @@ class Capture:
     def add_whole(self, body: bytes | None) -> None:
         """Take all of the body at once. None: it is longer than the limit."""
         if body is None:
-            self._cut = True
+            self._cut, self._size = True, None
         else:
             self.add(body)
 
@@ -65,29 +69,22 @@ class Capture:
 
     def answer(self) -> Answer:
         """The answer. Raises `ServerFailed` where it is none."""
-        if self._status is None and self.malformed is None:
-            self.malformed = RuntimeError("the application has sent a body, and no status")
+        try:
+            self._check()
+        except UnsendableAnswer as error:
+            self.malformed = error
         if self.malformed is not None:
             raise failed_with(self.malformed) from self.malformed
         assert self._status is not None
+        if self._status in BODILESS:
+            # What was given with it is no body, and would break the connection of every replay.
+            return Answer(self._status, self._headers)
         return Answer(self._status, self._headers, b"" if self._cut else bytes(self._body), self._cut)
 
-
-def _status_of(given: Any) -> int:
-    if isinstance(given, str):
-        line = STATUS_LINE.fullmatch(given)
-        if line is None:
-            raise ValueError(f"{given!r:.60} is no status line: it has to be like '200 OK'")
-        given = int(line[1])
-    if not isinstance(given, int) or not STATUS_MIN <= given <= STATUS_MAX:
-        raise ValueError(f"{given!r:.60} is no status of an answer")
-    return int(given)
-
-
-def _as_bytes(text: Any) -> bytes:
-    """A name or a value of a header. Servers take text, too, if it is Latin-1."""
-    if isinstance(text, str):
-        return text.encode("latin-1")
-    if isinstance(text, (bytes, bytearray, memoryview)):
-        return bytes(text)
-    raise TypeError(f"a header has {type(text).__name__}, and has to be text or bytes")
+    def _check(self) -> None:
+        if self.malformed is not None:
+            return
+        if self._status is None:
+            raise UnsendableAnswer("the application has sent a body, and no status")
+        if self._size is not None:
+            check_length(self._status, self._headers, self._size, is_head=self._is_head)

@@ -26,6 +26,7 @@ from onefold import (
 from onefold.http import _fingerprints, _messages, _options, _problems, _routing, _rules
 from onefold.http._keys import HeaderKey, KeyOf
 from onefold.http._messages import Answer, Refused, Request, Spooled
+from onefold.http._sendable import is_sendable
 from onefold.http.scopes import ScopeOf, single_tenant
 from onefold.keys import checked_operation
 
@@ -224,7 +225,7 @@ class Exchange:
         if value is None and not outcome.omitted:
             # Settled by somebody who said that it is done, and no more.
             value = _messages.plain_answer(None)
-        if outcome.omitted or not isinstance(value, Answer):
+        if outcome.omitted or not isinstance(value, Answer) or not is_sendable(value):
             # Skipped after a crash, too large for the store, or a probe gave what is no answer.
             return _problems.of_error(ResultNotKept(), self.policy_url)
         return _rules.replayed(value)

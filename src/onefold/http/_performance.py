@@ -41,7 +41,7 @@ class Performance:
         self._to_client = send
         self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
-        self._capture = Capture(exchange.body_max)
+        self._capture = Capture(exchange.body_max, request.method)
         # What is remembered, if it was made here.
         self.made: Answer | None = None
         # What the client has not been sent yet.
@@ -180,6 +180,10 @@ class Performance:
         if message["type"] == "http.response.start":
             await self._begin(message)
         elif message["type"] == "http.response.body" and not self._whole:
+            if self._capture.malformed is not None:
+                # As a server would: a stream whose beginning nobody can send may be endless.
+                self._held.clear()
+                raise self._capture.malformed
             self._capture.add(message.get("body", b""))
             if message.get("more_body", False):
                 self._watch.begin()

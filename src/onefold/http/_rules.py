@@ -11,6 +11,7 @@ from typing import Final, Literal
 from onefold import Policy
 from onefold.http import _options
 from onefold.http._messages import Answer
+from onefold.http._sendable import BODILESS
 
 Rules = Literal["below_500", "stripe", "success_only"]
 
@@ -35,9 +36,6 @@ REUSED: Final[dict[str, int]] = {"stripe": 400}
 EVENT_STREAM: Final = b"text/event-stream"
 
 SUCCESS: Final = range(200, 300)
-
-# Answers without a body, and without a length.
-EMPTY: Final = frozenset({204, 304})
 
 # Of one connection or one moment: a replay has its own.
 OF_ONE_DELIVERY: Final = frozenset(
@@ -152,7 +150,7 @@ def _of_this_connection(answer: Answer) -> set[bytes]:
 def replayed(kept: Answer) -> Answer:
     """A remembered answer as a duplicate gets it."""
     marks = [REPLAYED, CUT] if kept.cut else [REPLAYED]
-    length = [] if kept.status in EMPTY else [(b"content-length", str(len(kept.body)).encode())]
+    length = [] if kept.status in BODILESS else [(b"content-length", str(len(kept.body)).encode())]
     # Also a probe, or a person, may have written it.
     return Answer(kept.status, [*_of_every_delivery(kept), *length, *marks], kept.body, kept.cut)
 

@@ -173,14 +173,14 @@ class Idempotency(Views):
             except ANSWERS as error:
                 # Remembered as what Django makes of it, and raised all the same: who stands around has to see it.
                 responses.append(error)
-                return self._captured(response_for_exception(request, error))
+                return self._captured(request, response_for_exception(request, error))
             responses.append(response)
             if not isinstance(response, HttpResponseBase):
                 # Django itself says what is wrong with it.
                 raise failed_with(TypeError())
             if hasattr(response, "render") and not response.is_rendered:
                 responses[0] = response = response.render()
-            return self._captured(response)
+            return self._captured(request, response)
         except NotFinal:
             raise
         except BaseException as error:
@@ -188,8 +188,8 @@ class Idempotency(Views):
                 raise
             raise failed_with(error) from error
 
-    def _captured(self, response: Any) -> Answer:
-        capture = Capture(self.exchange.body_max)
+    def _captured(self, request: Any, response: Any) -> Answer:
+        capture = Capture(self.exchange.body_max, request.method.upper())
         capture.begin(response.status_code, response.items())
         if not response.streaming:
             capture.add(bytes(response.content))

@@ -85,7 +85,7 @@ def _played(views: Views, view: Callable[[], Any], responses: list[flask.Respons
 
 
 def _captured(response: flask.Response, views: Views) -> Answer:
-    capture = Capture(views.exchange.body_max)
+    capture = Capture(views.exchange.body_max, flask.request.method.upper())
     capture.begin(response.status_code, response.headers)
     if capture.is_event_stream and not views.exchange.event_streams:
         # It may never end. Without being asked to, nobody keeps a claim for it.

@@ -102,7 +102,7 @@ class Performance:
         # The whole answer was there when the application returned.
         self._is_at_hand = False
         self._held: list[bytes] = []
-        self._capture = Capture(exchange.body_max)
+        self._capture = Capture(exchange.body_max, request.method)
         self._unmatched = False
         self._freed: Iterator[bytes] | None = None
         self._client_gone_at: float | None = None
@@ -197,6 +197,9 @@ class Performance:
         """Of a stream, pass each part on. Of what has a length, the newest part is held: it may be the last."""
         if not part:
             return
+        if self._capture.malformed is not None:
+            # As a server would: a stream whose beginning nobody can send may be endless.
+            raise self._capture.malformed
         self._capture.add(part)
         ready, self._held = self._held, [part]
         if self._is_stream():
