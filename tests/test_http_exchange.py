@@ -410,6 +410,9 @@ def test_a_replay_has_the_headers_as_first_sent_but_for_those_of_one_delivery() 
     [
         *("Authentication-Info", "Proxy-Authentication-Info", "WWW-Authenticate", "Proxy-Authenticate", "DPoP-Nonce"),
         *("Set-Cookie", "Set-Cookie2", "Clear-Site-Data", "Sec-Session-Registration", "Set-Login", "Age", "Alt-Svc"),
+        *("Authentication-Control", "Optional-WWW-Authenticate", "Proxy-Authorization", "Sec-Session-Challenge"),
+        *("Secure-Session-Challenge", "Secure-Session-Registration", "Keep-Alive", "Proxy-Connection", "TE", "Trailer"),
+        *("Server-Timing", "Upgrade", "Date", "Connection", "Content-Length", "Transfer-Encoding"),
     ],
 )
 def test_a_replay_changes_nobodys_login_cookies_or_connection(name: str) -> None:
@@ -419,7 +422,7 @@ def test_a_replay_changes_nobodys_login_cookies_or_connection(name: str) -> None
 
     assert stored.headers == [(b"x-order", b"7")]
     # A record that was made before, or by hand, is read with the same care.
-    assert name.lower().encode() not in dict(replayed(answer).headers)
+    assert b"of the first client" not in dict(replayed(answer).headers).values()
     assert (b"x-order", b"7") in replayed(answer).headers
 
 
