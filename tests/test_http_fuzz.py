@@ -113,14 +113,15 @@ def test_ten_thousand_random_headers_on_wsgi() -> None:
     seen.check()
 
 
-@pytest.mark.parametrize("seed", ["1"])
-def test_schemathesis_finds_no_server_error_in_the_example(tmp_path: Path, seed: str) -> None:
+@pytest.mark.parametrize(("seed", "examples"), [(1, 8), pytest.param(2, 100, marks=pytest.mark.more)])
+def test_schemathesis_finds_no_server_error_in_the_example(tmp_path: Path, seed: int, examples: int) -> None:
     checks = "not_a_server_error,status_code_conformance,response_schema_conformance"
     with serving(tmp_path) as service:
         found = subprocess.run(
             [
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json"),
-                *("--checks", checks, "--max-examples", "30", "--seed", seed, "--header", "X-Api-Key: shop"),
+                *("--checks", checks, "--max-examples", f"{examples}", "--seed", f"{seed}"),
+                *("--header", "X-Api-Key: shop"),
                 *("--phases", "examples,coverage,fuzzing", "--generation-database", "none", "--no-color"),
                 # How fast this machine is, and whether it rests for a while, is not what is tested.
                 *("--request-timeout", f"{PATIENCE:g}", "--suppress-health-check", "too_slow"),

@@ -24,16 +24,9 @@ LEASE: Final = 1.0
 
 
 @contextlib.contextmanager
-def serving(
-    folder: Path, app: str = "create_app", *options: str, stop: str = "", policy: str = ""
-) -> Iterator[Service]:
-    """One of the applications below. `stop` is where the first request stays until its worker is killed."""
-    environment = {
-        "PAYMENTS_DB": str(folder / "payments.db"),
-        "PAYMENTS_FOLDER": str(folder),
-        "PAYMENTS_STOP": stop,
-        "PAYMENTS_POLICY": policy,
-    }
+def serving(folder: Path, app: str = "create_app", *options: str) -> Iterator[Service]:
+    """One of the applications below."""
+    environment = {"PAYMENTS_DB": str(folder / "payments.db"), "PAYMENTS_FOLDER": str(folder)}
     command = [sys.executable, "-m", "uvicorn", "--factory", f"http_service.payments:{app}", *options]
     # A worker that is slow to start, or that waits for its processor, is not taken for one that hangs.
     patient = [f"--timeout-keep-alive={KEEPS_SECONDS}", f"--timeout-worker-healthcheck={PATIENCE:.0f}"]
@@ -54,8 +47,19 @@ def create_app() -> Any:
     return _example().create_app()
 
 
-def create_wallet() -> Any:
-    """The example with a short lease, whose first payment does not get to its end."""
+def create_stopping() -> Any:
+    """Both services below, each with a short lease, behind one port: to start one server is slow enough."""
+    wallet = _wallet()
+    others = {"/notify": _notifier("rerun"), "/notify-and-hold": _notifier("hold")}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await others.get(scope.get("path", ""), wallet)(scope, receive, send)
+
+    return app
+
+
+def _wallet() -> Any:
+    """The example, which does not get to the end of a payment that is to stop."""
     from starlette.middleware import Middleware
 
     app = _example().create_app(policy=Policy(lease=LEASE))
@@ -64,12 +68,10 @@ def create_wallet() -> Any:
     return app
 
 
-def create_notifier() -> Any:
+def _notifier(after_crash: Any) -> Any:
     """Tells somebody else, which no transaction of ours can include."""
-    guard = AsyncGuard(
-        f"sqlite:///{os.environ['PAYMENTS_DB']}",
-        policy=Policy(lease=LEASE, after_crash=os.environ["PAYMENTS_POLICY"] or "rerun"),  # type: ignore[arg-type]
-    )
+    policy = Policy(lease=LEASE, after_crash=after_crash)
+    guard = AsyncGuard(f"sqlite:///{os.environ['PAYMENTS_DB']}", policy=policy)
     return IdempotencyMiddleware(StopsOnce(notify), guard=guard, scope=by_header("X-Api-Key"))
 
 
@@ -83,36 +85,42 @@ async def notify(scope: Any, receive: Any, send: Any) -> None:
 
 
 class StopsOnce:
-    """The first POST of all workers stays here, before its handler or after it, until its process is killed."""
+    """A request that names a place stays there, before its handler or after it, until its process is killed.
+
+    Once for each name of a story, in all workers: its retries go through.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._stop = os.environ["PAYMENTS_STOP"]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not self._is_first():
+        headers = {name.decode(): value.decode() for name, value in scope.get("headers", [])}
+        story = headers.get("x-story", "")
+        if not story or not _is_first(story):
             await self._app(scope, receive, send)
             return
-        if self._stop == "before the handler":
-            await self._stay()
+        if headers["x-stop"] == "before the handler":
+            await _stay(story)
 
         async def stopping(message: Any) -> None:
-            await self._stay()
+            await _stay(story)
             await send(message)
 
         await self._app(scope, receive, stopping)
 
-    def _is_first(self) -> bool:
-        try:
-            os.close(os.open(_folder() / "first", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
 
-    async def _stay(self) -> None:
-        (_folder() / "stopped.part").write_text(str(os.getpid()))
-        (_folder() / "stopped.part").rename(_folder() / "stopped")
-        await asyncio.Event().wait()
+def _is_first(story: str) -> bool:
+    try:
+        os.close(os.open(_folder() / f"first-{story}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+async def _stay(story: str) -> None:
+    (_folder() / f"{story}.part").write_text(str(os.getpid()))
+    (_folder() / f"{story}.part").rename(_folder() / f"stopped-{story}")
+    await asyncio.Event().wait()
 
 
 def payments(folder: Path) -> tuple[int, int]:
