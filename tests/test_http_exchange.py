@@ -428,6 +428,8 @@ def test_a_replay_changes_nobodys_login_cookies_or_connection(name: str) -> None
 
 def test_a_replay_without_a_body_has_no_length_and_one_that_was_cut_is_marked() -> None:
     assert replayed(Answer(204, [])).headers == [(b"idempotent-replayed", b"true")]
+    # Of a probe: what was given with it is no body, and no server can send it.
+    assert replayed(Answer(204, [], b"null")) == replayed(Answer(204, []))
     assert (b"idempotent-body", b"omitted") in replayed(Answer(200, [], cut=True)).headers
 
 

@@ -150,9 +150,12 @@ def _of_this_connection(answer: Answer) -> set[bytes]:
 def replayed(kept: Answer) -> Answer:
     """A remembered answer as a duplicate gets it."""
     marks = [REPLAYED, CUT] if kept.cut else [REPLAYED]
-    length = [] if kept.status in BODILESS else [(b"content-length", str(len(kept.body)).encode())]
     # Also a probe, or a person, may have written it.
-    return Answer(kept.status, [*_of_every_delivery(kept), *length, *marks], kept.body, kept.cut)
+    headers = _of_every_delivery(kept)
+    if kept.status in BODILESS:
+        return Answer(kept.status, [*headers, *marks], b"", kept.cut)
+    length = (b"content-length", str(len(kept.body)).encode())
+    return Answer(kept.status, [*headers, length, *marks], kept.body, kept.cut)
 
 
 def policy_for(policy: Policy, body_max: int) -> Policy:
