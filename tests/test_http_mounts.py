@@ -88,7 +88,8 @@ def litestar_mounts(prefixes: list[str], app: Any) -> Litestar:
 
         return mount
 
-    return Litestar([mounted(prefix) for prefix in prefixes])
+    # The logging of the other tests is none of its business.
+    return Litestar([mounted(prefix) for prefix in prefixes], logging_config=None)
 
 
 def starlette_mounts(prefixes: list[str], app: Any) -> Starlette:
@@ -160,7 +161,7 @@ def test_a_route_of_litestar_below_the_middleware_in_a_mount() -> None:
 
     middleware: Any = IdempotencyMiddleware
     options: dict[str, Any] = {"guard": AsyncGuard("memory:"), "scope": single_tenant, "required": ["/a/x/*"]}
-    inside = Litestar([pay], middleware=[DefineMiddleware(middleware, **options)])
+    inside = Litestar([pay], middleware=[DefineMiddleware(middleware, **options)], logging_config=None)
 
     in_time(check_two_mounts(starlette_mounts(["/a", "/b"], inside), lambda: len(runs)))
 
