@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import flask
@@ -137,6 +138,37 @@ def test_a_kept_answer_that_cannot_be_sent_is_not_kept(kept: Answer) -> None:
 
     status, body = in_time(story())
     assert (status, b'"result_not_kept"' in body) == (409, True)
+
+
+def test_an_application_that_catches_what_cannot_be_sent_may_answer_otherwise() -> None:
+    """As one may where a server refuses it."""
+
+    async def careful(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x own", b"yes")]})
+        with pytest.raises(UnsendableAnswer):
+            await send({"type": "http.response.body", "body": b"done"})
+        if catches == "and answers":
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"again"})
+
+    async def story() -> tuple[Any, list[Visitor]]:
+        guard = AsyncGuard("memory:", policy=HOLD)
+        app = IdempotencyMiddleware(careful, guard=guard, scope=single_tenant)
+        visitors = [Visitor(app) for _ in range(2)]
+        for visitor in visitors:
+            with suppress(UnsendableAnswer):
+                await visitor.visit()
+        return await guard.read("http", "key"), visitors
+
+    catches = "and answers"
+    record, (first, again) = in_time(story())
+    assert (record.state, first.status, first.body) == (State.DONE, 201, b"again")
+    assert (again.status, again.body, again.is_replay) == (201, b"again", True)
+
+    catches = "and ends"
+    record, (first, again) = in_time(story())
+    assert (record.state, record.remark) == (State.HELD, "attempt 1 ended in UnsendableAnswer")
+    assert (first.sent, again.status) == ([], 409)
 
 
 # In every adapter, whose servers are in test_http_stacks.py: here are the ones inside of a framework.

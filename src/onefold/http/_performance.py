@@ -84,7 +84,7 @@ class Performance:
         if self._freed:
             raise NotFinal
         if not self._whole:
-            why = _why(self._task)
+            why = self._why(self._task)
             if self._given_up:
                 # Whatever the application made of it.
                 why = ClientGone()
@@ -110,7 +110,14 @@ class Performance:
         """Why there is no answer, for the server to log. Of a stream that was ended for want of a client: nothing."""
         if self._freed or self._given_up or self._task is None:
             return None
-        return self._capture.malformed if self._whole else _why(self._task)
+        return self._capture.malformed if self._whole else self._why(self._task)
+
+    def _why(self, task: asyncio.Task[None]) -> BaseException:
+        if task.cancelled():
+            return RuntimeError("the application was cancelled")
+        # It may have caught that its answer cannot be sent, and ended.
+        none = self._capture.malformed or RuntimeError("the application ended without a whole answer")
+        return task.exception() or none
 
     async def conclude(self, ended: Outcome[Answer] | NotFinal | OnefoldError) -> None:
         """End as the guard has ended: with the answer that was made here, or with one that takes its place."""
@@ -247,12 +254,6 @@ async def send_answer(send: Send, answer: Answer) -> None:
     headers = [(bytes(name), bytes(value)) for name, value in answer.headers]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
-
-
-def _why(task: asyncio.Task[None]) -> BaseException:
-    if task.cancelled():
-        return RuntimeError("the application was cancelled")
-    return task.exception() or RuntimeError("the application ended without a whole answer")
 
 
 def _without_shortcuts(scope: Scope) -> Scope:
