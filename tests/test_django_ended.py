@@ -136,6 +136,17 @@ def _ending(connection: Any, way: Callable[[Any], None], result: str | None) -> 
     return handler
 
 
+@pytest.mark.parametrize("ledger", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_what_a_handler_writes_after_a_rollback_of_its_own_is_undone(
+    connection: Any, ledger: Ledger, mode: Callable[..., None]
+) -> None:
+    with Guard(f"django://{connection.alias}") as guard, pytest.raises(UsageError):
+        mode(guard, connection, "m1", _ending(connection, _says(("ROLLBACK", CREDIT)), None))
+
+    assert (ledger.balance, ledger.records) == (0, [])
+
+
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_an_honest_handler_with_blocks_of_its_own_is_not_refused(
     connection: Any, ledger: Ledger, mode: Callable[..., None]

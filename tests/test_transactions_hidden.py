@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg_pool import ConnectionPool
 
 from endings_tools import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from hidden_endings import ENDINGS, PREPARED, Statements
-from onefold import UsageError
+from onefold import Guard, UsageError
 from onefold.stores import mysql
 from onefold.stores._sql_mysql import MYSQL
 from sqlalchemy_wallet import Ledger
@@ -157,3 +158,63 @@ def test_a_handler_that_ends_the_transaction_unseen_and_raises_is_told_besides_i
     assert not untold
     tried.play(tried.transactional("honest", honest))
     assert (ledger.balance, "honest" in ledger.records) == (10, True)
+
+
+# Where a driver opens a transaction by itself, what follows an end of the handler's own is in one, too.
+
+OPENING = {"psycopg", "psycopg async", "pymysql", "asyncmy", "sqlalchemy postgresql+psycopg connection"}
+
+
+async def _rolls_back(hand: Hand) -> None:
+    await hand.call("rollback")
+
+
+async def _says_rollback(hand: Hand) -> None:
+    await hand.sql("ROLLBACK")
+
+
+@pytest.mark.parametrize("driver", [one for one in DRIVERS if one.name in OPENING], ids=lambda driver: driver.name)
+def test_what_a_handler_writes_after_a_rollback_of_its_own_is_undone(tried: Bench, ledger: Ledger) -> None:
+    for way in (_rolls_back, _says_rollback):
+
+        async def work(hand: Hand, way: Any = way) -> None:
+            await hand.sql(CREDIT)
+            await way(hand)
+            await hand.sql(CREDIT)
+
+        with pytest.raises(UsageError, match="ended the transaction by itself"):
+            tried.play(tried.transactional("m1", work))
+
+    assert (ledger.balance, ledger.records) == (0, [])
+    tried.play(tried.transactional("m1", honest))
+    assert (ledger.balance, ledger.records) == (10, ["m1"])
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_on_a_callers_pool_it_is_undone_too_and_its_connections_stay_as_they_were(
+    postgres_url: str, *, autocommit: bool
+) -> None:
+    ledger = Ledger("postgres", postgres_url)
+    with (
+        ConnectionPool(postgres_url, min_size=1, max_size=1, kwargs={"autocommit": autocommit}) as pool,
+        Guard(pool) as guard,
+    ):
+
+        @guard.transactional("credit", key="key")
+        def credit(key: str, *, tx: Any, ends: bool = False) -> None:
+            assert not tx.autocommit
+            if ends:
+                tx.rollback()
+            tx.execute(CREDIT)
+
+        with pytest.raises(UsageError, match="ended the transaction by itself"):
+            credit("m1", ends=True)  # type: ignore[call-arg]
+        assert (ledger.balance, ledger.records) == (0, [])
+
+        credit("m1")  # type: ignore[call-arg]
+        # An operation of the store on the same connection is committed at once.
+        guard.run("charge", "m2", lambda: None)
+        assert (ledger.balance, ledger.records) == (10, ["m1", "m2"])
+        with pool.connection() as connection:
+            assert connection.autocommit is autocommit
+    ledger.close()
