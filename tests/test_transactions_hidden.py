@@ -6,6 +6,7 @@ there is no record, and that one is not committed.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,26 @@ def test_a_handler_that_ends_the_transaction_unseen_and_raises_is_told_besides_i
     assert not untold
     tried.play(tried.transactional("honest", honest))
     assert (ledger.balance, "honest" in ledger.records) == (10, True)
+
+
+@pytest.mark.parametrize(
+    "driver", [one for one in DRIVERS if one.name in ("sqlite3", "sqlite3 async")], ids=lambda driver: driver.name
+)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_an_error_of_sqlite_that_rolls_back_all_is_told_to_whoever_goes_on(
+    tried: Bench, ledger: Ledger, mode: Any
+) -> None:
+    async def work(hand: Hand) -> None:
+        await hand.sql(CREDIT)
+        with pytest.raises(sqlite3.IntegrityError):
+            await hand.sql("INSERT OR ROLLBACK INTO wallet VALUES ('asha', 0)")
+        await hand.sql("BEGIN")
+        await hand.sql(CREDIT)
+
+    with pytest.raises(UsageError, match="ended the transaction by itself"):
+        tried.play(mode(tried, "m1", work))
+
+    assert (ledger.balance, ledger.records) == (0, [])
 
 
 # Where a driver opens a transaction by itself, what follows an end of the handler's own is in one, too.
