@@ -13,6 +13,7 @@ pytest.importorskip("django")
 from django.db import connections, transaction
 
 from django_project import alias_of, ledger_at, project
+from hidden_endings import ENDINGS, PREPARED
 from onefold import Guard, UsageError
 from sqlalchemy_wallet import Ledger
 
@@ -28,13 +29,17 @@ def _project() -> Iterator[None]:
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     ledger = ledger_at(request, request.param)
+    for statement in PREPARED[ledger.database]:
+        ledger.execute(statement)
     yield ledger
     ledger.close()
 
 
 @pytest.fixture
 def connection(ledger: Ledger) -> Iterator[Any]:
-    with alias_of(ledger.database, ledger.address) as alias:
+    # A context for TLS is slow to make, and the server has none.
+    options = {"OPTIONS": {"ssl_disabled": True}} if ledger.database == "mariadb" else {}
+    with alias_of(ledger.database, ledger.address, **options) as alias:
         yield connections[alias]
 
 
@@ -82,9 +87,12 @@ MODES = {"within": _within, "transactional": _transactional}
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_handler_that_ends_the_transaction_is_told(connection: Any, mode: Callable[..., None]) -> None:
+def test_a_handler_that_ends_the_transaction_is_told(
+    connection: Any, ledger: Ledger, mode: Callable[..., None]
+) -> None:
     untold = {}
-    ways = WAYS | ({"DDL and write": _changes_a_table} if connection.vendor == "mysql" else {})
+    hidden = {name: _says((*statements, CREDIT)) for name, statements in ENDINGS[ledger.database].items()}
+    ways = WAYS | hidden | ({"DDL and write": _changes_a_table} if connection.vendor == "mysql" else {})
     with Guard(f"django://{connection.alias}") as guard:
         for name, way in ways.items():
             for words, result in RESULTS.items():
@@ -101,6 +109,10 @@ def test_a_handler_that_ends_the_transaction_is_told(connection: Any, mode: Call
         mode(guard, connection, "honest", _ending(connection, _uses_a_block, "receipt"))
 
     assert not untold, untold
+
+
+def _says(statements: tuple[str, ...]) -> Callable[[Any], None]:
+    return lambda connection: run(connection, *statements)
 
 
 def _changes_a_table(connection: Any) -> None:
@@ -122,6 +134,17 @@ def _ending(connection: Any, way: Callable[[Any], None], result: str | None) -> 
         return result
 
     return handler
+
+
+@pytest.mark.parametrize("ledger", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_what_a_handler_writes_after_a_rollback_of_its_own_is_undone(
+    connection: Any, ledger: Ledger, mode: Callable[..., None]
+) -> None:
+    with Guard(f"django://{connection.alias}") as guard, pytest.raises(UsageError):
+        mode(guard, connection, "m1", _ending(connection, _says(("ROLLBACK", CREDIT)), None))
+
+    assert (ledger.balance, ledger.records) == (0, [])
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)

@@ -232,6 +232,33 @@ def test_a_handler_that_goes_on_after_a_deadlock_is_run_again_and_nothing_is_los
     assert ledger.now == (10, ["m1"])
 
 
+def test_after_a_deadlock_nothing_more_can_be_committed_on_that_connection(
+    ledger: Ledger, colour: type[Worker]
+) -> None:
+    """What a handler that swallowed it commits by itself would be done once more when it is run again."""
+    starts: list[int] = []
+    with connected(ledger.url) as other, workers(1, lambda: colour(ledger.url)) as (worker,):
+
+        def stubborn(tx: Any) -> Working:
+            starts.append(1)
+            if len(starts) == 1:
+                with pytest.raises(worker.error.OperationalError, match="Deadlock"):
+                    yield from deadlocking(other)
+                for step in ("UPDATE wallet SET balance = balance + 100", Call("begin"), Call("commit")):
+                    with pytest.raises(worker.error.OperationalError, match="Deadlock"):
+                        yield step
+                yield Call("rollback")
+                with pytest.raises(worker.error.OperationalError, match="Deadlock"):
+                    yield "UPDATE wallet SET balance = balance + 100"
+                return
+            yield from add(tx)
+
+        worker.transactional("m1", stubborn)
+
+    assert len(starts) == 2
+    assert ledger.now == (10, ["m1"])
+
+
 def test_a_row_that_stays_locked_for_too_long_is_tried_again_in_a_new_transaction(
     ledger: Ledger, colour: type[Worker]
 ) -> None:

@@ -15,9 +15,9 @@ from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError, OperationalError
 
 from onefold._interrupts import heard
-from onefold.stores._mysql_errors import meaning, not_connected
+from onefold.stores._mysql_errors import NO_SAVEPOINT, meaning, not_connected, number_of
 from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
-from onefold.stores._mysql_text import PACKET_SURE, filled
+from onefold.stores._mysql_text import PACKET_SURE, filled, in_one
 from onefold.stores._mysql_watch import IN_TRANSACTION, Watch
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Standing, Trouble
@@ -36,7 +36,7 @@ _Connection: Any = Connection
 
 
 class Watched(_Connection):  # type: ignore[misc]
-    """A connection of our own, which remembers what was done to its transaction."""
+    """A connection of our own, which remembers an error that has undone its transaction, and refuses to go on."""
 
     server_status: int
 
@@ -56,30 +56,19 @@ class Watched(_Connection):  # type: ignore[misc]
             self._client_flag |= CLIENT.SSL
 
     async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - it is asyncmy's
-        if not self.in_transaction():
-            self.watch.ended()
-        written = await self._seen(super().query(sql, unbuffered))
-        self.watch.answered(sql, in_transaction=self.in_transaction())
-        return written
-
-    def in_transaction(self) -> bool:
-        return in_transaction(self)
+        self.watch.check()
+        return await self._seen(super().query(sql, unbuffered))
 
     async def begin(self) -> None:
+        self.watch.check()
         await self._seen(super().begin())
-        self.watch.ended()
 
     async def commit(self) -> None:
+        self.watch.check()
         await self._seen(super().commit())
-        self.watch.ended()
 
     async def rollback(self) -> None:
         await self._seen(super().rollback())
-        self.watch.ended()
-
-    def close(self) -> None:
-        self.watch.ended()
-        super().close()
 
     async def _seen(self, answer: Awaitable[T]) -> T:
         try:
@@ -244,9 +233,19 @@ class TransactionLink(OwnLink):
     """For transactions: the first statement begins one."""
 
     async def begin(self) -> None:
-        self.connection.server_status |= IN_TRANSACTION
         self.connection.watch.begin()
         self._begun = True
+
+    async def commit_if(self, check: str) -> None:
+        """Commit unless the check fails: both in one message."""
+        try:
+            await self.run(in_one(check, "COMMIT"))
+        except MySQLError as error:
+            if number_of(error) == NO_SAVEPOINT:
+                # Nobody knows in which state the handler has left it.
+                self.connection.watch.broken = True
+            raise
+        self._begun = False
 
     async def send_all(self, asks: list[Ask]) -> list[Reply]:
         return [await self.send(ask) for ask in asks]

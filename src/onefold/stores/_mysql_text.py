@@ -55,10 +55,18 @@ def _checked(name: str, value: Any) -> str:
     return text
 
 
+class Name(str):
+    """A name of ours in a statement, and no value: that of a savepoint."""
+
+    __slots__ = ()
+
+
 def literal(value: str | bytes | float | None) -> str:
     match value:
         case None:
             return "NULL"
+        case Name():
+            return value
         case str():
             return f"X'{value.encode().hex()}'"
         case bytes():
@@ -108,6 +116,11 @@ def portions(texts: Iterable[str]) -> Iterator[list[str]]:
         size += len(text)
     if portion:
         yield portion
+
+
+def in_one(*statements: str) -> str:
+    """Several statements as one, of which none follows a failed one; on MariaDB, and without `MULTI_STATEMENTS`."""
+    return f"BEGIN NOT ATOMIC {'; '.join(statements)}; END"
 
 
 # From rows to records.

@@ -67,6 +67,8 @@ class _Shared:
     connection: Any
     # A BEGIN waits for the first statement, so that both are one network message.
     _waiting: bool = False
+    # A transaction of ours is open, and a handler may have its connection.
+    _lent: bool = False
     # Somebody was interrupted while the server was at work: what it did is not known.
     _interrupted: bool = False
 
@@ -78,7 +80,21 @@ class _Shared:
         found = _STANDINGS.get(self.connection.pgconn.transaction_status)
         if found is None:
             return Standing.CLOSED if self.connection.closed and not self.connection.broken else Standing.BROKEN
+        if found is Standing.IDLE and self._lent:
+            # The handler has ended our transaction: nobody knows how it has left the session, so it is not used again.
+            return Standing.CLOSED
         return found
+
+    def _lend(self) -> None:
+        """Let what a handler sends after a commit or rollback of its own begin a transaction, which is then undone.
+
+        In autocommit mode it would be committed at once. psycopg lets nobody leave that mode in a transaction, and to
+        leave it before would take its own BEGIN, in a message apart.
+        """
+        self._lent, self.connection._autocommit = True, False
+
+    def _take_back(self) -> None:
+        self._lent, self.connection._autocommit = False, True
 
     def _waited(self) -> bool:
         waited, self._waiting = self._waiting, False
@@ -128,15 +144,19 @@ class PsycopgLink(_Shared):
     def _piped(self, asks: list[Ask]) -> list[Reply]:
         cursors = [_Cursor(self.connection, row_factory=tuple_row) for _ in asks]
         with self.connection.pipeline():
-            if self._waited():
+            begins = self._waited()
+            if begins:
                 self._cursor.execute(begin_on(self.connection), prepare=False)
             for cursor, ask in zip(cursors, asks, strict=True):
                 self._sent(cursor, ask)
+        if begins:
+            self._lend()
         return [_reply(cursor, ask) for cursor, ask in zip(cursors, asks, strict=True)]
 
     def _one_by_one(self, asks: list[Ask]) -> list[Reply]:
         if self._waited():
             self._cursor.execute(begin_on(self.connection), prepare=False)
+            self._lend()
         return [self.send(ask) for ask in asks]
 
     @staticmethod
@@ -152,14 +172,17 @@ class PsycopgLink(_Shared):
     def commit(self) -> None:
         if not self._waited():
             self.connection.commit()
+            self._take_back()
 
     def commit_if(self, check: str) -> None:
         """Commit unless the check fails: both in one message. Without values it may hold several statements."""
         self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
+        self._take_back()
 
     def rollback(self) -> None:
         if not self._waited():
             self.connection.rollback()
+            self._take_back()
 
     def close(self) -> None:
         self.connection.close()
@@ -204,15 +227,19 @@ class AsyncPsycopgLink(_Shared):
     async def _piped(self, asks: list[Ask]) -> list[Reply]:
         cursors = [_AsyncCursor(self.connection, row_factory=tuple_row) for _ in asks]
         async with self.connection.pipeline():
-            if self._waited():
+            begins = self._waited()
+            if begins:
                 await self._cursor.execute(begin_on(self.connection), prepare=False)
             for cursor, ask in zip(cursors, asks, strict=True):
                 await self._sent(cursor, ask)
+        if begins:
+            self._lend()
         return [await _awaited_reply(cursor, ask) for cursor, ask in zip(cursors, asks, strict=True)]
 
     async def _one_by_one(self, asks: list[Ask]) -> list[Reply]:
         if self._waited():
             await self._cursor.execute(begin_on(self.connection), prepare=False)
+            self._lend()
         return [await self.send(ask) for ask in asks]
 
     @staticmethod
@@ -228,13 +255,16 @@ class AsyncPsycopgLink(_Shared):
     async def commit(self) -> None:
         if not self._waited():
             await self.connection.commit()
+            self._take_back()
 
     async def commit_if(self, check: str) -> None:
         await self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
+        self._take_back()
 
     async def rollback(self) -> None:
         if not self._waited():
             await self.connection.rollback()
+            self._take_back()
 
     async def close(self) -> None:
         await self.connection.close()

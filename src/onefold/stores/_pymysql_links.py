@@ -17,9 +17,9 @@ from pymysql.converters import conversions
 from pymysql.cursors import Cursor
 from pymysql.err import MySQLError, OperationalError
 
-from onefold.stores._mysql_errors import meaning, not_connected
+from onefold.stores._mysql_errors import NO_SAVEPOINT, meaning, not_connected, number_of
 from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
-from onefold.stores._mysql_text import PACKET_SURE, filled
+from onefold.stores._mysql_text import PACKET_SURE, filled, in_one
 from onefold.stores._mysql_watch import IN_TRANSACTION, Watch
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Standing, Trouble
@@ -32,7 +32,7 @@ def trouble(error: BaseException) -> Trouble | None:
 
 
 class Watched(Connection):
-    """A connection of our own, which remembers what was done to its transaction."""
+    """A connection of our own, which remembers an error that has undone its transaction, and refuses to go on."""
 
     _closed: bool
     server_status: int
@@ -44,35 +44,23 @@ class Watched(Connection):
         super().__init__(**options)
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:  # noqa: FBT001, FBT002 - it is PyMySQL's
-        # PyMySQL takes the server's flags from an answer without rows only. Till then, what was believed is true.
-        if not self.in_transaction():
-            self.watch.ended()
+        self.watch.check()
         with self._seen():
-            written = super().query(sql, unbuffered)
-        self.watch.answered(sql, in_transaction=self.in_transaction())
-        return written
-
-    def in_transaction(self) -> bool:
-        return in_transaction(self)
+            return super().query(sql, unbuffered)
 
     def begin(self) -> None:
+        self.watch.check()
         with self._seen():
             super().begin()
-        self.watch.ended()
 
     def commit(self) -> None:
+        self.watch.check()
         with self._seen():
             super().commit()
-        self.watch.ended()
 
     def rollback(self) -> None:
         with self._seen():
             super().rollback()
-        self.watch.ended()
-
-    def close(self) -> None:
-        self.watch.ended()
-        super().close()
 
     @contextmanager
     def _seen(self) -> Iterator[None]:
@@ -226,9 +214,19 @@ class TransactionLink(OwnLink):
     """For transactions: the first statement begins one."""
 
     def begin(self) -> None:
-        self.connection.server_status |= IN_TRANSACTION
         self.connection.watch.begin()
         self._begun = True
+
+    def commit_if(self, check: str) -> None:
+        """Commit unless the check fails: both in one message."""
+        try:
+            self.run(in_one(check, "COMMIT"))
+        except MySQLError as error:
+            if number_of(error) == NO_SAVEPOINT:
+                # Nobody knows in which state the handler has left it.
+                self.connection.watch.broken = True
+            raise
+        self._begun = False
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         return [self.send(ask) for ask in asks]

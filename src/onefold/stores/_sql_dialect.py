@@ -261,6 +261,13 @@ class Dialect:
     # A joined record has to be there after the handler, in the transaction that wrote it. A savepoint proves it: it
     # ends with its transaction, however that ends, and with whatever was written before it.
 
+    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        """Claim in a transaction with the work, and mark that transaction; in one message where the database can."""
+        found = yield from self.claim_joined(entry, replacing)
+        if found is None:
+            yield from self.mark(Claim(entry.address, entry.token))
+        return found
+
     def mark(self, claim: Claim) -> Talk[None]:
         """Mark the transaction that has just written the record of this claim."""
         yield Ask(f"SAVEPOINT {self.mark_of(claim)}", {})
@@ -293,6 +300,10 @@ class Dialect:
             return False
         return (yield from self.end_unmarked(claim, ending))
 
+    def finish_marked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        """The same after `claim_marked`; in one message where the database can."""
+        return self.finish_joined(claim, ending)
+
     def end_unmarked(self, claim: Claim, ending: Ending) -> Talk[bool]:
         reply: Reply = yield Ask(self.end_joined, of_claim(claim) | of_ending(ending))
         return reply.written == 1
@@ -306,6 +317,11 @@ class Dialect:
         """A statement that fails unless the record is still there, to be sent with a COMMIT; None: there is none."""
         del claim
         return None
+
+    def says_gone(self, error: BaseException) -> bool:
+        """Whether the statement of `checking` has failed: the record is not in that transaction."""
+        del error
+        return False
 
     def _replace(self, entry: Entry, seen: Record) -> Talk[Record | Gone | None]:
         reply: Reply = yield Ask(self.replace, of_entry(entry, seen))

@@ -13,7 +13,7 @@ from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk, carry, carry_async
-from onefold.stores._sql_joined_talks import ENDED, Talks, check_open, says_gone, tell_if_ended, tell_no_savepoint
+from onefold.stores._sql_joined_talks import ENDED, Talks, check_open, tell_if_ended, tell_no_savepoint
 from onefold.stores._sql_links import (
     AsyncLink,
     Database,
@@ -66,7 +66,7 @@ class JoinedRecords(Talks):
     def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
         self._check_standing()
-        if self.marks and not self._do(self.database.sql.still_there(claim)):
+        if not self._do(self._proving(claim)):
             raise UsageError(ENDED)
 
     def judge(self, claim: Claim, error: BaseException) -> None:
@@ -191,7 +191,7 @@ class SqlTransaction(JoinedRecords):
         trouble = cause_of(error, self.database)
         unknown = trouble is not None and trouble.kind is Kind.LOST
         self._undo()
-        if says_gone(error):
+        if self.database.sql.says_gone(error):
             raise UsageError(ENDED) from error
         if unknown:
             self._pool.drop_idle()
@@ -243,7 +243,7 @@ class AsyncJoinedRecords(Talks):
     async def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
         await self._check_standing()
-        if self.marks and not await self._do(self.database.sql.still_there(claim)):
+        if not await self._do(self._proving(claim)):
             raise UsageError(ENDED)
 
     async def judge(self, claim: Claim, error: BaseException) -> None:
@@ -378,7 +378,7 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         trouble = cause_of(error, self.database)
         unknown = trouble is not None and trouble.kind is Kind.LOST
         await self._undo()
-        if says_gone(error):
+        if self.database.sql.says_gone(error):
             raise UsageError(ENDED) from error
         if unknown:
             await self._pool.drop_idle()

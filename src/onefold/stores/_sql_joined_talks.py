@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import UsageError
-from onefold.stores._sql_dialect import GONE_MARK, Talk
+from onefold.stores._sql_dialect import Talk
 from onefold.stores._sql_links import AsyncLink, Database, Kind, Link, Standing, cause_of
 
 # What is true of it, whichever way it was ended: nobody can know here what the handler committed.
@@ -38,8 +38,6 @@ class Talks:
     link: Any
     # A statement that is to be sent with the COMMIT.
     _check: str | None = None
-    # Whether the database is asked which transaction is open. Not where the connection itself is watched.
-    marks: bool = True
 
     def _checking(self, claim: Claim) -> str | None:
         """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
@@ -51,13 +49,16 @@ class Talks:
 
     def _claiming(self, entry: Entry, replacing: Record | None) -> Talk[Record | Gone | None]:
         found = yield from self.database.sql.claim_joined(entry, replacing)
-        if found is None and self.marks:
+        if found is None:
             yield from self.database.sql.mark(Claim(entry.address, entry.token))
         return found
 
     def _finishing(self, claim: Claim, ending: Ending) -> Talk[bool]:
-        sql = self.database.sql
-        return sql.finish_joined(claim, ending) if self.marks else sql.end_unmarked(claim, ending)
+        return self.database.sql.finish_joined(claim, ending)
+
+    def _proving(self, claim: Claim) -> Talk[bool]:
+        """Whether the record is still there, in the transaction that wrote it."""
+        return self.database.sql.still_there(claim)
 
     def _can_release(self, standing: Standing) -> bool:
         # A transaction that was given up takes the record back by itself.
@@ -66,14 +67,8 @@ class Talks:
 
     def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
         released = yield from self.database.sql.release(claim, memory)
-        if self.marks:
-            yield from self.database.sql.unmark(claim)
+        yield from self.database.sql.unmark(claim)
         return released
-
-
-def says_gone(error: BaseException) -> bool:
-    """Whether the check that was sent with a COMMIT has failed: the record is not in that transaction."""
-    return f'"{GONE_MARK} ' in str(error)
 
 
 def check_open(link: Link | AsyncLink) -> None:

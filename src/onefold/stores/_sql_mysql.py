@@ -28,7 +28,7 @@ from onefold._model import (
     State,
 )
 from onefold.stores._mysql_errors import NO_SAVEPOINT, number_of
-from onefold.stores._mysql_text import as_read, filled, many, portions, read_well
+from onefold.stores._mysql_text import Name, as_read, filled, in_one, many, portions, read_well
 from onefold.stores._sql import (
     ADDRESS,
     ALIVE,
@@ -183,19 +183,24 @@ class Mysql(Dialect):
     def lacks_savepoint(self, error: BaseException) -> bool:
         return number_of(error) == NO_SAVEPOINT
 
+    def says_gone(self, error: BaseException) -> bool:
+        return self.lacks_savepoint(error)
+
     def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
         return read_well(self._write(entry) if replacing is None else self._replace(entry, replacing))
 
     def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
-        values = of_entry(entry)
+        return self._insert(entry, self.insert, self.seize, of_entry(entry))
+
+    def _insert(self, entry: Entry, insert: str, seize: str, values: Parameters) -> Talk[Record | Gone | None]:
         for _ in range(ROUNDS_MAX):
-            inserted: Reply = yield Ask(self.insert, values)
+            inserted: Reply = yield Ask(insert, values)
             if inserted.written == 1:
                 return None
             found = yield from self._in_the_way(entry.address)
             if found is not None:
                 return None if is_own(found, entry) else found
-            seized: Reply = yield Ask(self.seize, values)
+            seized: Reply = yield Ask(seize, values)
             if seized.written == 1:
                 return None
         raise restless(entry.address)
@@ -262,6 +267,11 @@ class MariaDb(Mysql):
     # The last column is for a link whose driver does not tell by itself whether a transaction is open.
     upsert = f"{Mysql.upsert} RETURNING {spelled(', '.join(ADDRESS))}, {spelled(READ)}, @@in_transaction"
 
+    # A claim that marks its transaction, and an end that proves it: one message each.
+    insert_marked = in_one(Mysql.insert, "SAVEPOINT :mark")
+    seize_marked = in_one(Mysql.seize, "SAVEPOINT :mark")
+    end_marked = in_one("RELEASE SAVEPOINT :mark", Mysql.end_joined)
+
     def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
         reply: Reply = yield Ask(self.telling, of_entry(entry), rows=True)
         found = record(entry.address, reply.rows[0])
@@ -271,6 +281,26 @@ class MariaDb(Mysql):
         # Here nearly every record is new, and whoever finds another's holds its lock till the end of the transaction:
         # MySQL's way costs less for the one, and gives the other a shared lock.
         return super().claim(entry, replacing) if replacing is not None else read_well(super()._write(entry))
+
+    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        if replacing is not None:
+            return super().claim_marked(entry, replacing)
+        values = of_entry(entry) | {"mark": Name(self.mark_of(Claim(entry.address, entry.token)))}
+        return read_well(self._insert(entry, self.insert_marked, self.seize_marked, values))
+
+    def finish_marked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        # The proof comes first: a handler may have left the connection in autocommit mode.
+        values = of_claim(claim) | of_ending(ending) | {"mark": Name(self.mark_of(claim))}
+        try:
+            reply: Reply = yield Ask(self.end_marked, values)
+        except Exception as error:
+            if not self.lacks_savepoint(error):
+                raise
+            return False
+        return reply.written == 1
+
+    def checking(self, claim: Claim) -> str:
+        return f"RELEASE SAVEPOINT {self.mark_of(claim)}"
 
 
 MYSQL: Final = Mysql()

@@ -175,6 +175,9 @@ class Postgres(Dialect):
         failing = f"CAST('{GONE_MARK} ' || count(*) AS integer)"
         return f"SELECT CASE count(*) WHEN 1 THEN 1 ELSE {failing} END FROM {TABLE} WHERE {conditions}"
 
+    def says_gone(self, error: BaseException) -> bool:
+        return f'"{GONE_MARK} ' in str(error)
+
     def _writing(self, entry: Entry) -> Ask:
         if _is_usual(entry):
             return Ask(self.insert_usual, _of_usual(entry))
