@@ -59,11 +59,6 @@ class Talks:
         sql = self.database.sql
         return sql.finish_joined(claim, ending) if self.marks else sql.end_unmarked(claim, ending)
 
-    def _can_release(self, standing: Standing) -> bool:
-        # A transaction that was given up takes the record back by itself.
-        gone = (Standing.CLOSED, Standing.BROKEN)
-        return standing not in gone if self.database.sql.holds_locks else standing is Standing.OPEN
-
     def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
         released = yield from self.database.sql.release(claim, memory)
         if self.marks:
