@@ -316,7 +316,7 @@ def test_a_row_of_the_callers_is_the_record(at: Counter, ledger: Ledger) -> None
 
     assert [one.replayed for one in outcomes] == [False, True]
     assert payments().objects.using(at.alias).count() == 1
-    assert "onefold_records" not in ledger.tables()
+    assert ("onefold_records" in ledger.tables()) is (ledger.database == "mariadb")
     with pytest.raises(UsageError, match="has no unique index"), at.atomic():
         at.within("pay_2", at.pay, Column("payments", "amount"))
     with pytest.raises(UsageError, match="has to write the row"), at.atomic():

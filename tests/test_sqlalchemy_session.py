@@ -174,7 +174,8 @@ def test_the_row_is_the_record_and_a_duplicate_does_not_run(on: AnyDesk, ledger:
     assert (first.value, first.replayed, first.omitted) == ("paid", False, False)
     assert (second.value, second.replayed, second.omitted) == (None, True, True)
     assert paid(ledger) == ["pay_1"]
-    assert "onefold_records" not in ledger.tables()
+    # MariaDB has no lock that ends with the transaction: there a record of ours is it.
+    assert ("onefold_records" in ledger.tables()) is (ledger.database == "mariadb")
 
 
 def test_an_object_that_is_not_flushed_yet_is_a_row_too(on: AnyDesk, ledger: Ledger) -> None:

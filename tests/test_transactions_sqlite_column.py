@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from onefold import Column, UsageError
-from support import Handler
+from onefold import Column, Guard, UsageError
+from support import PATIENCE, Handler
 from wallet import Awaiting, Blocking, Worker, never_opened, rows, tables
 
 PAYMENT = Column("payments", "idempotency_key")
@@ -237,5 +239,69 @@ def test_what_a_delivery_costs_in_statements(worker: Worker, connection: sqlite3
     worker.within(connection, "pay_1", lambda: pay(connection, "pay_1"), PAYMENT)
     connection.set_trace_callback(None)
 
-    assert new == ["SELECT", "SELECT", "SAVEPOINT", "INSERT", "RELEASE", "SELECT"]
-    assert seen == ["SELECT", "SELECT"]
+    # The first one writes nothing, and waits for other writers.
+    assert new == ["DELETE", "SELECT", "SELECT", "SAVEPOINT", "INSERT", "RELEASE", "SELECT"]
+    assert seen == ["DELETE", "SELECT", "SELECT"]
+
+
+MERGING = {
+    "without case": ("TEXT COLLATE NOCASE", "abc", "ABC"),
+    "without blanks": ("TEXT COLLATE RTRIM", "a", "a "),
+    "a number": ("INTEGER", "1", "01"),
+    "a row's number": ("INTEGER PRIMARY KEY", "1", "1.0"),
+}
+
+
+@pytest.mark.parametrize("kind", MERGING)
+def test_a_key_that_the_column_takes_for_another_is_refused_and_does_not_run(
+    worker: Worker, connection: sqlite3.Connection, kind: str
+) -> None:
+    type_, key, other = MERGING[kind]
+    connection.execute(f"CREATE TABLE orders (number {type_} UNIQUE)")
+    record, handler = Column("orders", "number"), Handler()
+
+    def write() -> None:
+        connection.execute("INSERT INTO orders VALUES (?)", (key,))
+
+    assert [worker.within(connection, key, write, record).replayed for _ in range(2)] == [False, True]
+    with pytest.raises(UsageError, match=r"orders\.number \((TEXT|INTEGER).*\) takes this key for another one"):
+        worker.within(connection, other, handler, record)
+
+    assert handler.starts == 0
+
+
+def test_a_key_that_the_column_does_not_keep_is_refused_after_the_handler(
+    worker: Worker, connection: sqlite3.Connection
+) -> None:
+    connection.execute("CREATE TABLE orders (number INTEGER UNIQUE)")
+
+    def write() -> None:
+        connection.execute("INSERT INTO orders VALUES ('01')")
+
+    with pytest.raises(UsageError, match="does not keep it as it is"):
+        worker.within(connection, "01", write, Column("orders", "number"))
+
+
+def test_a_transaction_that_began_without_writing_waits_for_another_writer_before_it_looks(path: Path) -> None:
+    connections = [sqlite3.connect(path, isolation_level=None, timeout=PATIENCE, check_same_thread=False) for _ in "12"]
+    asking = threading.Event()
+
+    def deliver(connection: sqlite3.Connection) -> bool:
+        connection.execute("BEGIN")
+        connection.set_trace_callback(lambda _: asking.set())
+        run = Guard(never_opened).within(connection, record=PAYMENT).run
+        return run("pay", "pay_1", lambda: pay(connection, "pay_1")).replayed
+
+    with ThreadPoolExecutor(1) as threads:
+        first = deliver(connections[0])
+        asking.clear()
+        second = threads.submit(deliver, connections[1])
+        asking.wait(PATIENCE)
+        connections[0].execute("COMMIT")
+        replayed = second.result(PATIENCE)
+        connections[1].execute("COMMIT")
+    for connection in connections:
+        connection.close()
+
+    assert (first, replayed) == (False, True)
+    assert paid(path) == ["pay_1"]

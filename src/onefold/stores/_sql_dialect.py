@@ -132,9 +132,6 @@ class Dialect:
     # the number of rows says whether it has written.
     answers: bool = False
 
-    # Whether something is held that only the end of the connection gives up, if a release is not sent.
-    holds_locks: bool = False
-
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
 
     look: str = f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}"

@@ -56,7 +56,8 @@ class JoinedRecords(Talks):
         return True
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        if not self._can_release(self.link.standing()):
+        if self.link.standing() is not Standing.OPEN:
+            # A transaction that was given up takes the record back by itself.
             return True
         return self._do(self._releasing(claim, memory))
 
@@ -233,7 +234,8 @@ class AsyncJoinedRecords(Talks):
         return True
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        if not self._can_release(self.link.standing()):
+        if self.link.standing() is not Standing.OPEN:
+            # A transaction that was given up takes the record back by itself.
             return True
         return await self._do(self._releasing(claim, memory))
 

@@ -60,11 +60,6 @@ class Talks:
         """Whether the record is still there, in the transaction that wrote it."""
         return self.database.sql.still_there(claim)
 
-    def _can_release(self, standing: Standing) -> bool:
-        # A transaction that was given up takes the record back by itself.
-        gone = (Standing.CLOSED, Standing.BROKEN)
-        return standing not in gone if self.database.sql.holds_locks else standing is Standing.OPEN
-
     def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
         released = yield from self.database.sql.release(claim, memory)
         yield from self.database.sql.unmark(claim)

@@ -39,7 +39,7 @@ class Column(NamedTuple):
 
     It needs a unique index, and the handler has to write the row: by INSERT, or by INSERT ... ON CONFLICT. Deliveries
     of one key run one after the other. Where there are tenants, `scope` names their column, and the unique index is on
-    both.
+    both. On MySQL and MariaDB the lock between deliveries is a record in Onefold's own table.
     """
 
     table: str

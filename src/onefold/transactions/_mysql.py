@@ -8,14 +8,12 @@ from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores._mysql_watch import IN_TRANSACTION
 from onefold.stores._sql_dialect import Ask
 from onefold.stores._sql_links import Database, Kind, cause_of
-from onefold.transactions._rows import Known
 
 # Host, port or socket, and database: as the connection was opened.
 Place = tuple[Any, ...]
 
-# Where the tables were looked at; and the unique columns that were found there.
+# Where the tables were looked at.
 looked: Final[set[Place]] = set()
-known: Final[dict[Place, Known]] = {}
 
 WHICH_DATABASE: Final = Ask("SELECT DATABASE()", {}, rows=True)
 

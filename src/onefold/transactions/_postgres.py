@@ -16,16 +16,14 @@ from onefold.stores._sql_joined_talks import ABORTED
 from onefold.stores._sql_links import AsyncLink, Database, Kind, Link, cause_of
 from onefold.stores._sql_pool import quietly, quietly_awaited
 from onefold.stores._sql_store import make, make_awaited
-from onefold.transactions._rows import Known
 
 T = TypeVar("T")
 
 # Server, database and user, as the connection was opened.
 Place = tuple[Any, ...]
 
-# Where the tables were found; and the unique columns that were found there.
+# Where the tables were found.
 looked: Final[set[Place]] = set()
-known: Final[dict[Place, Known]] = {}
 
 FAILED_BEFORE: Final = (
     "a statement failed in this transaction before, and PostgreSQL refuses everything until it is rolled back. Nothing "

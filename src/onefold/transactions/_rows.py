@@ -1,10 +1,12 @@
 """`Column` over any link: the caller's own row is the record. It is there, or it is not; the handler writes it.
 
 That a row is there after the handler proves nothing: a handler that writes it by `INSERT ... ON CONFLICT DO NOTHING`
-goes on beside the row of another delivery. So deliveries of one key run one after the other, and the later one looks
-when the row of the one before can be seen. Where the database can tell, the row is proven to be of this transaction.
+goes on beside the row of another delivery. So a claim takes a lock that only one delivery of a key can hold, and that
+the database itself gives up with the transaction, and then looks. Each database has a module with its lock.
 
-Talks, as those of a dialect, so that they are written once for every driver and both colours.
+Talks, as those of a dialect, so that they are written once for every driver and both colours. One `Rows` is for one
+delivery. Nothing that was found out about a table is kept for the next one: tables change, and so does the schema in
+which a session looks for them.
 """
 
 # ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
@@ -13,15 +15,12 @@ Talks, as those of a dialect, so that they are written once for every driver and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, NoReturn
 
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import InProgress, UsageError
-from onefold.stores._mysql_errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores._sql_dialect import Ask, Dialect, Reply, Talk
-from onefold.stores._sql_postgres import OF_THIS_TRANSACTION
 from onefold.stores._sql_sqlite import SQLITE as SQLITE_DIALECT
 from onefold.transactions import Column, not_unique
 
@@ -29,91 +28,58 @@ from onefold.transactions import Column, not_unique
 class Catalog(NamedTuple):
     """How a database is asked for unique indexes, and how it wants names and values."""
 
-    # One row for each column of each unique index: the index, the column (NULL: an expression), the column's type.
+    # One row for each column of each unique index: the table's schema, the index, the column (NULL: an expression), and
+    # the column's type for a cast.
     unique: str
-    # One row for each column of the table.
+    # One row for each column of the table, with its type for people. It may be slow, and is for errors.
     columns: str
     quote: str
-    # A key is text, and the column may have another type.
-    equal: str = "{column} = :{name}"
+    # Finds the row by its index, as the index compares: perhaps without regard to case, or to blanks at the end.
+    equal: str
+    # Whether the row that was found has this very key.
+    exact: str
     # Whether `Number` and `number` are the same column.
     folds_case: bool = True
 
 
 # The primary key besides, because INTEGER PRIMARY KEY has no index.
 SQLITE: Final = Catalog(
-    "SELECT one.name, part.name, '' FROM pragma_index_list(:table) AS one, pragma_index_info(one.name) AS part "
+    "SELECT '', one.name, part.name, '' FROM pragma_index_list(:table) AS one, pragma_index_info(one.name) AS part "
     'WHERE one."unique" AND NOT one.partial '
-    "UNION ALL SELECT '', name, '' FROM pragma_table_info(:table) WHERE pk",
-    columns="SELECT name FROM pragma_table_info(:table)",
+    "UNION ALL SELECT '', '', name, '' FROM pragma_table_info(:table) WHERE pk",
+    columns="SELECT name, type || COALESCE((SELECT ' COLLATE ' || part.coll FROM pragma_index_list(:table) AS one, "
+    "pragma_index_xinfo(one.name) AS part WHERE one.\"unique\" AND part.key AND part.name = field.name LIMIT 1), '') "
+    "FROM pragma_table_info(:table) AS field",
     quote='"',
+    equal="{column} = :{name}",
+    exact="CAST({column} AS TEXT) COLLATE BINARY = :{name}",
 )
-
-# The type without its length (-1): a cast to char(3) would make `abcd` an `abc`.
-POSTGRES: Final = Catalog(
-    "SELECT CAST((SELECT relname FROM pg_class WHERE oid = one.indexrelid) AS text), CAST(part.attname AS text), "
-    "format_type(part.atttypid, -1) "
-    "FROM pg_index AS one CROSS JOIN LATERAL unnest(one.indkey) WITH ORDINALITY AS place (number, nth) "
-    "LEFT JOIN pg_attribute AS part ON part.attrelid = one.indrelid AND part.attnum = place.number "
-    "WHERE one.indrelid = to_regclass(quote_ident(CAST(:table AS text))) "
-    "AND one.indisunique AND one.indisvalid AND one.indpred IS NULL AND place.nth <= one.indnkeyatts",
-    columns="SELECT CAST(attname AS text) FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped "
-    "AND attrelid = to_regclass(quote_ident(CAST(:table AS text)))",
-    quote='"',
-    equal="{column} = CAST(CAST(:{name} AS text) AS {type})",
-    folds_case=False,
-)
-
-# By the column's own collation, so that its index is used; then byte by byte, because a collation may take `Key` for
-# `KEY`: there the handler's own INSERT fails, and nothing is taken for done that is not.
-MYSQL: Final = Catalog(
-    "SELECT index_name, column_name, '' FROM information_schema.statistics "
-    "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table AND non_unique = 0",
-    columns="SELECT column_name FROM information_schema.columns "
-    "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table",
-    quote="`",
-    equal="{column} = _utf8mb4 :{name} AND CAST(CONVERT({column} USING utf8mb4) AS BINARY) = :{name}",
-)
-
-CATALOGS: Final = {"mariadb": MYSQL, "mysql": MYSQL, "postgresql": POSTGRES, "sqlite": SQLITE}
-
-
-class Found(NamedTuple):
-    """A column that was found to be unique: the condition that finds a row, and the indexes that make it so."""
-
-    condition: str
-    indexes: frozenset[str]
-
-
-# For one database.
-Known = dict[Column, Found]
-
-# How long a delivery waits for another one of the same key, where the database has no lock that ends with a
-# transaction. Whoever waits for longer is told to come again.
-WAIT_SECONDS: Final = 10
 
 # When to come again, if another delivery of the same key is in the way.
 RETRY_AFTER: Final = 1.0
 
-UNIQUE_VIOLATION: Final = "23505"
 
-# So many keys a connection marks as written and perhaps not committed yet. More of them in one transaction are rare,
-# and a mark too many costs a duplicate no more than another kind of read.
-MARKS: Final = 64
+class Found(NamedTuple):
+    """A table whose column was found to be unique, for statements that mean it whatever the handler sets."""
 
-
-def rows_of(column: Column, catalog: Catalog, known: Known) -> Rows:
-    """The operations of a store on rows of the caller's, as this database needs them."""
-    return _KINDS.get(catalog, Rows)(column, catalog, known)
+    table: str
+    condition: str
+    exact: str
+    indexes: frozenset[str]
+    # Of the columns for the key and the scope, for a cast.
+    types: dict[str, str]
 
 
 class Rows(Dialect):
     """The operations of a store, on rows of the caller's. This is for SQLite, which has one writer at a time."""
 
-    def __init__(self, column: Column, catalog: Catalog, known: Known) -> None:
+    catalog: Catalog = SQLITE
+    # Whether a record of ours is written, too.
+    needs_tables: bool = False
+    _found: Found
+
+    def __init__(self, column: Column) -> None:
         self._column = column
-        self._catalog = catalog
-        self._known = known
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
         address, table = entry.address, self._column.table
@@ -123,7 +89,7 @@ class Rows(Dialect):
                 f"{table} is there. Nothing ran. Delete the row before"
             )
         self._check_scope(address)
-        if not (yield from self._was_written(address)):
+        if not (yield from self._was_written(entry)):
             return None
         return Record(
             address=address,
@@ -141,7 +107,7 @@ class Rows(Dialect):
     def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
         if not (yield from self.unmark(claim)):
             return False
-        if not (yield from self._look(claim.address, "1")):
+        if not (yield from self._is_there(claim.address)):
             raise self._unwritten(claim.address)
         return True
 
@@ -152,18 +118,31 @@ class Rows(Dialect):
     def lacks_savepoint(self, error: BaseException) -> bool:
         return SQLITE_DIALECT.lacks_savepoint(error)
 
-    def _was_written(self, address: Address) -> Talk[bool]:
+    def _was_written(self, entry: Entry) -> Talk[bool]:
         """Whether the row was there before. When this has ended, no other delivery of the key is let in."""
-        return bool((yield from self._look(address, "1")))
+        yield from self._become_writer()
+        yield from self._find()
+        return (yield from self._is_there(entry.address))
 
-    def _look(self, address: Address, what: str, after: str = "") -> Talk[Sequence[Any]]:
-        """What there is of the row, if there is one."""
-        found = yield from self._found()
-        statement = f"SELECT {what} FROM {self._quoted(self._column.table)} WHERE {found.condition}{after}"
+    def _become_writer(self) -> Talk[None]:
+        """Write nothing, which waits for the other writer: a transaction may have begun without a word of writing."""
+        try:
+            yield Ask(f"DELETE FROM {self._quoted(self._column.table)} WHERE 0", {})
+        except Exception as error:
+            # A table that is not there, or is a view, gets its words soon.
+            if "locked" in str(error):
+                raise
+
+    def _is_there(self, address: Address, after: str = "") -> Talk[bool]:
+        """Whether there is a row with this very key."""
+        found = self._found
+        statement = f"SELECT {found.exact} FROM {found.table} WHERE {found.condition}{after}"
         reply: Reply = yield Ask(statement, self._values(address), rows=True)
-        return reply.rows[0] if reply.rows else ()
+        if reply.rows and not reply.rows[0][0]:
+            yield from self._refuse_merged(address)
+        return bool(reply.rows)
 
-    def _values(self, address: Address) -> dict[str, str]:
+    def _values(self, address: Address) -> dict[str, Any]:
         return {"key": address.key} | ({"scope": address.scope} if self._column.scope else {})
 
     def _unwritten(self, address: Address) -> UsageError:
@@ -171,6 +150,17 @@ class Rows(Dialect):
         return UsageError(
             f"{address.operation} [key {address.digest}]: the handler has to write the row whose "
             f"{column.table}.{column.name} is the key, and it did not. Roll back, and deliver it again"
+        )
+
+    def _refuse_merged(self, address: Address) -> Talk[NoReturn]:
+        """Raise the error of a key that the column takes for another one, or changes."""
+        column, there = self._column, (yield from self._columns())
+        type_ = there.get(self._fold(column.name), "")
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: {column.table}.{column.name} ({type_}) takes this key for "
+            "another one, whose row is there, or does not keep it as it is. Roll back. Use a column of text that "
+            "compares every character, as with a binary collation, or bring the keys into the form in which the "
+            "database gives them back"
         )
 
     def _written_by_another(self, address: Address) -> InProgress:
@@ -191,179 +181,56 @@ class Rows(Dialect):
                 "have one, or neither. Name the tenant's column with Column(..., scope=...), and the tenant with scope="
             )
 
-    def _digest(self, address: Address) -> bytes:
-        """Of the row. Two of one digest wait for each other without need, and that is all."""
-        parts = (*self._column, address.scope, address.key)
-        return sha256(b"\0".join(str(part).encode() for part in parts)).digest()
+    def _find(self) -> Talk[None]:
+        """Find the table and its unique index: without one, the database lets two rows have one key."""
+        reply: Reply = yield self._finding()
+        yield from self._take(reply)
 
-    def _found(self) -> Talk[Found]:
-        """How a row is found, once the index is: nothing else keeps two writers apart."""
-        known = self._known.get(self._column)
-        if known is None:
-            known = self._known[self._column] = yield from self._looked_up()
-        return known
+    def _finding(self) -> Ask:
+        return Ask(self.catalog.unique, {"table": self._column.table}, rows=True)
 
-    def _looked_up(self) -> Talk[Found]:
-        column, catalog = self._column, self._catalog
-        reply: Reply = yield Ask(catalog.unique, {"table": column.table}, rows=True)
+    def _take(self, reply: Reply) -> Talk[None]:
+        column = self._column
         wanted = {self._fold(name): name for name in (column.name, column.scope) if name}
         unique: dict[str, set[str | None]] = {}
         types: dict[str, str] = {}
-        for index, name, type_ in reply.rows:
+        schema = ""
+        for schema, index, name, type_ in reply.rows:  # noqa: B007 - it is the same in all of them
             unique.setdefault(index, set()).add(name and self._fold(name))
             types[self._fold(name or "")] = type_
         indexes = frozenset(index for index, columns in unique.items() if columns == set(wanted))
         if not indexes:
-            there: Reply = yield Ask(catalog.columns, {"table": column.table}, rows=True)
-            raise not_unique(column, wanted, {self._fold(name) for (name,) in there.rows})
+            raise not_unique(column, wanted, (yield from self._columns()))
+        self._found = self._stated(schema, indexes, types)
+
+    def _columns(self) -> Talk[dict[str, str]]:
+        """The columns of the table, with their types in words."""
+        reply: Reply = yield Ask(self.catalog.columns, {"table": self._column.table}, rows=True)
+        return {self._fold(name): described for name, described in reply.rows}
+
+    def _stated(self, schema: str, indexes: frozenset[str], types: dict[str, str]) -> Found:
+        column, catalog = self._column, self.catalog
         names = {"key": column.name} | ({"scope": column.scope} if column.scope else {})
-        conditions = (
-            catalog.equal.format(column=self._quoted(part), name=name, type=types[self._fold(part)])
-            for name, part in names.items()
+        types = {name: types[self._fold(part)] for name, part in names.items()}
+        parts = [{"column": self._quoted(part), "name": name, "type": types[name]} for name, part in names.items()]
+        table = self._quoted(column.table)
+        # What looks like a place for a value to some driver stays out of the statement.
+        plain = schema and not set(schema) & set(":%?")
+        return Found(
+            f"{self._quoted(schema)}.{table}" if plain else table,
+            " AND ".join(catalog.equal.format(**part) for part in parts),
+            " AND ".join(catalog.exact.format(**part) for part in parts),
+            indexes,
+            types,
         )
-        return Found(" AND ".join(conditions), indexes)
 
     def _quoted(self, name: str) -> str:
-        # In quotes, because a table may be called `order`.
-        return f"{self._catalog.quote}{name}{self._catalog.quote}"
+        # In quotes, because a table may be called `order`. A schema's name was not checked.
+        quote = self.catalog.quote
+        return f"{quote}{name.replace(quote, 2 * quote)}{quote}"
 
     def _fold(self, name: str) -> str:
-        return name.lower() if self._catalog.folds_case else name
-
-
-class PostgresRows(Rows):
-    """A lock that ends with the transaction lets deliveries of one key in, and the row tells which one wrote it."""
-
-    # Of the transaction in which the claim was made: another one has begun at another moment.
-    _began: str = ""
-
-    def _was_written(self, address: Address) -> Talk[bool]:
-        condition = (yield from self._found()).condition
-        number = int.from_bytes(self._digest(address)[:8], signed=True)
-        # A snapshot that is kept does not show what was committed while it was waited for: there nobody waits.
-        locking = (
-            "SELECT CASE WHEN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') "
-            "THEN pg_advisory_xact_lock(CAST(:number AS bigint)) IS NOT NULL "
-            "ELSE pg_try_advisory_xact_lock(CAST(:number AS bigint)) END"
-        )
-        let_in, found = yield [
-            Ask(locking, {"number": number}, rows=True),
-            Ask(self._telling(condition), self._values(address), rows=True),
-        ]
-        self._began, ours = found.rows[0]
-        if ours is None and not let_in.rows[0][0]:
-            raise InProgress.about(address, retry_after=RETRY_AFTER)
-        return ours is not None
-
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
-        condition = (yield from self._found()).condition
-        reply: Reply = yield Ask(self._telling(condition), self._values(claim.address), rows=True)
-        began, ours = reply.rows[0]
-        if began != self._began:
-            return False
-        if ours is None:
-            raise self._unwritten(claim.address)
-        if not ours:
-            raise self._written_by_another(claim.address)
-        return True
-
-    def mark(self, claim: Claim) -> Talk[None]:
-        yield from ()
-
-    def unmark(self, claim: Claim) -> Talk[bool]:
-        yield from ()
-        return True
-
-    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
-        # The transaction was given up, and cannot be asked: the error has to tell. A unique violation of this very
-        # index comes where a snapshot hides the row of the other.
-        found = self._known.get(self._column)
-        for seen in causes(error) if found else ():
-            # asyncpg has it on the error, psycopg beside it.
-            told: Any = getattr(seen, "diag", seen)
-            code = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-            table, index = getattr(told, "table_name", None), getattr(told, "constraint_name", None)
-            if code == UNIQUE_VIOLATION and table == self._column.table and found and index in found.indexes:
-                raise self._written_by_another(claim.address) from error
-        yield from ()
-
-    def _telling(self, condition: str) -> str:
-        """When the transaction began, and whether it has written the row (NULL: there is none)."""
-        table = self._quoted(self._column.table)
-        return f"SELECT CAST(now() AS text), (SELECT {OF_THIS_TRANSACTION} FROM {table} WHERE {condition})"
-
-
-class MysqlRows(Rows):
-    """Named locks let deliveries of one key in, because there are none that end with a transaction.
-
-    One is held while a handler runs. It is given up before the caller commits; so a second one marks the key as
-    written, and whoever finds that mark looks by a locking read, which waits for the other's transaction. (It is not
-    the usual way to look: where there is no row it locks the gap, and neighbours would wait for each other.)
-    """
-
-    holds_locks = True
-
-    def _was_written(self, address: Address) -> Talk[bool]:
-        running, written = self._names(address)
-        yield from self._found()
-        reply: Reply = yield Ask(
-            f"SELECT GET_LOCK('{running}', {WAIT_SECONDS}), IS_USED_LOCK('{written}') <> CONNECTION_ID()", {}, rows=True
-        )
-        let_in, marked = (int(cell or 0) for cell in reply.rows[0])
-        found = yield from self._look(address, "1", "" if let_in and not marked else SHARED)
-        if found and let_in:
-            yield from self._leave(address)
-        if not found and not let_in:
-            raise InProgress.about(address, retry_after=RETRY_AFTER)
-        return bool(found)
-
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
-        address = claim.address
-        inside = yield from self.unmark(claim)
-        found = inside and (yield from self._look(address, "1"))
-        if found:
-            yield from self._leave_mark(address)
-            return True
-        # A snapshot does not show the row of another.
-        others = inside and (yield from self._look(address, "1", SHARED))
-        yield from self._leave(address)
-        if inside:
-            raise self._written_by_another(address) if others else self._unwritten(address)
-        return False
-
-    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
-        yield from self._leave(claim.address)
-        return True
-
-    def lacks_savepoint(self, error: BaseException) -> bool:
-        return number_of(error) == NO_SAVEPOINT
-
-    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
-        # A duplicate may be another one's row, which a snapshot hides; or the handler's own mistake.
-        if not any(number_of(seen) == DUPLICATE for seen in causes(error)):
-            return
-        if (yield from self._look(claim.address, "1")):
-            return
-        if (yield from self._look(claim.address, "1", SHARED)):
-            raise self._written_by_another(claim.address) from error
-
-    def _leave(self, address: Address) -> Talk[None]:
-        running, _ = self._names(address)
-        yield Ask(f"SELECT RELEASE_LOCK('{running}')", {}, rows=True)
-
-    def _leave_mark(self, address: Address) -> Talk[None]:
-        """Let the next one in, who finds the mark. It takes the place of an older one of this connection."""
-        running, written = self._names(address)
-        place = f"@onefold_written_{self._digest(address)[0] % MARKS}"
-        yield Ask(
-            f"SET @onefold_left = GET_LOCK('{written}', 0), @onefold_left = RELEASE_LOCK('{running}'), "
-            f"@onefold_left = RELEASE_LOCK(COALESCE({place}, '-')), {place} = '{written}'",
-            {},
-        )
-
-    def _names(self, address: Address) -> tuple[str, str]:
-        digest = self._digest(address).hex()[:40]
-        return f"onefold.runs.{digest}", f"onefold.written.{digest}"
+        return name.lower() if self.catalog.folds_case else name
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -372,8 +239,3 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while seen is not None:
         yield seen
         seen = seen.__cause__
-
-
-SHARED: Final = " LOCK IN SHARE MODE"
-
-_KINDS: Final[dict[Catalog, type[Rows]]] = {POSTGRES: PostgresRows, MYSQL: MysqlRows}

@@ -15,9 +15,14 @@ from onefold.stores._sql_dialect import Ask, Reply, Sends, carry
 from onefold.stores._sql_joined import explain
 from onefold.stores._sql_joined_talks import ABORTED
 from onefold.stores._sql_links import Database, Kind, Link, cause_of
+from onefold.stores._sql_mysql import Mysql
 from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores._sql_store import ensure, make
+from onefold.transactions import Column
 from onefold.transactions._postgres import FAILED_TRANSACTION, cannot_make, looking, searching
+from onefold.transactions._rows import Rows
+from onefold.transactions._rows_mysql import MysqlRows
+from onefold.transactions._rows_postgres import PostgresRows
 
 FAILED_BEFORE: Final = (
     "a statement failed in this transaction before, and the database refuses everything until it is rolled back. "
@@ -25,6 +30,13 @@ FAILED_BEFORE: Final = (
 )
 
 Beside = Callable[[], AbstractContextManager[Link]]
+
+
+def rows_of(column: Column, database: Database) -> Rows:
+    """The operations of a store on rows of the caller's, as this database needs them."""
+    if database.sql is POSTGRES:
+        return PostgresRows(column)
+    return MysqlRows(column, database.sql) if isinstance(database.sql, Mysql) else Rows(column)
 
 
 def find_tables(database: Database, link: Sends, beside: Beside) -> None:

@@ -13,9 +13,8 @@ from onefold.stores._sql_joined import AsyncJoinedRecords
 from onefold.stores._sql_links import Database
 from onefold.stores._sql_postgres import LOCK, POSTGRES
 from onefold.transactions import Column
-from onefold.transactions._postgres import AsyncCallersRecords, Place, known, not_in_transaction
-from onefold.transactions._rows import POSTGRES as CATALOG
-from onefold.transactions._rows import rows_of
+from onefold.transactions._postgres import AsyncCallersRecords, Place, not_in_transaction
+from onefold.transactions._rows_postgres import PostgresRows
 
 # Another connection to the same server is opened at once, or not at all.
 CONNECT_SECONDS: Final = 5.0
@@ -33,8 +32,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> AsyncJoine
     database = Database(POSTGRES, f"postgresql://{place[0]}/{place[1]}", trouble, lock=LOCK)
     link = AsyncpgLink(connection)
     if record is not None:
-        rows = rows_of(record, CATALOG, known.setdefault(place, {}))
-        return AsyncJoinedRecords(database._replace(sql=rows), link)
+        return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), link)
     return AsyncCallersRecords(database, link, place, partial(_beside, inner(connection)))
 
 

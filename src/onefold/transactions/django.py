@@ -13,8 +13,7 @@ from onefold.stores._django_vendors import Place, place_of
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined import JoinedRecords
 from onefold.transactions import Column
-from onefold.transactions._rows import CATALOGS, Known, rows_of
-from onefold.transactions._through import send_finding
+from onefold.transactions._through import rows_of, send_finding
 
 
 def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedRecords:
@@ -32,13 +31,13 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     database = database_of(wrapper)
     if record is None:
         return JoinedRecords(database, CallersLink(wrapper))
-    rows = rows_of(record, CATALOGS[wrapper.vendor], _known.setdefault(place_of(wrapper), {}))
-    return JoinedRecords(database._replace(sql=rows), InsideLink(wrapper))
+    rows = rows_of(record, database)
+    link = CallersLink(wrapper) if rows.needs_tables else InsideLink(wrapper)
+    return JoinedRecords(database._replace(sql=rows), link)
 
 
-# Where the tables were found, and the unique columns of tables of the caller's.
+# Where the tables were found.
 _found: set[Place] = set()
-_known: dict[Place, Known] = {}
 
 
 class CallersLink(InsideLink):

@@ -21,11 +21,9 @@ from onefold.transactions._postgres import (
     AsyncCallersRecords,
     CallersRecords,
     Place,
-    known,
     not_in_transaction,
 )
-from onefold.transactions._rows import POSTGRES as CATALOG
-from onefold.transactions._rows import rows_of
+from onefold.transactions._rows_postgres import PostgresRows
 
 # Another connection to the same server is opened at once, or not at all.
 CONNECT_SECONDS: Final = 5
@@ -39,7 +37,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     _check_inside(connection)
     place, database = _met.get(connection) or _meet(connection)
     if record is not None:
-        database = database._replace(sql=rows_of(record, CATALOG, known.setdefault(place, {})))
+        database = database._replace(sql=PostgresRows(record))
         if awaited:
             return AsyncJoinedRecords(database, AsyncCallersLink(connection))
         return JoinedRecords(database, CallersLink(connection))

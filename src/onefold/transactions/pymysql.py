@@ -19,7 +19,7 @@ from onefold.stores._sql_mysql import LOCK, UNLOCK, dialect_of
 from onefold.stores._sql_pool import quietly
 from onefold.stores._sql_store import ensure
 from onefold.transactions import Column, _mysql
-from onefold.transactions._rows import MYSQL, rows_of
+from onefold.transactions._rows_mysql import MysqlRows
 
 T = TypeVar("T")
 
@@ -33,10 +33,9 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     name = f"mysql://{place[0]}:{place[1]}"
     database = Database(dialect_of(connection.server_version), name, trouble, LOCK, UNLOCK)
     link = PymysqlLink(connection)
-    if record is None:
-        return CallersRecords(database, link, place)
-    rows = rows_of(record, MYSQL, _mysql.known.setdefault(place, {}))
-    return JoinedRecords(database._replace(sql=rows), link)
+    if record is not None:
+        database = database._replace(sql=MysqlRows(record, database.sql))
+    return CallersRecords(database, link, place)
 
 
 class CallersRecords(JoinedRecords):

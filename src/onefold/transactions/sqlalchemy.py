@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -17,8 +17,7 @@ from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined import AsyncJoinedRecords, JoinedRecords
 from onefold.stores._sqlalchemy_links import AwaitedLink, Held, HeldLink, Source, StoresLink, database_of
 from onefold.transactions import Column
-from onefold.transactions._rows import CATALOGS, Known, rows_of
-from onefold.transactions._through import send_finding
+from onefold.transactions._through import rows_of, send_finding
 
 
 def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedRecords | AsyncJoinedRecords:
@@ -31,17 +30,16 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     engine = _engine_of(held)
     database = database_of(engine)
     if record is not None:
-        rows = rows_of(record, CATALOGS[engine.dialect.name], _known.setdefault(engine.dialect, {}))
-        database, link = database._replace(sql=rows), RowLink(held, tx)
+        rows = rows_of(record, database)
+        link = RowAndRecordLink(held, tx) if rows.needs_tables else RowLink(held, tx)
+        database = database._replace(sql=rows)
         return AsyncJoinedRecords(database, AwaitedLink(link)) if awaited else JoinedRecords(database, link)
     callers = CallersLink(held, tx)
     return AsyncJoinedRecords(database, AwaitedLink(callers)) if awaited else JoinedRecords(database, callers)
 
 
-# By the dialect of the engine, which those that differ in their options only share: where the tables were found, and
-# the unique columns of tables of the caller's.
+# By the dialect of the engine, which those that differ in their options only share: where the tables were found.
 _found: WeakSet[Any] = WeakSet()
-_known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
 
 
 class CallersLink(HeldLink):
@@ -83,6 +81,10 @@ class RowLink(HeldLink):
             # The handler has run: what it has added to the session has to be seen.
             self.held.flush()
         return super().send(ask)
+
+
+class RowAndRecordLink(RowLink, CallersLink):
+    """For a row of the caller's with a record of ours beside it."""
 
 
 def _held(connection: Any, *, awaited: bool) -> tuple[Held, Any]:

@@ -60,8 +60,6 @@ class Spoken:
     No handler ends the transaction by itself here, so that nothing has to be marked.
     """
 
-    holds_locks = False
-
     def mark(self, claim: Claim) -> Generator[Any, Any, None]:
         del claim
         yield from ()
