@@ -75,9 +75,9 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
     return reply, failure, _swallowed(cancelled)
 
 
-def unmasked(error: BaseException, before: int) -> BaseException:
+def unmasked(error: BaseException | None, before: int) -> BaseException | None:
     """The cancellation that a driver has turned into an error of its own: that would be tried again, as a lost link."""
-    cancelled = _swallowed(before) if isinstance(error, Exception) else None
+    cancelled = _swallowed(before) if error is None or isinstance(error, Exception) else None
     if cancelled is None:
         return error
     # Not its cause, which says why a transaction is tried again.

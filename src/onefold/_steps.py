@@ -240,6 +240,9 @@ class Hands(Protocol):
     def leave(self, current: Any) -> bytes | None: ...
     def put_back(self, around: Any, current: Any) -> bytes | None: ...
 
+    # What runs inside of the handler, on its transaction; None without one.
+    nest: Any
+
 
 def drive(flow: Flow[T], hands: Hands) -> T:
     """Perform a flow's steps, blocking."""
@@ -344,6 +347,14 @@ def _run(step: Running, hands: Hands) -> Ended:
 
 
 async def _run_async(step: Running, hands: Hands) -> Ended:
+    ended = await _call_async(step, hands)
+    if hands.nest is None:
+        return ended
+    error = await hands.nest.ended(ended.error, hands.store)
+    return ended if error is ended.error else msgspec.structs.replace(ended, error=error)
+
+
+async def _call_async(step: Running, hands: Hands) -> Ended:
     current, started, around = None, False, hands.around()
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
     before = cancellations() if hands.joined else 0

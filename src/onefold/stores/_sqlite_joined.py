@@ -290,7 +290,8 @@ class AsyncJoinedRecords:
             self.sync.spoil(when)
 
     def abandon(self) -> None:
-        """Nothing: nobody waits for SQLite."""
+        """Close the connection, which rolls back: what still runs on it is told."""
+        self.tx.close()
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):
