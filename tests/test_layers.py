@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heartbeat": {"_model", "durations", "errors", "events", "stores"},
     "_nested": {"_interrupts", "_model", "errors"},
     "current": RULES | FLOWS | {"_nested", "keys", "heartbeat"},
-    "_calls": {"keys", "_checks", "_fingerprint", "errors"},
+    "_calls": {"keys", "_canonical", "_checks", "_fingerprint", "errors"},
     "_toolbox": {"_nested", "_steps", "codecs", "current", "events", "heartbeat"},
     "_front": FRONT - {"guard", "guard_async"},
     "transactions": FRONT | {"transactions"},
