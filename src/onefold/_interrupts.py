@@ -42,12 +42,23 @@ def ask(step: Any, hands: Any) -> Answered:
     """Perform one operation. An interrupt that ends the delivery is raised."""
     try:
         return step.send(hands.store), None, None
-    except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+    except Exception as error:
+        if not step.outside and _came_from_outside(error, hands):
+            raise
         return None, error, None
     except BaseException as interrupt:
         if not _may_be_repeated(step, hands):
             raise
         return _asked_again(step, hands.store, interrupt)
+
+
+def _came_from_outside(error: Exception, hands: Any) -> bool:
+    """Whether an error inside a transaction is an interrupt: neither the database's own nor ours.
+
+    A signal's handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a time-out by SIGALRM.
+    A store that does not tell its errors from others has none that count as interrupts.
+    """
+    return hands.joined and hasattr(hands.store, "knows") and not hands.store.knows(error)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
@@ -62,7 +73,10 @@ def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
 async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> Answered:
     """Perform one operation, awaited. `interrupt` is one that came before: then only the clean-up goes on."""
     if hands.joined and not step.outside:
-        return await _ask_inside(step, hands.store, interrupt)
+        answered = await _ask_inside(step, hands.store, interrupt)
+        if answered[1] is not None and _came_from_outside(answered[1], hands):
+            raise answered[1]
+        return answered
     cancelled = cancellations()
     try:
         reply, failure = await step.send(hands.store), None
@@ -153,6 +167,17 @@ def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception 
         raise interrupt
     failure = None if task.cancelled() else task.exception()
     return (None, failure) if isinstance(failure, Exception) else (task.result(), None)
+
+
+def struck(error: Exception, handed: BaseException | None, hands: Any, *, answered: bool) -> bool:
+    """Whether an error that ends a delivery inside a transaction has interrupted it, so that a record may be there.
+
+    `handed` is the handler's own, after which its record was taken back; `answered` says that the delivery was answered
+    from the record in the way, with an error of any class.
+    """
+    if handed is not None and (handed is error or handed is error.__cause__):
+        return False
+    return not answered and _came_from_outside(error, hands)
 
 
 def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:

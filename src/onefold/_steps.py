@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, unmasked
+from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
 from onefold.errors import UsageError
 
@@ -258,6 +258,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic() if step.counts else sent
+                reply = None
                 reply, failure, stop = ask(step, hands)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
@@ -271,6 +272,8 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
         handed = None if ran is None else ran.error
+        if struck(error, handed, hands, answered=isinstance(reply, Record)):
+            spoil(hands, error, ran)
         # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
         if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
             raise
@@ -300,6 +303,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
             failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic() if step.counts else sent
+                reply = None
                 reply, failure, stop = await ask_async(step, hands, interrupt)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
@@ -311,7 +315,9 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
-    except Exception:
+    except Exception as error:
+        if struck(error, None if ran is None else ran.error, hands, answered=isinstance(reply, Record)):
+            await spoil_async(hands, error, ran)
         if interrupt is None:
             raise
     except BaseException as error:
