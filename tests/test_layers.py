@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
-    "_interrupts": set(),
+    "_interrupts": {"errors"},
     "_model": BOTTOM,
     "_bypass": {"_model"},
     "_canonical": set(),

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from onefold.errors import StoreUnavailable
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -24,6 +26,10 @@ T = TypeVar("T")
 # How long a cancelled task waits for what must not be torn. A database answers in milliseconds; one that is not heard
 # for so long has its connection closed, so that a time-out around a delivery ends it.
 CLEAN_UP_SECONDS: Final = 5.0
+
+
+class NotAnswered(StoreUnavailable):
+    """The store was silent for as long as a claim was certainly still ours. It may have done what it was told."""
 
 
 class When(Enum):
@@ -79,7 +85,7 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
         return answered
     cancelled = cancellations()
     try:
-        reply, failure = await step.send(hands.store), None
+        reply, failure = await _in_its_lease(step, hands), None
     except Exception as error:  # noqa: BLE001 - the flow knows what it means there
         reply, failure = None, error
     except BaseException as error:
@@ -87,6 +93,28 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
             raise
         return await _ask_again(step, hands.store, error)
     return reply, failure, _swallowed(cancelled)
+
+
+async def _in_its_lease(step: Any, hands: Any) -> Any:
+    """Await an operation on claims that are alive, for as long as they are certainly ours.
+
+    From a server that is silent nothing is heard before its connection breaks, which may take a quarter of an hour.
+    What is sent too late is waited for as a clean-up is.
+    """
+    # One step, or those of a batch; a claim that is yet to be made has no lease.
+    claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
+    left = hands.heartbeat.left_of(claims) if claims else None
+    if left is None:
+        return await step.send(hands.store)
+    import asyncio
+
+    try:
+        async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
+            return await step.send(hands.store)
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise NotAnswered("the store has not answered before the lease ended") from error
 
 
 def unmasked(error: BaseException | None, before: int) -> BaseException | None:

@@ -110,10 +110,11 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
         A later attempt gets the stored result. Only a part that was under way when its run died runs again: nobody
         knows whether it happened, so pass `key_for` on. It returns when its log is kept; a store that fails is asked
-        until the lease is nearly over, and then `OutcomeUnknown` is raised. Raises `ClaimLost` if the claim had gone
-        meanwhile. Under an `AsyncGuard` await it. Without a claim (seen mode, a transaction, or a store that is down)
-        there is no log, and the part simply runs. A name is one effect: a second step of the same name in one run
-        raises `UsageError`, unless the first one failed.
+        until the lease is nearly over, and then `OutcomeUnknown` is raised (where a blocking driver waits for a silent
+        server: when the driver gives up). Raises `ClaimLost` if the claim had gone meanwhile. Under an `AsyncGuard`
+        await it. Without a claim (seen mode, a transaction, or a store that is down) there is no log, and the part
+        simply runs. A name is one effect: a second step of the same name in one run raises `UsageError`, unless the
+        first one failed.
         """
         self._begin(name)
         outer = _step.set((self, name))
