@@ -10,6 +10,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -331,7 +332,7 @@ def test_nested_deliveries_run_one_after_the_other_and_their_own_nested_ones_do_
                     await nest.nested(tx, f"{message} inside", nothing)
 
                 await asyncio.gather(
-                    *(nest.nested(tx, message, lambda message=message: deeper(message)) for message in ("a", "b", "a"))
+                    *(nest.nested(tx, message, partial(deeper, message)) for message in ("a", "b", "a"))
                 )
 
             await nest.around("o1", two_levels)
