@@ -31,6 +31,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Silent(AsyncMemoryStore):
     """A store that answers a claim, and then not any more."""
 
+    in_process = False
+
     def __init__(self) -> None:
         super().__init__()
         self.is_silent = False

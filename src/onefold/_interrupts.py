@@ -103,7 +103,7 @@ async def _in_its_lease(step: Any, hands: Any) -> Any:
     """
     # One step, or those of a batch; a claim that is yet to be made has no lease.
     claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
-    left = hands.heartbeat.left_of(claims) if claims else None
+    left = None if not claims or is_in_process(hands.store) else hands.heartbeat.left_of(claims)
     if left is None:
         return await step.send(hands.store)
     import asyncio
@@ -152,6 +152,11 @@ def _swallowed(before: int) -> BaseException | None:
     return asyncio.CancelledError() if cancellations() > before else None
 
 
+def is_in_process(store: Any) -> bool:
+    """Whether its operations wait for nobody, so that they can neither be cancelled nor take long."""
+    return bool(getattr(store, "in_process", False))
+
+
 def _may_be_repeated(step: Any, hands: Any) -> bool:
     return step.outside or not (hands.joined or step.once)
 
@@ -175,7 +180,7 @@ async def _ask_inside(step: Any, store: Any, interrupt: BaseException | None) ->
     """Perform one operation inside a transaction, and never twice."""
     if interrupt is not None and not step.cleans_up:
         raise interrupt
-    if getattr(store, "in_process", False):
+    if is_in_process(store):
         # It waits for nobody, so that no cancellation can come between.
         try:
             return await step.send(store), None, None
