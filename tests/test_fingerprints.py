@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import inspect
 import ipaddress
 import logging
 import math
@@ -19,6 +20,7 @@ import uuid
 import zoneinfo
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserString, deque, namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
@@ -400,6 +402,83 @@ def test_the_form_does_not_depend_on_how_deep_the_caller_is() -> None:
         return deeper(levels - 1) if levels else encode(payload)
 
     assert deeper(sys.getrecursionlimit() - 250) == encode(payload)
+
+
+def test_a_payload_that_is_nested_a_little_can_be_read_wherever_a_flat_one_can() -> None:
+    def frames_needed(payload: Any) -> int:
+        """How many frames have to be free for it."""
+
+        def deeper(levels: int) -> bytes:
+            return deeper(levels - 1) if levels else encode(payload)
+
+        for free in range(1, 200):
+            with suppress(RecursionError):
+                deeper(sys.getrecursionlimit() - len(inspect.stack(0)) - free)
+                return free
+        raise AssertionError("it cannot be read at all")
+
+    flat, nested = frozenset({1}), 1
+    for _ in range(30):
+        nested = [nested]  # type: ignore[assignment]
+
+    # msgspec is given less to do than it could: what it does not get to is written step by step.
+    assert frames_needed(nested) <= frames_needed(flat) + 2
+
+
+@pytest.mark.parametrize("hours", [14, -12])
+@pytest.mark.parametrize("end", [dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)])
+def test_the_first_and_last_moments_of_the_calendar_have_a_form_in_every_time_zone(
+    guard: Guard, end: dt.datetime, hours: int
+) -> None:
+    moment = end.replace(tzinfo=dt.timezone(dt.timedelta(hours=hours)))
+    inwards = dt.timedelta(minutes=30 if end.year == 1 else -30)
+    # The same moment, by another offset.
+    same = (end + inwards).replace(tzinfo=dt.timezone(dt.timedelta(hours=hours) + inwards))
+    other = (end + inwards).replace(tzinfo=moment.tzinfo)
+
+    guard.run("charge", "pay_1", int, fingerprint=moment)
+
+    assert moment == same != other
+    assert guard.run("charge", "pay_1", int, fingerprint=same).replayed
+    with pytest.raises(KeyReused):
+        guard.run("charge", "pay_1", int, fingerprint=other)
+
+
+class SoftTimeLimit(Exception):
+    """What a signal's handler raises, wherever the worker is."""
+
+
+@contextmanager
+def limit_reached_in(function: str) -> Iterator[None]:
+    """Raise as this function of ours returns, once."""
+
+    def look(frame: types.FrameType, event: str, _argument: Any) -> None:
+        if event == "return" and frame.f_code.co_name == function and "onefold" in frame.f_code.co_filename:
+            sys.setprofile(None)
+            raise SoftTimeLimit
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_signal_that_comes_as_a_payload_is_read_is_not_the_payloads_mistake(guard: Guard) -> None:
+    @guard.idempotent("charge", key="payment_id")
+    def charge(payment_id: str, amount: int) -> None: ...
+
+    @guard.idempotent("refund", key="payment_id", fingerprint=lambda payment_id, amount: amount)
+    def refund(payment_id: str, amount: int) -> None: ...
+
+    with pytest.raises(SoftTimeLimit), limit_reached_in("of_parts"):
+        charge("pay_1", 4200)
+    with pytest.raises(SoftTimeLimit), limit_reached_in("of_whole"):
+        refund("pay_1", 4200)
+    with pytest.raises(SoftTimeLimit), limit_reached_in("of_whole"):
+        guard.run("pay", "pay_1", int, fingerprint=4200)
+    with pytest.raises(SoftTimeLimit), limit_reached_in("encode"):
+        canonical(4200)
 
 
 def test_what_holds_itself_or_is_too_deep_is_refused_by_name(guard: Guard) -> None:

@@ -1,6 +1,7 @@
-"""Ctrl-C at every operation inside a transaction, before it is sent and after it: the record is there if its effect is.
+"""An interrupt at every operation inside a transaction, before it is sent and after it: a record, if its effect is.
 
-The blocking drivers. A caller of `within` may even catch the interrupt and commit (row 41 of the edge cases).
+The blocking drivers. It is a Ctrl-C, or an exception of any class that a signal's handler raises, as Celery's soft time
+limit does. A caller of `within` may even catch it and commit (row 41 of the edge cases).
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from cancel_tools import Driver, prepare
 from mysql_wallet import parameters
 from onefold import Guard, _steps
 from support import PATIENCE
+
+
+class SoftTimeLimitExceeded(Exception):
+    """As Celery's: an ordinary exception, which a signal's handler raises wherever the worker is."""
+
+
+INTERRUPTS = {"ctrl-c": KeyboardInterrupt, "soft limit": SoftTimeLimitExceeded, "alarm": TimeoutError}
 
 
 class Face(NamedTuple):
@@ -137,7 +145,7 @@ def within(face: Face, message: str) -> None:
 
 
 def within_commits_all_the_same(face: Face, message: str) -> None:
-    with suppress(Exception), face.begun() as connection, suppress(KeyboardInterrupt):
+    with suppress(Exception), face.begun() as connection, suppress(*INTERRUPTS.values()):
         _credited_within(face, connection, message)
 
 
@@ -158,7 +166,7 @@ def fresh(face: Face, message: str) -> None:
 def fresh_commits_all_the_same(face: Face, message: str) -> None:
     with suppress(Exception), face.begun() as connection:
         new: Any = ()
-        with suppress(KeyboardInterrupt):
+        with suppress(*INTERRUPTS.values()):
             new = face.guard.within(connection).fresh("credit", [message, f"{message}-2"], key=str).new
         for one in new:
             face.credit(connection, one)
@@ -174,10 +182,11 @@ STORIES = {
 
 
 class Interrupts:
-    """A KeyboardInterrupt at the n-th operation of a store."""
+    """An interrupt at the n-th operation of a store."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException] = KeyboardInterrupt) -> None:
         self.at = 0
+        self._kind = kind
         self.after = False
         self._seen = 0
         for step in vars(_steps).values():
@@ -196,10 +205,10 @@ class Interrupts:
             self._seen += 1
             here = self._seen == self.at
             if here and not self.after:
-                raise KeyboardInterrupt
+                raise self._kind("now")
             reply = send(step, store)
             if here:
-                raise KeyboardInterrupt
+                raise self._kind("now")
             return reply
 
         return struck
@@ -225,15 +234,24 @@ EVERYDAY = {
     ("django, sqlite", "transactional"),
     ("django, psycopg", "fresh, commits all the same"),
 }
+EVERYDAY_KINDS = {
+    *product(EVERYDAY, ["ctrl-c"]),
+    *product(product(["sqlite", "psycopg", "pymysql"], ["within, commits all the same"]), ["soft limit"]),
+    (("sqlalchemy, psycopg", "within, commits all the same"), "soft limit"),
+    (("django, sqlite", "within, commits all the same"), "soft limit"),
+    (("psycopg", "fresh, commits all the same"), "alarm"),
+    (("sqlite", "fresh, commits all the same"), "soft limit"),
+    (("pymysql", "transactional"), "alarm"),
+}
 COMBINATIONS = [
-    pytest.param(*one, id="-".join(one), marks=() if one in EVERYDAY else pytest.mark.more)
-    for one in product(FACES, STORIES)
+    pytest.param(*one, kind, id="-".join((*one, kind)), marks=() if (one, kind) in EVERYDAY_KINDS else pytest.mark.more)
+    for one, kind in product(product(FACES, STORIES), INTERRUPTS)
 ]
 
 
-@pytest.mark.parametrize(("face", "story"), COMBINATIONS)
+@pytest.mark.parametrize(("face", "story", "kind"), COMBINATIONS)
 def test_whichever_operation_is_interrupted_the_record_is_there_exactly_if_its_effect_is(
-    face: str, story: str, address: str, monkeypatch: pytest.MonkeyPatch
+    face: str, story: str, kind: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, opened = FACES[face]
     interrupted, again = STORIES[story]
@@ -241,7 +259,7 @@ def test_whichever_operation_is_interrupted_the_record_is_there_exactly_if_its_e
     with opened(address) as working:
         transactional(working, "first")
         again(working, "second")
-        interrupts = Interrupts(monkeypatch)
+        interrupts = Interrupts(monkeypatch, INTERRUPTS[kind])
         for at in count(1):
             for after in (False, True):
                 interrupts.set(at, after=after)

@@ -26,7 +26,9 @@ FLOWS = {
     "_flow_steps",
 }
 FRONT = (
-    RULES | FLOWS | {"keys", "stores", "heartbeat", "current", "_calls", "_toolbox", "_front", "guard", "guard_async"}
+    RULES
+    | FLOWS
+    | {"keys", "stores", "heartbeat", "current", "_calls", "_nested", "_toolbox", "_front", "guard", "guard_async"}
 )
 
 # What a room may import of ours. A room that is not listed may import the public names only.
@@ -34,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
-    "_interrupts": set(),
+    "_interrupts": {"errors"},
     "_model": BOTTOM,
     "_bypass": {"_model"},
     "_canonical": set(),
@@ -48,9 +50,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},
     "heartbeat": {"_model", "durations", "errors", "events", "stores"},
-    "current": RULES | FLOWS | {"keys", "heartbeat"},
-    "_calls": {"keys", "_checks", "_fingerprint", "errors"},
-    "_toolbox": {"_steps", "codecs", "current", "events", "heartbeat"},
+    "_nested": {"_interrupts", "_model", "errors"},
+    "current": RULES | FLOWS | {"_nested", "keys", "heartbeat"},
+    "_calls": {"keys", "_canonical", "_checks", "_fingerprint", "errors"},
+    "_toolbox": {"_nested", "_steps", "codecs", "current", "events", "heartbeat"},
     "_front": FRONT - {"guard", "guard_async"},
     "transactions": FRONT | {"transactions"},
     "guard": FRONT | {"transactions"},

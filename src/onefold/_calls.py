@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold import keys
+from onefold._canonical import has_no_form
 from onefold._checks import did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
 from onefold.errors import MissingKey, UsageError
@@ -112,13 +113,18 @@ class Call:
         try:
             return scope, key, of_parts(self._recipe, address, self._payload_from(bound))
         except Exception as error:
-            raise self._undigestible(bound) from error
+            mistake = self._undigestible(bound)
+            if mistake is None:
+                raise
+            raise mistake from error
 
     def _computed(self, address: tuple[str, str, str], payload: object) -> bytes:
         """The fingerprint of what the user's own function made of the arguments."""
         try:
             return of_whole(self._recipe, address, payload)
         except Exception as error:
+            if not has_no_form(payload):
+                raise
             raise UsageError(
                 f"{self.operation}: what fingerprint= made of the arguments of {self.name}() cannot be fingerprinted "
                 f"({error}). Nothing ran"
@@ -140,8 +146,12 @@ class Call:
         named.operation = self.operation
         return named
 
-    def _undigestible(self, bound: Sequence[Any]) -> UsageError:
-        name, why = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
+    def _undigestible(self, bound: Sequence[Any]) -> UsageError | None:
+        """What to say of the argument that cannot be fingerprinted; None: all of them can."""
+        found = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
+        if found is None:
+            return None
+        name, why = found
         return UsageError(
             f"{self.operation}: the argument {name!r} of {self.name}() cannot be fingerprinted "
             f"({why}). Nothing ran. Name the arguments that are the payload with fingerprint=(...), "

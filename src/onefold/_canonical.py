@@ -41,22 +41,35 @@ _fast: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 def encode(value: object) -> bytes:
     """The canonical form. Raises `TypeError` for what has none, `ValueError` for what is nested too deeply."""
-    if type(value) in LEAVES or are_plain((value,)):
-        try:
+    try:
+        if type(value) in LEAVES or are_plain((value,)):
             return _fast(value)
-        except REFUSALS:
-            pass
+    except REFUSALS:
+        pass
     return _encode_by_steps(value)
 
 
 def encode_each(values: Sequence[object]) -> list[bytes]:
     """The form of each of them."""
-    if are_plain(values):
-        try:
+    try:
+        if are_plain(values):
             return list(map(_fast, values))
-        except REFUSALS:
-            pass
+    except REFUSALS:
+        pass
     return [encode(value) for value in values]
+
+
+def has_no_form(value: object) -> bool:
+    """Whether it cannot be encoded, once it was tried and failed.
+
+    An error that does not come again is not the value's: a signal's handler, such as Celery's soft time limit, may
+    raise anywhere.
+    """
+    try:
+        encode(value)
+    except Exception:  # noqa: BLE001 - also what a property of the value raises
+        return True
+    return False
 
 
 def are_plain(values: Iterable[object], depth: int = FAST_NESTING_MAX) -> bool:
@@ -244,7 +257,7 @@ def _of_scalar(kind: type) -> Simplifier:
     import uuid
 
     if issubclass(kind, dt.datetime):
-        return lambda value: value.isoformat() if value.utcoffset() is None else _utc(value).isoformat()
+        return lambda value: value.isoformat() if value.utcoffset() is None else _in_utc(value)
     if issubclass(kind, (dt.date, dt.time)):
         return lambda value: value.isoformat()
     if issubclass(kind, dt.timedelta):
@@ -288,10 +301,16 @@ def _of_container(kind: type) -> Simplifier:
     return list if issubclass(kind, Sequence) else None
 
 
-def _utc(value: Any) -> Any:
+def _in_utc(value: Any) -> str:
+    """One text for equal moments, also for those that are in the first or last hours of the calendar."""
     import datetime as dt
 
-    return value.astimezone(dt.UTC)
+    try:
+        return str(value.astimezone(dt.UTC).isoformat())
+    except OverflowError:
+        first = dt.datetime.min.replace(tzinfo=dt.UTC)
+        since = value - first
+        return f"{since.days} d {since.seconds} s {since.microseconds} us after {first.isoformat()}"
 
 
 def _decimal(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._flow_bypass import alone, put_back
+from onefold._interrupts import NotAnswered
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
 from onefold._steps import (
     Claiming,
@@ -308,7 +309,7 @@ def insist(tell: Teller, claim: Claim, step: Finishing | Extending, what: str) -
             failure = error
         tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
         left = yield LeaseLeft(claim)
-        if min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
+        if isinstance(failure, NotAnswered) or min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
             return failure
         waited += yield Pausing(min(pause, left / 2))
         pause = min(pause * 2, FINISH_PAUSE_MAX)

@@ -20,6 +20,7 @@ from onefold._calls import (
     name_of,
     returns_of,
 )
+from onefold._canonical import has_no_form
 from onefold._fingerprint import of_whole, recipe_of_whole
 from onefold._flow import deliver
 from onefold._flow_joined import join, transact
@@ -230,6 +231,8 @@ class Front:
         try:
             fingerprint = None if payload is None else of_whole(_PAYLOAD, address.parts, payload)
         except Exception as error:
+            if not has_no_form(payload):
+                raise
             raise UsageError(
                 f"{operation}: fingerprint={type(payload).__name__}: the payload cannot be fingerprinted: {error}. "
                 "Nothing ran"

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from onefold.errors import StoreUnavailable
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -24,6 +26,10 @@ T = TypeVar("T")
 # How long a cancelled task waits for what must not be torn. A database answers in milliseconds; one that is not heard
 # for so long has its connection closed, so that a time-out around a delivery ends it.
 CLEAN_UP_SECONDS: Final = 5.0
+
+
+class NotAnswered(StoreUnavailable):
+    """The store was silent for as long as a claim was certainly still ours. It may have done what it was told."""
 
 
 class When(Enum):
@@ -42,12 +48,23 @@ def ask(step: Any, hands: Any) -> Answered:
     """Perform one operation. An interrupt that ends the delivery is raised."""
     try:
         return step.send(hands.store), None, None
-    except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+    except Exception as error:
+        if not step.outside and _came_from_outside(error, hands):
+            raise
         return None, error, None
     except BaseException as interrupt:
         if not _may_be_repeated(step, hands):
             raise
         return _asked_again(step, hands.store, interrupt)
+
+
+def _came_from_outside(error: Exception, hands: Any) -> bool:
+    """Whether an error inside a transaction is an interrupt: neither the database's own nor ours.
+
+    A signal's handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a time-out by SIGALRM.
+    A store that does not tell its errors from others has none that count as interrupts.
+    """
+    return hands.joined and hasattr(hands.store, "knows") and not hands.store.knows(error)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
@@ -62,10 +79,13 @@ def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
 async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> Answered:
     """Perform one operation, awaited. `interrupt` is one that came before: then only the clean-up goes on."""
     if hands.joined and not step.outside:
-        return await _ask_inside(step, hands.store, interrupt)
+        answered = await _ask_inside(step, hands.store, interrupt)
+        if answered[1] is not None and _came_from_outside(answered[1], hands):
+            raise answered[1]
+        return answered
     cancelled = cancellations()
     try:
-        reply, failure = await step.send(hands.store), None
+        reply, failure = await _in_its_lease(step, hands), None
     except Exception as error:  # noqa: BLE001 - the flow knows what it means there
         reply, failure = None, error
     except BaseException as error:
@@ -75,9 +95,31 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
     return reply, failure, _swallowed(cancelled)
 
 
-def unmasked(error: BaseException, before: int) -> BaseException:
+async def _in_its_lease(step: Any, hands: Any) -> Any:
+    """Await an operation on claims that are alive, for as long as they are certainly ours.
+
+    From a server that is silent nothing is heard before its connection breaks, which may take a quarter of an hour.
+    What is sent too late is waited for as a clean-up is.
+    """
+    # One step, or those of a batch; a claim that is yet to be made has no lease.
+    claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
+    left = None if not claims or is_in_process(hands.store) else hands.heartbeat.left_of(claims)
+    if left is None:
+        return await step.send(hands.store)
+    import asyncio
+
+    try:
+        async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
+            return await step.send(hands.store)
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise NotAnswered("the store has not answered before the lease ended") from error
+
+
+def unmasked(error: BaseException | None, before: int) -> BaseException | None:
     """The cancellation that a driver has turned into an error of its own: that would be tried again, as a lost link."""
-    cancelled = _swallowed(before) if isinstance(error, Exception) else None
+    cancelled = _swallowed(before) if error is None or isinstance(error, Exception) else None
     if cancelled is None:
         return error
     # Not its cause, which says why a transaction is tried again.
@@ -110,6 +152,11 @@ def _swallowed(before: int) -> BaseException | None:
     return asyncio.CancelledError() if cancellations() > before else None
 
 
+def is_in_process(store: Any) -> bool:
+    """Whether its operations wait for nobody, so that they can neither be cancelled nor take long."""
+    return bool(getattr(store, "in_process", False))
+
+
 def _may_be_repeated(step: Any, hands: Any) -> bool:
     return step.outside or not (hands.joined or step.once)
 
@@ -133,7 +180,7 @@ async def _ask_inside(step: Any, store: Any, interrupt: BaseException | None) ->
     """Perform one operation inside a transaction, and never twice."""
     if interrupt is not None and not step.cleans_up:
         raise interrupt
-    if getattr(store, "in_process", False):
+    if is_in_process(store):
         # It waits for nobody, so that no cancellation can come between.
         try:
             return await step.send(store), None, None
@@ -153,6 +200,17 @@ def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception 
         raise interrupt
     failure = None if task.cancelled() else task.exception()
     return (None, failure) if isinstance(failure, Exception) else (task.result(), None)
+
+
+def struck(error: Exception, handed: BaseException | None, hands: Any, *, answered: bool) -> bool:
+    """Whether an error that ends a delivery inside a transaction has interrupted it, so that a record may be there.
+
+    `handed` is the handler's own, after which its record was taken back; `answered` says that the delivery was answered
+    from the record in the way, with an error of any class.
+    """
+    if handed is not None and (handed is error or handed is error.__cause__):
+        return False
+    return not answered and _came_from_outside(error, hands)
 
 
 def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:

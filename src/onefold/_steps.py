@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, unmasked
+from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
 from onefold.errors import UsageError
 
@@ -240,6 +240,9 @@ class Hands(Protocol):
     def leave(self, current: Any) -> bytes | None: ...
     def put_back(self, around: Any, current: Any) -> bytes | None: ...
 
+    # What runs inside of the handler, on its transaction; None without one.
+    nest: Any
+
 
 def drive(flow: Flow[T], hands: Hands) -> T:
     """Perform a flow's steps, blocking."""
@@ -255,6 +258,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic() if step.counts else sent
+                reply = None
                 reply, failure, stop = ask(step, hands)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
@@ -268,6 +272,8 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
         handed = None if ran is None else ran.error
+        if struck(error, handed, hands, answered=isinstance(reply, Record)):
+            spoil(hands, error, ran)
         # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
         if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
             raise
@@ -297,6 +303,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
             failure = None
             if isinstance(step, Ask):
                 sent = time.monotonic() if step.counts else sent
+                reply = None
                 reply, failure, stop = await ask_async(step, hands, interrupt)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
@@ -308,7 +315,9 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
-    except Exception:
+    except Exception as error:
+        if struck(error, None if ran is None else ran.error, hands, answered=isinstance(reply, Record)):
+            await spoil_async(hands, error, ran)
         if interrupt is None:
             raise
     except BaseException as error:
@@ -344,6 +353,14 @@ def _run(step: Running, hands: Hands) -> Ended:
 
 
 async def _run_async(step: Running, hands: Hands) -> Ended:
+    ended = await _call_async(step, hands)
+    if hands.nest is None:
+        return ended
+    error = await hands.nest.ended(ended.error, hands.store)
+    return ended if error is ended.error else msgspec.structs.replace(ended, error=error)
+
+
+async def _call_async(step: Running, hands: Hands) -> Ended:
     current, started, around = None, False, hands.around()
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
     before = cancellations() if hands.joined else 0

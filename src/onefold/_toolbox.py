@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from onefold._nested import Nest
 from onefold._steps import Flow, Running
 from onefold.codecs import Codec
 from onefold.current import Current, around, enter, leave, put_back
@@ -33,6 +34,8 @@ class Toolbox:
         self.tell = tell
         self.home = store if home is None else home
         self.transaction = transaction
+        # Of the handler that runs now, inside a transaction.
+        self.nest: Nest | None = None
         self._conduct = conduct
 
     @property
@@ -51,8 +54,11 @@ class Toolbox:
         entry = running.entry
         if entry is None:
             return None
+        if self.heartbeat is None:
+            self.nest = Nest(entry.address)
+            return enter(entry, self, None, self.nest)
         # Only a claim has a beat: none in a transaction, in seen mode, and where the store is down.
-        return enter(entry, self, None if self.heartbeat is None else self.heartbeat.find(entry.token))
+        return enter(entry, self, self.heartbeat.find(entry.token))
 
     around = staticmethod(around)
     leave = staticmethod(leave)

@@ -11,6 +11,7 @@ import msgspec
 
 from onefold._flow_steps import StepLog, take_step
 from onefold._model import Address, Entry, downstream
+from onefold._nested import Nest
 from onefold._steps import Flow
 from onefold.codecs import Codec
 from onefold.errors import UsageError
@@ -48,6 +49,8 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     _beat: Beat | None
     # The delivery whose handler runs around this one.
     _outer: Current | None
+    # What runs inside of its handler, on its transaction; None without one.
+    _nest: Nest | None = None
     # None outside of `enter` and `leave`.
     _reset: Token[Current | None] | None = None
     _log: StepLog | None = None
@@ -107,10 +110,11 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
         A later attempt gets the stored result. Only a part that was under way when its run died runs again: nobody
         knows whether it happened, so pass `key_for` on. It returns when its log is kept; a store that fails is asked
-        until the lease is nearly over, and then `OutcomeUnknown` is raised. Raises `ClaimLost` if the claim had gone
-        meanwhile. Under an `AsyncGuard` await it. Without a claim (seen mode, a transaction, or a store that is down)
-        there is no log, and the part simply runs. A name is one effect: a second step of the same name in one run
-        raises `UsageError`, unless the first one failed.
+        until the lease is nearly over, and then `OutcomeUnknown` is raised (where a blocking driver waits for a silent
+        server: when the driver gives up). Raises `ClaimLost` if the claim had gone meanwhile. Under an `AsyncGuard`
+        await it. Without a claim (seen mode, a transaction, or a store that is down) there is no log, and the part
+        simply runs. A name is one effect: a second step of the same name in one run raises `UsageError`, unless the
+        first one failed.
         """
         self._begin(name)
         outer = _step.set((self, name))
@@ -178,9 +182,9 @@ def current() -> Current:
     return found
 
 
-def enter(entry: Entry, tools: Tools, beat: Beat | None) -> Current:
+def enter(entry: Entry, tools: Tools, beat: Beat | None, nest: Nest | None = None) -> Current:
     """Make this delivery the current one; every `enter` has its `leave`."""
-    inside = Current(entry, tools, beat, _current.get())
+    inside = Current(entry, tools, beat, _current.get(), nest)
     inside._reset = _current.set(inside)
     return inside
 
@@ -222,11 +226,15 @@ def is_inside(address: Address, home: object) -> bool:
     return any(one._entry.address == address and home in (one._tools.home, one._tools.tx) for one in _around())
 
 
-def transaction_around(home: object) -> Any:
-    """The transaction of ours, on this store, that is open around us; None if there is none."""
-    return next(
-        (one._tools.transaction for one in _around() if one._tools.home is home and one._tools.transaction), None
-    )
+def transaction_around(home: object) -> tuple[Any, Nest | None]:
+    """Return the transaction that is open around us, on this store or connection, and what else runs inside of it.
+
+    The transaction is None where it is the caller's own; both are, where none is open.
+    """
+    for one in _around():
+        if one._nest is not None and home in (one._tools.home, one._tools.tx):
+            return one._tools.transaction, one._nest
+    return None, None
 
 
 def _around() -> Iterator[Current]:

@@ -162,8 +162,11 @@ class Guard(Front):
 
     def _transaction(self) -> AbstractContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
         """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
-        around = transaction_around(self._tools().home)
-        return nullcontext((around, self._join)) if around is not None else self._own_transaction()
+        around, nest = transaction_around(self._tools().home)
+        if nest is None:
+            return self._own_transaction()
+        nest.check_thread()
+        return nullcontext((around, self._join))
 
     @contextmanager
     def _own_transaction(self) -> Iterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
@@ -308,6 +311,7 @@ class Within:
         asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
         policy = guard._joined_policy(policy)
         guard._check_outside(asked, self._connection)
+        self._check_thread()
         work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
         joined = join_connection(self._connection, self._record, awaited=False)
         tools = guard._tools_on(joined, self._connection)
@@ -332,6 +336,7 @@ class Within:
         works = guard._fresh_works(
             messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
         )
+        self._check_thread()
         joined = join_connection(self._connection, None, awaited=False)
         tools = guard._tools_on(joined, self._connection)
         verdicts: list[bool | Exception] = []
@@ -339,3 +344,9 @@ class Within:
             flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
             verdicts += drive(flow, tools)
         return sorted_by(messages, verdicts)
+
+    def _check_thread(self) -> None:
+        """Raise `UsageError` inside of a handler of another thread, on the same connection."""
+        _, nest = transaction_around(self._connection)
+        if nest is not None:
+            nest.check_thread()

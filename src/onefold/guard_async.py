@@ -14,6 +14,7 @@ from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
+from onefold._nested import Nest
 from onefold._steps import Flow, drive_async
 from onefold._work import Work
 from onefold.codecs import Codec
@@ -150,8 +151,15 @@ class AsyncGuard(Front):
 
     def _transaction(self) -> AbstractAsyncContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
         """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
-        around = transaction_around(self._tools().home)
-        return nullcontext((around, self._join)) if around is not None else self._own_transaction()
+        around, nest = transaction_around(self._tools().home)
+        return self._own_transaction() if nest is None else self._joined_transaction(around, nest)
+
+    @asynccontextmanager
+    async def _joined_transaction(
+        self, around: Any, nest: Nest
+    ) -> AsyncIterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
+        async with nest.turn():
+            yield around, self._join
 
     @asynccontextmanager
     async def _own_transaction(self) -> AsyncIterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
@@ -282,7 +290,8 @@ class AsyncWithin:
         work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
         joined = join_connection(self._connection, self._record, awaited=True)
         tools = guard._tools_on(joined, self._connection)
-        return await drive_async(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
+        async with self._turn():
+            return await drive_async(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
 
     async def fresh(
         self,
@@ -302,7 +311,13 @@ class AsyncWithin:
         joined = join_connection(self._connection, None, awaited=True)
         tools = guard._tools_on(joined, self._connection)
         verdicts: list[bool | Exception] = []
-        for start in range(0, len(works), BATCH_MAX):
-            flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
-            verdicts += await drive_async(flow, tools)
+        async with self._turn():
+            for start in range(0, len(works), BATCH_MAX):
+                flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
+                verdicts += await drive_async(flow, tools)
         return sorted_by(messages, verdicts)
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        """Wait for what else runs inside of a handler around us, on the same connection."""
+        _, nest = transaction_around(self._connection)
+        return nullcontext() if nest is None else nest.turn()

@@ -173,13 +173,13 @@ class Heartbeat:
         due = self.beats.due(sent)
         if not due:
             return
-        late = _timer(patience(due), self._tell, due)
+        answered = _tell_if_late(self.beats, due, self._tell)
         try:
             self.beats.heard(due, self._renew([beat.claim for beat in due]), sent)
         except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
             _failed(self._tell, due, error)
         finally:
-            late.cancel()
+            answered.set()
 
     def _renew(self, claims: list[Claim]) -> list[bool]:
         store = self._store()
@@ -230,6 +230,12 @@ class AsyncHeartbeat:
         """How long this claim is certainly still ours."""
         beat = self.find(claim.token)
         return 0.0 if beat is None else beat.left
+
+    def left_of(self, claims: Sequence[Claim]) -> float | None:
+        """How long all of these claims are certainly still ours; None: none of them is under our care."""
+        beats = self._here().beats
+        found = [beats[claim.token].left for claim in claims if claim.token in beats]
+        return min(found, default=None)
 
     def unwatch(self, claims: Sequence[Claim]) -> None:
         self._here().beats.drop(claims)
@@ -345,14 +351,37 @@ def patience(beats: Sequence[Beat]) -> float:
     return min(beat.claim.lease for beat in beats) / (BEATS_PER_LEASE + 1)
 
 
-def _timer(seconds: float, tell: Teller, beats: Sequence[Beat]) -> threading.Timer:
-    """Return a timer that tells of renewals which take too long: a driver that waits cannot be told to stop."""
-    timer = threading.Timer(seconds, _late, (tell, beats))
-    timer.name, timer.daemon = "onefold-late-renewal", True
+def _tell_if_late(beats: Beats, due: Sequence[Beat], tell: Teller) -> threading.Event:
+    """Tell of renewals that take too long, until the event is set: a driver that waits cannot be told to stop."""
+    answered = threading.Event()
+    waits = threading.Thread(
+        target=_await_answer, args=(answered, beats, due, tell), name="onefold-late-renewal", daemon=True
+    )
     # A process that ends starts no threads any more.
     with suppress(RuntimeError):
-        timer.start()
-    return timer
+        waits.start()
+    return answered
+
+
+def _await_answer(answered: threading.Event, beats: Beats, late: Sequence[Beat], tell: Teller) -> None:
+    """Tell of each claim that it is not renewed, and once more when its lease has ended.
+
+    Those that become due meanwhile are not renewed either: nothing is sent before this is answered.
+    """
+    told: dict[bytes, bool] = {}
+    pause = patience(late)
+    while not answered.wait(pause):
+        if late:
+            _late(tell, late)
+        told |= {beat.claim.token: beat.lost for beat in late}
+        alive = list(beats.values())
+        late = [beat for beat in alive if _is_untold(beat, told)]
+        pause = patience(late or alive) if alive else pause
+
+
+def _is_untold(beat: Beat, told: dict[bytes, bool]) -> bool:
+    known = told.get(beat.claim.token)
+    return beat.due <= time.monotonic() if known is None else beat.lost and not known
 
 
 def _late(tell: Teller, beats: Sequence[Beat]) -> None:
@@ -375,12 +404,13 @@ def _warn(beats: Sequence[Beat], cause: str) -> None:
 
     first = min(beats, key=lambda beat: beat.left)
     others = f", and {len(beats) - 1} others" if len(beats) > 1 else ""
+    left = round(first.left, 1)
     logging.getLogger("onefold").warning(
-        "%s [key %s]%s: the claim was not renewed, and its lease ends in %s: %s",
+        "%s [key %s]%s: the claim was not renewed, and its lease %s: %s",
         first.claim.address.operation,
         first.claim.address.digest,
         others,
-        in_words(max(round(first.left, 1), 0.0)),
+        f"ends in {in_words(left)}" if left > 0 else "has ended",
         cause,
     )
 

@@ -78,17 +78,19 @@ def canonical(payload: object) -> bytes:
         return _canonical.encode(payload)
     except Exception as error:
         # Also what a property of the payload raises: it is the payload that cannot be read.
+        if not _canonical.has_no_form(payload):
+            raise
         raise UsageError(f"the payload cannot be fingerprinted: {error}") from error
 
 
-def undigestible(payload: Mapping[str, object]) -> tuple[str, str]:
-    """The name of the first argument that has no canonical form, and why."""
+def undigestible(payload: Mapping[str, object]) -> tuple[str, str] | None:
+    """The name of the first argument that has no canonical form, and why; None: all of them have one."""
     for name, value in payload.items():
         try:
             canonical(value)
         except UsageError as error:
             return name, str(error.__cause__)
-    return "", ""
+    return None
 
 
 def _problem(text: str, limit: int) -> str:

@@ -169,8 +169,10 @@ class SqlTransaction(JoinedRecords):
             tell_no_savepoint(error, self.database)
             raise
 
-    def spoil(self, when: When) -> None:
-        """Nothing: a transaction of ours is undone by letting it go, or its connection is closed."""
+    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
+        """Leave nothing that could be committed: it may be a nested delivery that was interrupted, and be caught."""
+        if self._begun and self.link.standing() is not Standing.BROKEN:
+            self.link.spoil()
 
     def let_go(self) -> None:
         """Give the link back."""

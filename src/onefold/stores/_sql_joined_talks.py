@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
-from onefold.errors import UsageError
+from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk
 from onefold.stores._sql_links import AsyncLink, Database, Kind, Link, Standing, cause_of
 
@@ -31,6 +31,12 @@ ABORTED: Final = (
 )
 
 
+# Whose errors are the database's, also those that `Database.trouble` has no meaning for.
+SPEAKERS: Final = frozenset(
+    {"aiosqlite", "asyncmy", "asyncpg", "django", "psycopg", "psycopg_pool", "pymysql", "sqlalchemy", "sqlite3"}
+)
+
+
 class Talks:
     """What is said to the database, the same in both colours."""
 
@@ -38,6 +44,12 @@ class Talks:
     link: Any
     # A statement that is to be sent with the COMMIT.
     _check: str | None = None
+
+    def knows(self, error: BaseException) -> bool:
+        """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
+        if isinstance(error, OnefoldError) or cause_of(error, self.database) is not None:
+            return True
+        return any(parent.__module__.partition(".")[0] in SPEAKERS for parent in type(error).__mro__)
 
     def _checking(self, claim: Claim) -> str | None:
         """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from onefold._interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
-from onefold.errors import StoreUnavailable, UsageError
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
 from onefold.stores._sql_joined_talks import WHAT_STAYS
 from onefold.stores._sql_sqlite import SQLITE
@@ -90,18 +90,18 @@ class JoinedRecords:
     def __init__(self, records: Records) -> None:
         self.tx = records.connection
         self._records = records
-        # What was claimed last.
+        # What was claimed here.
         self._claims: list[Claim] = []
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        self._claims = [Claim(entry.address, entry.token)]
+        self._claims.append(Claim(entry.address, entry.token))
         found = self._do(lambda records: records.claim(entry, replacing=replacing))
         if found is None:
             self._records.mark()
         return found
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        self._claims = [Claim(entry.address, entry.token) for entry in entries]
+        self._claims += [Claim(entry.address, entry.token) for entry in entries]
         return self._do(lambda records: records.claim_all(entries))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
@@ -115,6 +115,10 @@ class JoinedRecords:
         self._check_inside()
         if not self._records.unmark():
             raise UsageError(ENDED)
+
+    def knows(self, error: BaseException) -> bool:
+        """Whether an error is SQLite's or ours. Any other came from outside, as from a signal's handler."""
+        return isinstance(error, (sqlite3.Error, OnefoldError))
 
     def judge(self, claim: Claim, error: BaseException) -> None:
         """Nothing: a file has one writer at a time, so that no other delivery can have come between."""
@@ -230,7 +234,8 @@ class SqliteTransaction(JoinedRecords):
         return False
 
     def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
-        self._undo()
+        """Close the connection. After a rollback, what a handler around this delivery still writes would be kept."""
+        self.tx.close()
 
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
@@ -282,6 +287,9 @@ class AsyncJoinedRecords:
     async def check_open(self, claim: Claim) -> None:
         self.sync.check_open(claim)
 
+    def knows(self, error: BaseException) -> bool:
+        return self.sync.knows(error)
+
     async def judge(self, claim: Claim, error: BaseException) -> None:
         self.sync.judge(claim, error)
 
@@ -290,7 +298,8 @@ class AsyncJoinedRecords:
             self.sync.spoil(when)
 
     def abandon(self) -> None:
-        """Nothing: nobody waits for SQLite."""
+        """Close the connection, which rolls back: what still runs on it is told."""
+        self.tx.close()
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):

@@ -129,7 +129,8 @@ class Transaction(Protocol):
         """After an interrupt (KeyboardInterrupt, a cancellation): nothing that was written here may be committed.
 
         An async transaction has `abandon()` besides, which is not awaited: it closes the connection at once, without
-        waiting for the server.
+        waiting for the server. One that has `knows(error)` says by it whether an error is the database's own: any other
+        that comes out of an operation is an interrupt, too, as what a signal's handler raises.
         """
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...

@@ -247,6 +247,8 @@ class MemoryStore:
 class AsyncMemoryStore:
     """The same store, awaited. It never waits for anything, so that it needs neither loop nor thread."""
 
+    in_process: bool = True
+
     def __init__(self, *, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.sync = MemoryStore(limit=limit, clock=clock)
 

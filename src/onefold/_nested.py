@@ -1,0 +1,138 @@
+"""Deliveries inside the transaction of another one: what its handler calls on the same connection.
+
+They commit with the one around them, or neither does. So none of them may run when that transaction ends: what comes
+after would be committed by itself, or be lost. In blocking code a call ends before its caller goes on, and only a call
+from another thread is refused. A task of an async handler may outlive it, though. There the nested deliveries of one
+handler run one after the other, because a connection has one transaction and one line of savepoints; and the end of
+the transaction waits for those that were called while the handler ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from onefold import _interrupts
+from onefold.errors import UsageError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from onefold._model import Address
+
+AWAIT_IT: Final = (
+    "Await in a handler what it starts, as asyncio.TaskGroup does. What is to run on its own needs a context of its "
+    "own: create_task(..., context=contextvars.Context())"
+)
+
+
+class Nest:
+    """The deliveries inside of one handler, on its transaction."""
+
+    __slots__ = ("_around", "_failed", "_failure", "_given_up", "_over", "_thread", "_turn", "_under_way")
+
+    def __init__(self, around: Address) -> None:
+        self._around = around
+        self._thread = get_ident()
+        # Made with the first nested delivery, which most handlers do not have.
+        self._turn: asyncio.Lock | None = None
+        # Those that run, and those that wait for their turn.
+        self._under_way = 0
+        # Whether the handler has ended, and whether it failed.
+        self._over = False
+        self._failed = False
+        # Whether nested deliveries were still running when nobody could wait for them any longer.
+        self._given_up = False
+        # The error of a nested delivery that failed when the handler could not see it any more.
+        self._failure: BaseException | None = None
+
+    def check_thread(self) -> None:
+        """Raise `UsageError` in another thread than the handler's: a connection works for one at a time."""
+        if get_ident() != self._thread:
+            raise UsageError(
+                f"called in another thread than the handler around it, {self._named()}, whose transaction it would "
+                "join. Nothing ran. Call it in the handler's own thread, or outside of the transaction: "
+                "contextvars.Context().run(...)"
+            )
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until no other delivery runs inside of this handler. A nested one of its own has a nest of its own."""
+        from asyncio import Lock
+
+        self.check_thread()
+        self._turn = self._turn or Lock()
+        self._under_way += 1
+        try:
+            async with self._turn:
+                if self._failed:
+                    raise UsageError(f"not run: the handler around it, {self._named()}, failed meanwhile. {AWAIT_IT}")
+                yield
+        except BaseException as error:
+            if self._over:
+                self._failure = error
+            raise
+        finally:
+            self._under_way -= 1
+        if self._given_up:
+            raise self._too_late()
+
+    async def ended(self, error: BaseException | None, store: Any) -> BaseException | None:
+        """Wait for the nested deliveries, once the handler has ended with this error; return the one to go on with.
+
+        If they have not ended after CLEAN_UP_SECONDS, the store makes sure that nothing is committed.
+        """
+        import asyncio
+
+        self._over, self._failed = True, error is not None
+        if self._turn is None or not self._under_way:
+            return error
+        before = _interrupts.cancellations()
+        waiting = asyncio.ensure_future(self._turn.acquire())
+        if not await _interrupts.ended(waiting):
+            _interrupts.leave(waiting)
+            self._given_up = True
+            await _close(store)
+        return _interrupts.unmasked(self._outcome(error), before)
+
+    def _outcome(self, error: BaseException | None) -> BaseException | None:
+        if error is not None and not isinstance(error, Exception):
+            return error
+        if self._given_up:
+            mistake = self._too_late()
+            # Not its cause, which says why a transaction is tried again: what still runs would meet the new one.
+            mistake.__context__ = error
+            return mistake
+        if error is not None or self._failure is None:
+            return error
+        if isinstance(self._failure, Exception):
+            # As if the handler had awaited it.
+            return self._failure
+        return UsageError(
+            f"{self._named()}: a delivery that its handler had started was cancelled after the handler had ended. "
+            f"Nothing was committed. {AWAIT_IT}"
+        )
+
+    def _too_late(self) -> UsageError:
+        return UsageError(
+            f"{self._named()}: a delivery that its handler had started was still running "
+            f"{_interrupts.CLEAN_UP_SECONDS:g} s after the handler had ended. The connection was closed, and nothing "
+            f"was committed, of neither. {AWAIT_IT}"
+        )
+
+    def _named(self) -> str:
+        return f"{self._around.operation} [key {self._around.digest}]"
+
+
+async def _close(store: Any) -> None:
+    """Close the connection under what still runs on it; first so that a library which stands between knows of it."""
+    import asyncio
+
+    spoiling = asyncio.ensure_future(store.spoil(_interrupts.When.AFTER))
+    if await _interrupts.ended(spoiling):
+        _interrupts.read(spoiling)
+    else:
+        _interrupts.leave(spoiling)
+    store.abandon()

@@ -1,0 +1,122 @@
+"""A signal's handler that raises between any two functions of ours, inside a transaction: no record without its effect.
+
+What it raises may be an ordinary exception, as Celery's soft time limit is, and whoever called may catch it and commit.
+Right after a handler it counts as the handler's own error: what that has written is then the caller's to undo.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import onefold
+from onefold import TX, Guard
+
+OURS = str(Path(onefold.__file__).parent)
+
+# More than any delivery has: a bound for the loop over them.
+EVENTS_MAX = 2_000
+
+
+class SoftTimeLimit(Exception):
+    """What a signal's handler raises."""
+
+
+class Strike:
+    """Raises at the n-th call or return of a function of ours."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self._left = at
+        self._error = error
+        self.where = ""
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        sys.setprofile(self._look)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event not in ("call", "return") or not frame.f_code.co_filename.startswith(OURS):
+            return
+        self._left -= 1
+        if self._left == 0:
+            sys.setprofile(None)
+            self.where = f"{event} of {frame.f_code.co_qualname} in {Path(frame.f_code.co_filename).name}"
+            raise self._error("now")
+
+
+def within(guard: Guard, path: Path, message: str, strike: Strike) -> None:
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA synchronous = OFF")
+
+        def credit() -> str:
+            connection.execute("INSERT INTO effects VALUES (?)", (message,))
+            return "credited"
+
+        with suppress(KeyboardInterrupt, SoftTimeLimit), strike.armed():
+            guard.within(connection).run("credit", message, credit)
+
+
+def nested(guard: Guard, path: Path, message: str, strike: Strike) -> None:
+    """The handler around it catches the interrupt, and goes on."""
+
+    @guard.transactional("credit", key="message")
+    def credit(message: str, *, tx: Any = TX) -> str:
+        tx.execute("INSERT INTO effects VALUES (?)", (message,))
+        return "credited"
+
+    @guard.transactional("outer", key="message")
+    def outer(message: str, *, tx: Any = TX) -> None:
+        with suppress(KeyboardInterrupt, SoftTimeLimit), strike.armed():
+            credit(message.removesuffix(" around"))
+        tx.execute("INSERT INTO effects VALUES (?)", (message,))
+
+    with suppress(Exception):
+        outer(f"{message} around")
+
+
+def seen(path: Path, message: str) -> tuple[int, int]:
+    """How many records and effects there are, as another connection sees them."""
+    with closing(sqlite3.connect(path)) as connection:
+        (records,) = connection.execute("SELECT count(*) FROM onefold_records WHERE key = ?", (message,)).fetchone()
+        (effects,) = connection.execute("SELECT count(*) FROM effects WHERE message = ?", (message,)).fetchone()
+        return records, effects
+
+
+# It may strike as a generator that nobody has gone through is closed, which nobody hears.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [SoftTimeLimit, pytest.param(KeyboardInterrupt, marks=pytest.mark.more)])
+@pytest.mark.parametrize("story", [within, nested])
+def test_wherever_it_strikes_no_record_is_committed_without_its_effect(
+    story: Callable[..., None], error: type[BaseException], tmp_path: Path
+) -> None:
+    path, never = tmp_path / "wallet.db", Strike(0, error)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE effects (message TEXT)")
+    with Guard(f"sqlite:///{path}?sync=normal") as guard:
+        story(guard, path, "first", never)
+        for at in count(1):
+            strike, message = Strike(at, error), f"m{at}"
+            story(guard, path, message, strike)
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            for one in (message, f"{message} around"):
+                records, effects = seen(path, one)
+                assert records <= effects, f"{strike.where} ({at}), {one}: {records} records and {effects} effects"
+            within(guard, path, message, never)
+            records, effects = seen(path, message)
+            assert records == 1 <= effects, f"{strike.where} ({at}): it did not come again"
+
+    assert at > 50
