@@ -85,6 +85,21 @@ class Line:
                         raise self._translated(error) from error
                 time.sleep(BUSY_PAUSE)
 
+    @property
+    def is_open(self) -> bool:
+        return self._records is not None
+
+    def open_now(self) -> bool:
+        """Open the connection, and wait for nobody. False: another one is writing, and the tables have to be made."""
+        with self._turn:
+            try:
+                self._attempt(lambda _records: None, together=False)
+            except sqlite3.Error as error:
+                if code_of(error) not in BUSY:
+                    raise self._translated(error) from error
+                return False
+        return True
+
     def close(self) -> None:
         with self._turn:
             self._drop()
@@ -162,14 +177,14 @@ class Line:
 
     def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
         if code_of(error) in BUSY:
-            # Whoever finds the file busy has written nothing.
-            return StoreUnavailable.unreached(self._busy())
+            return self.too_busy()
         # The next operation opens the file anew, and so finds out when the cause is gone.
         self._drop()
         return translated(self._path, error)
 
-    def _busy(self) -> str:
-        return (
+    def too_busy(self) -> StoreUnavailable:
+        # Whoever finds the file busy has written nothing.
+        return StoreUnavailable.unreached(
             f"{self._path}: another connection has been writing for {in_words(self._patience)}. Look for a transaction "
             "that was left open (a shell, a tool, a back-up), or raise busy_timeout"
         )
