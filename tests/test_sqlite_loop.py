@@ -21,6 +21,7 @@ from onefold._model import Address, Entry, Record
 from onefold.stores._sqlite_line import Line
 from onefold.stores.sqlite import AsyncSqliteStore
 from support import PATIENCE
+from wallet import connected, never_opened, records
 
 Delivery = Callable[[AsyncGuard, Path], Awaitable[object]]
 
@@ -172,6 +173,88 @@ def test_closing_does_not_stop_the_loop_for_a_claim_that_came_later(path: Path, 
         await store.aclose()
 
     asyncio.run(close())
+
+
+# On connections of the caller's, which sqlite3 opens with a time-out of their own.
+
+
+async def waiting_within(path: Path, connection: sqlite3.Connection) -> None:
+    await AsyncGuard(never_opened).within(connection).run("credit", "m1", nothing)
+    connection.execute("COMMIT")
+
+
+async def waiting_for_fresh(path: Path, connection: sqlite3.Connection) -> None:
+    fresh = await AsyncGuard(never_opened).within(connection).fresh("credit", ["m1"], key=str)
+    assert fresh.new == ["m1"]
+    connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", ""])
+@pytest.mark.parametrize("delivery", [waiting_within, waiting_for_fresh])
+def test_a_callers_connection_waits_for_a_writer_in_the_same_loop(path: Path, delivery: Any, begin: str) -> None:
+    async def deliver() -> None:
+        with connected(path, timeout=PATIENCE) as connection:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute(begin)
+            async with writing(path) as other:
+                waiting = asyncio.create_task(delivery(path, connection))
+                await asyncio.sleep(0.01)
+                assert not waiting.done()
+                other.execute("COMMIT")
+                await waiting
+            assert connection.execute("PRAGMA busy_timeout").fetchone() == (PATIENCE * 1_000,)
+
+    asyncio.run(deliver())
+
+    assert records(path) == ["m1"]
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", ""])
+def test_a_delivery_that_is_cancelled_while_it_waits_on_a_callers_connection_has_taken_nothing(
+    path: Path, begin: str
+) -> None:
+    async def deliver() -> None:
+        with connected(path, timeout=PATIENCE) as connection:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute(begin)
+            async with writing(path) as other:
+                waiting = asyncio.create_task(waiting_within(path, connection))
+                await asyncio.sleep(0.01)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                other.execute("COMMIT")
+            await waiting_within(path, connection)
+
+    asyncio.run(deliver())
+
+    assert records(path) == ["m1"]
+
+
+def test_a_callers_connection_is_refused_after_its_own_time_out(path: Path) -> None:
+    async def deliver() -> None:
+        with connected(path, timeout=0.05) as connection:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            async with writing(path):
+                with pytest.raises(sqlite3.OperationalError, match="locked"):
+                    await waiting_within(path, connection)
+
+    asyncio.run(deliver())
+
+
+def test_a_callers_transaction_that_has_read_before_another_wrote_is_refused_at_once(path: Path) -> None:
+    async def deliver() -> None:
+        with connected(path, timeout=PATIENCE) as connection:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute("BEGIN")
+            connection.execute("SELECT * FROM sqlite_master").fetchall()
+            async with writing(path) as other:
+                other.execute("CREATE TABLE wallet (account TEXT)")
+                other.execute("COMMIT")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                await asyncio.wait_for(waiting_within(path, connection), PATIENCE / 2)
+
+    asyncio.run(deliver())
 
 
 def test_a_task_that_is_cancelled_while_the_file_is_opened_leaves_nothing_behind(
