@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
+from onefold.stores._sqlite_place import why_not_opened, why_not_written
 from onefold.stores._sqlite_records import Records
 
 T = TypeVar("T")
@@ -43,10 +44,20 @@ PROBLEMS: Final = {
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
 
+# What only a look at the file and its directories can tell, where the path is known.
+OF_THE_PLACE: Final = {
+    sqlite3.SQLITE_READONLY: why_not_written,
+    sqlite3.SQLITE_CANTOPEN: why_not_opened,
+    sqlite3.SQLITE_PERM: why_not_opened,
+}
+
 
 def translated(path: str, error: sqlite3.Error) -> StoreUnavailable:
     """What SQLite reports of a file, in words that help."""
-    return StoreUnavailable(f"{path}: {PROBLEMS.get(code_of(error), f'SQLite says: {error}')}")
+    # Of a directory that it only reads, SQLite says that the disk failed.
+    why = why_not_opened if os.path.isdir(path) else OF_THE_PLACE.get(code_of(error))
+    problem = why(path) if why else PROBLEMS.get(code_of(error), f"SQLite says: {error}")
+    return StoreUnavailable(f"{path}: {problem}")
 
 
 def code_of(error: sqlite3.Error) -> int:
