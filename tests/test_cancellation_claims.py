@@ -52,11 +52,15 @@ async def run_batch(guard: AsyncGuard, message: str, effects: Effects) -> None:
 
 
 STORIES: dict[str, Story] = {"run": run, "steps": steps, "run_batch": run_batch}
-STORES = ("memory", "redis", *DRIVERS)
+# The fixture that has the URL of each; the others are databases.
+URLS = {"memory": "", "redis": "redis_url", "dynamodb": "dynamodb_url"}
+STORES = (*URLS, *DRIVERS)
 EVERYDAY = {
     ("memory", "steps", "at every turn"),
     ("redis", "run", "twice"),
     ("redis", "run_batch", "by anyio"),
+    ("dynamodb", "run", "twice"),
+    ("dynamodb", "run_batch", "by anyio"),
     ("psycopg", "run", "by anyio"),
     ("psycopg", "steps", "twice"),
     ("asyncpg", "run_batch", "once"),
@@ -73,8 +77,8 @@ COMBINATIONS = [
 
 @asynccontextmanager
 async def guarded(store: str, request: pytest.FixtureRequest, path: str) -> AsyncIterator[AsyncGuard]:
-    if store in ("memory", "redis"):
-        async with AsyncGuard("memory:" if store == "memory" else request.getfixturevalue("redis_url")) as guard:
+    if store in URLS:
+        async with AsyncGuard(request.getfixturevalue(URLS[store]) if URLS[store] else "memory:") as guard:
             yield guard
         return
     database = DRIVERS[store].database

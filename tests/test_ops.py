@@ -137,6 +137,20 @@ def test_every_metric_that_is_named_exists(file: Path) -> None:
     assert named - known() == set()
 
 
+def test_every_metric_that_tells_of_something_wrong_has_an_alert() -> None:
+    alerted = metrics_in(ALERTS.read_text(encoding="utf-8"))
+
+    # What people ask for, and what happens every day.
+    fine = {"bypasses", "omitted_results", "resolved", "waits"}
+    assert known() - alerted == {f"onefold_{name}_total" for name in fine}
+
+
+def test_the_page_counts_the_alerts() -> None:
+    words = {17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty"}
+
+    assert f"{words[len(rules())]} alerts" in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
 def test_every_metric_is_shown() -> None:
     shown = metrics_in("\n".join(expressions()))
 

@@ -266,6 +266,50 @@ def test_a_partition_that_went_while_it_was_paused_is_resumed_when_it_is_ours_ag
     assert shell.wake() == []
 
 
+def test_what_the_user_has_paused_meanwhile_is_not_resumed_when_its_time_has_come() -> None:
+    shell = Shell()
+    shell.settle((7, LATER))
+    shell.ledger.paused_by_user([P0])
+    shell.clock.advance(11.0)
+
+    assert shell.wake() == []
+    # There is nothing to wake for.
+    assert shell.ledger.next_due() is None
+
+    assert shell.ledger.resumed_by_user([P0]) == {P0}
+    assert shell.admits(7)
+
+
+def test_what_the_user_has_paused_before_stays_paused_too() -> None:
+    shell = Shell()
+    shell.ledger.paused_by_user([P0, P1])
+    assert shell.settle((7, LATER)) == [GoBack(P0, 7)]
+    shell.clock.advance(11.0)
+
+    assert shell.wake() == []
+
+
+def test_what_the_user_resumes_too_early_waits_for_its_time() -> None:
+    shell = Shell()
+    shell.settle((7, LATER))
+    shell.ledger.paused_by_user([P0, P1])
+
+    assert shell.ledger.resumed_by_user([P0, P1]) == {P1}
+    assert shell.wake() == []
+    shell.clock.advance(11.0)
+    assert shell.wake() == [Resume(P0)]
+
+
+def test_what_the_user_has_paused_stays_paused_when_its_partition_comes_back() -> None:
+    shell = Shell()
+    shell.settle((7, LATER))
+    shell.ledger.paused_by_user([P0])
+    shell.ledger.assigned([P0])
+
+    assert shell.wake() == []
+    assert shell.ledger.resumed_by_user([P0]) == {P0}
+
+
 def test_a_partition_of_ours_that_is_not_read_is_told_but_not_one_that_waits(caplog: pytest.LogCaptureFixture) -> None:
     shell = Shell()
     shell.answers |= {Assigned: {P0, P1}, FindEnds: Ends(5, 8)}

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from kafka_tools import SHORT_SESSION_MS, WORKERS, committed, produce, value_of
-from onefold import Event, subscribe
+from onefold import Event, UsageError, subscribe
 from onefold.queues import _kafka, _kafka_unread
 from onefold.queues._kafka_places import Partition
 from onefold.queues._kafka_unread import LOOK_EVERY, UNREAD_AFTER, Ends, Readings
@@ -150,6 +150,61 @@ def test_what_the_user_has_paused_stays_paused(kafka_url: str, kafka_topic: str)
         one.until(lambda: {b"later %d" % number for number in range(3)} <= set(handler.effects))
 
     assert b"later 3" not in handler.effects
+
+
+def pause(one: Any, topic: str) -> None:
+    """Pause the first partition, as a user does it."""
+    if one.awaited:
+        one.consumer.pause(aiokafka.TopicPartition(topic, 0))
+    else:
+        one.handle.pause([TopicPartition(topic, 0)])
+
+
+def resume(one: Any, topic: str) -> None:
+    if one.awaited:
+        one.consumer.resume(aiokafka.TopicPartition(topic, 0))
+    else:
+        one.handle.resume([TopicPartition(topic, 0)])
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+@pytest.mark.parametrize("when", ["while it waits", "in the handler"])
+def test_a_pause_of_the_user_s_own_outlasts_the_wait_for_a_message(
+    kafka_url: str, kafka_topic: str, kind: str, when: str
+) -> None:
+    failing, clock = Failing(), Clock()
+
+    def handler(message: Any) -> None:
+        if when == "in the handler" and failing.starts == []:
+            pause(one, kafka_topic)
+        failing(message)
+
+    produce(kafka_url, kafka_topic, ("a", b"fails"))
+    with WORKERS[kind](kafka_url, kafka_topic, handler, backoff=LONG, poll=10) as one:
+        one.handle._ledger._clock = clock
+        one.until(lambda: failing.starts == [b"fails"])
+        if when == "while it waits":
+            done(one, lambda: pause(one, kafka_topic))
+        failing.is_mended = True
+        clock.advance(2 * LONG)
+        # Of another partition: meanwhile the first one would have been read too.
+        for value in (b"first", b"second", b"third"):
+            produce(kafka_url, kafka_topic, (value.decode(), value), partition=1)
+            one.until(lambda value=value: value in failing.effects)  # type: ignore[misc]
+        assert failing.starts.count(b"fails") == 1
+        assert not one.awaited or one.consumer.paused() == {aiokafka.TopicPartition(kafka_topic, 0)}
+
+        done(one, lambda: resume(one, kafka_topic))
+        one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 1)
+
+    assert failing.effects == [b"first", b"second", b"third", b"fails"]
+
+
+def test_only_partitions_of_the_consumer_s_can_be_paused(kafka_url: str, kafka_topic: str) -> None:
+    with WORKERS["confluent"](kafka_url, kafka_topic, Failing()) as one, pytest.raises(UsageError) as refused:
+        one.handle.pause([TopicPartition("elsewhere", 0)])
+
+    assert str(refused.value) == "elsewhere/0 is not assigned to this consumer, and cannot be paused"
 
 
 def test_consumers_join_and_leave_while_partitions_wait(kafka_url: str, kafka_topic: str, tmp_path: Path) -> None:

@@ -421,13 +421,81 @@ def test_a_damaged_file_is_one_clear_line(store: SqliteStore, path: Path) -> Non
     assert "the database is damaged" in one_line(refused)
 
 
-def test_a_missing_directory_is_one_clear_line(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "missing" / "records.db")
+def _a_directory(shelf: Path) -> Path:
+    return shelf
 
-    with pytest.raises(StoreUnavailable) as refused:
+
+def _a_missing_directory(shelf: Path) -> Path:
+    return shelf / "missing" / "deeper" / "records.db"
+
+
+def _a_file_on_the_way(shelf: Path) -> Path:
+    (shelf / "file").touch()
+    return shelf / "file" / "records.db"
+
+
+def _a_closed_directory(shelf: Path) -> Path:
+    (shelf / "closed").mkdir(0o600)
+    return shelf / "closed" / "records.db"
+
+
+def _a_closed_file(shelf: Path) -> Path:
+    (shelf / "records.db").touch(0o000)
+    return shelf / "records.db"
+
+
+def _a_directory_to_read(shelf: Path) -> Path:
+    (shelf / "reading").mkdir(0o555)
+    return shelf / "reading" / "records.db"
+
+
+def _a_log_that_cannot_be_written(shelf: Path) -> Path:
+    path = shelf / "reading" / "records.db"
+    path.parent.mkdir()
+    with closing(SqliteStore(path)) as store:
+        store.purge(1)
+    path.chmod(0o666)
+    path.parent.chmod(0o555)
+    return path
+
+
+def _a_link_to_nothing(shelf: Path) -> Path:
+    (shelf / "link.db").symlink_to(shelf / "missing" / "records.db")
+    return shelf / "link.db"
+
+
+PLACES: dict[Callable[[Path], Path], str] = {
+    _a_directory: "{path}: the file cannot be opened: it is a directory. Name a file in it: {path}/onefold.db",
+    _a_missing_directory: "there is no directory {shelf}/missing. Make it, or correct the path",
+    _a_file_on_the_way: "{shelf}/file is not a directory. Correct the path",
+    _a_closed_directory: "this user may not enter {shelf}/closed. Let it, or run as another user",
+    _a_closed_file: "this user may not read and write it. Let it (chown, chmod), or run as another user",
+    _a_directory_to_read: "it is not there, and this user may not write to {shelf}/reading. Let it (chown, chmod)",
+    _a_log_that_cannot_be_written: "its log is kept beside it, and this user may not write to {shelf}/reading. Let it "
+    "(chown, chmod)",
+    _a_link_to_nothing: "it is a link to {shelf}/missing/records.db, which is not there. Correct the link",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_where_no_file_can_be_is_one_clear_line_that_says_what_to_do(
+    shelf: Path, place: Callable[[Path], Path]
+) -> None:
+    path = place(shelf)
+
+    with _without_rights(), closing(SqliteStore(path)) as store, pytest.raises(StoreUnavailable) as refused:
         store.claim(entry())
 
-    assert "the file cannot be opened" in one_line(refused)
+    assert one_line(refused).endswith(PLACES[place].format(path=path, shelf=shelf))
+
+
+def test_a_directory_is_called_one_by_whoever_only_reads_too(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+
+    for look in (store.facts, store.schema_exists):
+        with pytest.raises(StoreUnavailable) as refused:
+            look()
+        assert "it is a directory" in one_line(refused)
 
 
 def test_every_other_error_is_translated_too_and_the_store_recovers(store: SqliteStore, path: Path) -> None:
@@ -901,7 +969,7 @@ def test_one_async_store_serves_several_event_loops_in_turn(path: Path) -> None:
     assert not Path(f"{path}-wal").exists()
 
 
-def test_one_thread_does_all_the_waiting_of_an_async_store(path: Path) -> None:
+def test_one_thread_reads_and_one_writes_for_an_async_store(path: Path) -> None:
     before = set(threading.enumerate())
 
     def threads() -> int:
@@ -911,7 +979,7 @@ def test_one_thread_does_all_the_waiting_of_an_async_store(path: Path) -> None:
         store = AsyncSqliteStore(path)
         assert threads() == 0
         await asyncio.gather(*(store.claim(entry(f"key-{number}")) for number in range(50)))
-        assert threads() == 1
+        assert threads() == 2
         await store.aclose()
         assert threads() == 0
 

@@ -242,7 +242,9 @@ def test_what_a_delivery_costs_in_statements(worker: Worker, connection: sqlite3
         worker.within(connection, case.partition(",")[0], handler)
     connection.set_trace_callback(None)
 
-    assert seen == expected
+    # How long the connection waits is not asked of the file.
+    assert [word for word in seen if word != "PRAGMA"] == expected
+    assert seen.count("PRAGMA") <= 3
 
 
 def test_a_policy_that_remembers_failures_is_refused(worker: Worker, connection: sqlite3.Connection) -> None:

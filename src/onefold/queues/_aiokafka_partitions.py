@@ -6,6 +6,8 @@ Partitions come and go while a handler runs: what ends after that, ends nothing.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -48,9 +50,29 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
         self._dead_letter = dead_letter
         self._operation = operation
         self._offsets = options.get("offsets")
+        self._pause, self._resume = self._listen(consumer)
         self._alarm: asyncio.TimerHandle | None = None
         # Whether somebody tells us of partitions that come and go.
         self._hears = False
+
+    def _listen(self, consumer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Hear of the user's own pauses, and return the methods by which to pause and resume unheard.
+
+        The consumer tells what is paused, but not by whom: a partition that waits for a message may be both.
+        """
+        heard_pause, heard_resume = consumer.pause, consumer.resume
+
+        @functools.wraps(heard_pause)
+        def pause(*partitions: TopicPartition) -> None:
+            heard_pause(*partitions)
+            self._ledger.paused_by_user(partitions)
+
+        @functools.wraps(heard_resume)
+        def resume(*partitions: TopicPartition) -> None:
+            heard_resume(*(TopicPartition(*one) for one in sorted(self._ledger.resumed_by_user(partitions))))
+
+        consumer.pause, consumer.resume = pause, resume
+        return inspect.unwrap(heard_pause), inspect.unwrap(heard_resume)
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe the consumer, and hear of its partitions' coming and going."""
@@ -58,7 +80,8 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
         self._consumer.subscribe(topics=list(topics), listener=self)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """For a listener of your own. What is finished was committed before."""
+        """For a listener of your own. What is finished was committed before, and aiokafka forgets every pause."""
+        self._ledger.resumed_by_user(revoked)
         self._ledger.forget(revoked)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
@@ -114,10 +137,13 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
         match step:
             case GoBack(partition, offset):
                 at = TopicPartition(*partition)
-                paused = self._tried(partition, lambda: self._consumer.pause(at))
+                if at not in self._consumer.paused():
+                    # A pause of the user's ended with an assignment of which nobody has told us.
+                    self._ledger.resumed_by_user([partition])
+                paused = self._tried(partition, lambda: self._pause(at))
                 return paused and self._tried(partition, lambda: self._consumer.seek(at, offset))
             case Resume(partition):
-                return self._tried(partition, lambda: self._consumer.resume(TopicPartition(*partition)))
+                return self._tried(partition, lambda: self._resume(TopicPartition(*partition)))
             case _:
                 raise AssertionError(f"{step} has to be awaited")
 

@@ -5,7 +5,7 @@ A partition that is not ours any more is forgotten, and nothing is committed for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -50,6 +50,23 @@ class Partitions:
         """Subscribe the consumer, and hear of its partitions' coming and going."""
         self._hears = True
         self._consumer.subscribe(list(topics), on_assign=self.assigned, on_revoke=self.revoked, on_lost=self.lost)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop reading these partitions of the consumer's until `resume`, also where one waits for its message's time.
+
+        A pause by `consumer.pause` is not seen here, and ends when a message that its partition waits for is due.
+        """
+        places = {Partition(one.topic, one.partition) for one in partitions}
+        if strange := sorted(places - self._assignment()):
+            topic, number = strange[0]
+            raise UsageError(f"{topic}/{number} is not assigned to this consumer, and cannot be paused")
+        self._ledger.paused_by_user(places)
+        self._consumer.pause([TopicPartition(*one) for one in places])
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read on; a partition that waits for its message's time does so when that has come."""
+        ready = self._ledger.resumed_by_user((one.topic, one.partition) for one in partitions)
+        self._consumer.resume([TopicPartition(*one) for one in ready])
 
     def assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """For an `on_assign` of your own."""

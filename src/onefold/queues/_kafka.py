@@ -151,6 +151,8 @@ class Ledger:
         self._waiting: dict[Partition, Waiting] = {}
         # What was paused and not resumed. librdkafka keeps a pause while a partition goes and comes back.
         self._paused: set[Partition] = set()
+        # What the user has paused, whether we have or not: only the user resumes it.
+        self._users: set[Partition] = set()
         self._strays_due = 0.0
         self._failures: Counter[tuple[Partition, int]] = Counter()
         self._held: Counter[tuple[Partition, int]] = Counter()
@@ -176,6 +178,16 @@ class Ledger:
             for place in [place for place in counter if place[0] in gone]:
                 del counter[place]
 
+    def paused_by_user(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Note a pause of the user's own: it stays when the time of a message has come."""
+        self._users |= {Partition(*partition) for partition in partitions}
+
+    def resumed_by_user(self, partitions: Iterable[tuple[str, int]]) -> set[Partition]:
+        """Note that it is over, and return the partitions to resume now; the others wait for a message's time."""
+        resumed = {Partition(*partition) for partition in partitions}
+        self._users -= resumed
+        return {one for one in resumed if one not in self._waiting or self._waiting[one].resumed}
+
     def wake(self) -> Steps:
         """Let the partitions go on whose time has come."""
         for partition, waiting in list(self._waiting.items()):
@@ -191,7 +203,7 @@ class Ledger:
                 yield from self._resume(partition)
 
     def _resume(self, partition: Partition) -> Steps:
-        is_done: bool = yield Resume(partition)
+        is_done: bool = partition in self._users or (yield Resume(partition))
         if is_done:
             self._paused.discard(partition)
         return is_done

@@ -19,6 +19,7 @@ from onefold.stores._sql_dialect import Talk, carry
 from onefold.stores._sql_links import Database, Kind, Trouble
 from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import BUSY, code_of, translated
+from onefold.stores._sqlite_place import is_read_only, may
 from onefold.stores._sqlite_records import Records
 from onefold.stores.base import Untold
 
@@ -90,23 +91,13 @@ def _of_disk(path: str) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"{path}: there is no such directory. Make it, or correct the URL")
     # The log and its index are made beside the file.
-    writable = _may_write(folder) and (not os.path.exists(path) or _may_write(path))
+    writable = may(folder, os.W_OK) and (not os.path.exists(path) or may(path, os.W_OK))
     return {
-        "writable": writable and not _is_read_only(folder),
+        "writable": writable and not is_read_only(folder),
         "file_bytes": _size(path),
         "log_bytes": _size(f"{path}-wal"),
         "free_bytes": shutil.disk_usage(folder).free,
     }
-
-
-def _may_write(path: str) -> bool:
-    # As SQLite will be asked: for the user that this process acts for.
-    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _is_read_only(folder: str) -> bool:
-    # A superuser may write everywhere, but not to what is mounted for reading only.
-    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _size(path: str) -> int:

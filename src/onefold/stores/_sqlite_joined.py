@@ -104,6 +104,10 @@ class JoinedRecords:
         self._claims += [Claim(entry.address, entry.token) for entry in entries]
         return self._do(lambda records: records.claim_all(entries))
 
+    def wrote_nothing(self) -> None:
+        """Note that the last claims found another writer in the way: there is nothing to take back."""
+        self._claims = []
+
     def finish(self, claim: Claim, ending: Ending) -> bool:
         self._check_inside()
         if not self._do(lambda records: records.finish_joined(claim, ending)):
@@ -300,6 +304,64 @@ class AsyncJoinedRecords:
     def abandon(self) -> None:
         """Close the connection, which rolls back: what still runs on it is told."""
         self.tx.close()
+
+
+class AsyncCallersRecords(AsyncJoinedRecords):
+    """The same on a connection of the caller's; it waits for other writers without stopping the event loop.
+
+    SQLite itself would wait in the loop's thread for the connection's time-out, and the writer may be a task of that
+    loop. `begins`: no transaction is open, and sqlite3 would begin one before the first write.
+    """
+
+    def __init__(self, sync: JoinedRecords, *, begins: bool) -> None:
+        super().__init__(sync)
+        self._begins = begins
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return await self._in_turn(partial(self.sync.claim, entry, replacing=replacing))
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return await self._in_turn(partial(self.sync.claim_all, entries))
+
+    async def read(self, address: Address) -> Record | None:
+        return await self._in_turn(partial(self.sync.read, address))
+
+    async def _in_turn(self, ask: Callable[[], T]) -> T:
+        from asyncio import sleep
+
+        began = time.monotonic()
+        while True:
+            with impatient(self.tx) as patience:
+                try:
+                    return self._asked(ask)
+                except sqlite3.OperationalError as error:
+                    if not may_end(error) or time.monotonic() - began >= patience:
+                        raise
+                    self.sync.wrote_nothing()
+            await sleep(BUSY_PAUSE)
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        if self._begins and not self.tx.in_transaction:
+            self.tx.execute("BEGIN IMMEDIATE")
+        return ask()
+
+
+@contextmanager
+def impatient(connection: sqlite3.Connection) -> Iterator[float]:
+    """While it lasts, the connection waits for no other writer. Yields how many seconds it would wait otherwise."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    ((milliseconds,),) = cursor.execute("PRAGMA busy_timeout")
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        yield milliseconds / 1_000
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")
+
+
+def may_end(error: sqlite3.Error) -> bool:
+    """Whether it helps to ask again. What a transaction has read before another one wrote stays out of date."""
+    return code_of(error) in BUSY and error.sqlite_errorcode != sqlite3.SQLITE_BUSY_SNAPSHOT
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):

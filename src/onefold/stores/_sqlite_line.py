@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
+from onefold.stores._sqlite_place import why_not_opened, why_not_written
 from onefold.stores._sqlite_records import Records
 
 T = TypeVar("T")
@@ -43,10 +44,20 @@ PROBLEMS: Final = {
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
 
+# What only a look at the file and its directories can tell, where the path is known.
+OF_THE_PLACE: Final = {
+    sqlite3.SQLITE_READONLY: why_not_written,
+    sqlite3.SQLITE_CANTOPEN: why_not_opened,
+    sqlite3.SQLITE_PERM: why_not_opened,
+}
+
 
 def translated(path: str, error: sqlite3.Error) -> StoreUnavailable:
     """What SQLite reports of a file, in words that help."""
-    return StoreUnavailable(f"{path}: {PROBLEMS.get(code_of(error), f'SQLite says: {error}')}")
+    # Of a directory that it only reads, SQLite says that the disk failed.
+    why = why_not_opened if os.path.isdir(path) else OF_THE_PLACE.get(code_of(error))
+    problem = why(path) if why else PROBLEMS.get(code_of(error), f"SQLite says: {error}")
+    return StoreUnavailable(f"{path}: {problem}")
 
 
 def code_of(error: sqlite3.Error) -> int:
@@ -84,6 +95,21 @@ class Line:
                     if code_of(error) not in BUSY or time.monotonic() > ends:
                         raise self._translated(error) from error
                 time.sleep(BUSY_PAUSE)
+
+    @property
+    def is_open(self) -> bool:
+        return self._records is not None
+
+    def open_now(self) -> bool:
+        """Open the connection, and wait for nobody. False: another one is writing, and the tables have to be made."""
+        with self._turn:
+            try:
+                self._attempt(lambda _records: None, together=False)
+            except sqlite3.Error as error:
+                if code_of(error) not in BUSY:
+                    raise self._translated(error) from error
+                return False
+        return True
 
     def close(self) -> None:
         with self._turn:
@@ -162,14 +188,14 @@ class Line:
 
     def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
         if code_of(error) in BUSY:
-            # Whoever finds the file busy has written nothing.
-            return StoreUnavailable.unreached(self._busy())
+            return self.too_busy()
         # The next operation opens the file anew, and so finds out when the cause is gone.
         self._drop()
         return translated(self._path, error)
 
-    def _busy(self) -> str:
-        return (
+    def too_busy(self) -> StoreUnavailable:
+        # Whoever finds the file busy has written nothing.
+        return StoreUnavailable.unreached(
             f"{self._path}: another connection has been writing for {in_words(self._patience)}. Look for a transaction "
             "that was left open (a shell, a tool, a back-up), or raise busy_timeout"
         )

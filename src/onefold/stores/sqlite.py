@@ -10,35 +10,31 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from onefold._checks import finite, one_of, positive, yes_or_no
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
-from onefold.errors import StoreUnavailable, UsageError
+from onefold.errors import UsageError
 from onefold.stores import _trickle as trickle
 from onefold.stores._open import without_password
 from onefold.stores._sql import VERSION, is_own
 from onefold.stores._sql_sqlite import SQLITE
-from onefold.stores._sqlite_line import Line
+from onefold.stores._sqlite_line import BUSY_PAUSE, Line
+from onefold.stores._sqlite_open import SYNCS, Sync, connect
 from onefold.stores._sqlite_records import Records
+from onefold.stores._sqlite_thread import OneThread
 from onefold.stores._urls import options_of
 from onefold.stores.base import Query
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     from onefold.stores._sqlite_joined import AsyncSqliteTransaction, SqliteTransaction
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-Sync = Literal["full", "normal"]
-SYNCS: Final = ("full", "normal")
 
 # The first with ON CONFLICT DO UPDATE (2018).
 SQLITE_VERSION_MIN: Final = (3, 24)
@@ -70,10 +66,10 @@ class SqliteStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = _checked_path(path)
-        self._patience = _checked_timeout(busy_timeout)
+        self.patience = _checked_timeout(busy_timeout)
         self._purges = purge
         self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
-        self._connect = partial(_connect, self.path, one_of(sync, SYNCS, "sync"), clock, self._told)
+        self._connect = partial(connect, self.path, one_of(sync, SYNCS, "sync"), clock, self._told)
         # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
         # connection is quicker and fairer. Duplicates only read: on a line of their own they never wait for a disk.
         # A connection for each thread would add nothing, and would outlive its thread.
@@ -83,7 +79,7 @@ class SqliteStore:
         self._idle: list[Line] = []
 
     def _line(self) -> Line:
-        return Line(self._connect, self.path, self._patience)
+        return Line(self._connect, self.path, self.patience)
 
     def __repr__(self) -> str:
         return f"SqliteStore({self.path!r})"
@@ -92,7 +88,11 @@ class SqliteStore:
         if replacing is None:
             found = self.read(entry.address)
             if found is not None:
-                return None if is_own(found, entry) else found
+                return _in_the_way(found, entry)
+        return self.write_claim(entry, replacing)
+
+    def write_claim(self, entry: Entry, replacing: Record | None) -> Record | Gone | None:
+        """Claim an address whose record was looked for before."""
         return self._end(lambda records: records.claim(entry, replacing=replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
@@ -111,12 +111,21 @@ class SqliteStore:
         return self._writing.do(lambda records: records.purge(limit))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        found = self.find_all(entries)
+        return self.write_claims(entries) if found is None else found
+
+    def find_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None] | None:
+        """Answer a batch of duplicates without a write. None: something has to be written."""
         found = self._reading.do(lambda records: [records.read(entry.address) for entry in entries])
         if None in found:
-            ended = sum(entry.state is State.DONE for entry in entries)
-            return self._end(lambda records: records.claim_all(entries), ended, together=True)
+            return None
         known = zip(cast("list[Record]", found), entries, strict=True)
-        return [None if is_own(one, entry) else one for one, entry in known]
+        return [_in_the_way(one, entry) for one, entry in known]
+
+    def write_claims(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        """Claim addresses whose records were looked for before, in one transaction."""
+        ended = sum(entry.state is State.DONE for entry in entries)
+        return self._end(lambda records: records.claim_all(entries), ended, together=True)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         return self._writing.do(lambda records: records.extend_all(claims), together=True)
@@ -160,15 +169,26 @@ class SqliteStore:
     @contextmanager
     def transaction_alone(self) -> Iterator[SqliteTransaction]:
         """The same, without a little of a purge after it."""
+        with self.lent() as line, self.transaction_on(line) as transaction:
+            yield transaction
+
+    @contextmanager
+    def transaction_on(self, line: Line) -> Iterator[SqliteTransaction]:
+        """Give the connection that was lent to one transaction."""
         from onefold.stores._sqlite_joined import SqliteTransaction
 
+        with line.held() as records:
+            yield SqliteTransaction(records, self.path, self.patience)
+
+    @contextmanager
+    def lent(self) -> Iterator[Line]:
+        """Lend a connection to a transaction. It may not be open yet."""
         try:
             line = self._idle.pop()
         except IndexError:
             line = self._line()
         try:
-            with line.held() as records:
-                yield SqliteTransaction(records, self.path, self._patience)
+            yield line
         finally:
             if len(self._idle) < IDLE_MAX:
                 self._idle.append(line)
@@ -200,7 +220,7 @@ class SqliteStore:
 
 
 class AsyncSqliteStore:
-    """The same store, awaited. One thread of its own does the waiting, in the order of the calls, for every loop."""
+    """The same store, awaited. Two threads of its own do the waiting for every loop: one reads, and one writes."""
 
     def __init__(
         self,
@@ -215,73 +235,75 @@ class AsyncSqliteStore:
         self.sync = SqliteStore(
             path, sync=sync, busy_timeout=busy_timeout, auto_schema=auto_schema, purge=purge, clock=clock
         )
-        self._worker: ThreadPoolExecutor | None = None
-        self._worker_pid = 0
+        # A read stands behind no claim that waits for another writer: the writer may be a task that awaits that read.
+        self._reader = OneThread("onefold-sqlite-reads")
+        self._writer = OneThread("onefold-sqlite-writes")
 
     def __repr__(self) -> str:
         return f"AsyncSqliteStore({self.sync.path!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await self._ask(self.sync.claim, entry, replacing=replacing)
+        if replacing is None:
+            found = await self.read(entry.address)
+            if found is not None:
+                return _in_the_way(found, entry)
+        return await self._writer.ask(self.sync.write_claim, entry, replacing)
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return await self._ask(self.sync.extend, claim, notes)
+        return await self._writer.ask(self.sync.extend, claim, notes)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._ask(self.sync.finish, claim, ending)
+        return await self._writer.ask(self.sync.finish, claim, ending)
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._ask(self.sync.release, claim, memory)
+        return await self._writer.ask(self.sync.release, claim, memory)
 
     async def read(self, address: Address) -> Record | None:
-        return await self._ask(self.sync.read, address)
+        return await self._reader.ask(self.sync.read, address)
 
     async def purge(self, limit: int) -> int:
-        return await self._ask(self.sync.purge, limit)
+        return await self._writer.ask(self.sync.purge, limit)
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return await self._ask(self.sync.claim_all, entries)
+        found = await self._reader.ask(self.sync.find_all, entries)
+        return await self._writer.ask(self.sync.write_claims, entries) if found is None else found
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return await self._ask(self.sync.extend_all, claims)
+        return await self._writer.ask(self.sync.extend_all, claims)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._ask(self.sync.close_all, closes)
+        return await self._writer.ask(self.sync.close_all, closes)
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
-        return await self._ask(self.sync.browse, query, limit)
+        return await self._reader.ask(self.sync.browse, query, limit)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
         """A transaction in this file. What the handler does on it is done in the event loop's own thread."""
         from onefold.stores._sqlite_joined import AsyncSqliteTransaction
 
-        with self.sync.transaction_alone() as transaction:
-            yield AsyncSqliteTransaction(transaction)
+        with self.sync.lent() as line:
+            await self._open(line)
+            with self.sync.transaction_on(line) as transaction:
+                yield AsyncSqliteTransaction(transaction)
         due = self.sync.portions()
         if due:
-            await self._ask(self.sync.purge_portions, due)
+            await self._writer.ask(self.sync.purge_portions, due)
+
+    async def _open(self, line: Line) -> None:
+        """Open the file where it is not: the tables may have to be made, and others may be writing."""
+        from asyncio import sleep
+
+        ends = time.monotonic() + self.sync.patience
+        while not line.is_open and not await self._reader.ask(line.open_now):
+            if time.monotonic() > ends:
+                raise line.too_busy()
+            await sleep(BUSY_PAUSE)
 
     async def aclose(self) -> None:
-        """Close the connections and end the thread. Whoever uses the store after that opens new ones."""
-        await self._ask(self.sync.close)
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.shutdown()
-
-    async def _ask(self, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        from asyncio import get_running_loop
-
-        return await get_running_loop().run_in_executor(self._thread(), partial(ask, *args, **kwargs))
-
-    def _thread(self) -> ThreadPoolExecutor:
-        # A forked child inherits the object, but not its thread.
-        if self._worker is None or self._worker_pid != os.getpid():
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._worker_pid = os.getpid()
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="onefold-sqlite")
-        return self._worker
+        """Close the connections and end the threads. Whoever uses the store after that opens new ones."""
+        await self._reader.end(_nothing)
+        await self._writer.end(self.sync.close)
 
 
 def open_store(url: str) -> SqliteStore:
@@ -330,6 +352,14 @@ def _parsed(url: str) -> tuple[str, dict[str, Any]]:
     return unquote(parts.path[1:]), options
 
 
+def _in_the_way(found: Record, entry: Entry) -> Record | None:
+    return None if is_own(found, entry) else found
+
+
+def _nothing() -> None:
+    pass
+
+
 def _purge_portion(records: Records) -> int:
     return records.purge(trickle.PORTION)
 
@@ -354,47 +384,3 @@ def _checked_timeout(busy_timeout: Duration) -> float:
     if found > BUSY_TIMEOUT_MAX:
         raise UsageError(f"busy_timeout={busy_timeout!r} is more than {in_words(BUSY_TIMEOUT_MAX)}")
     return found
-
-
-def _connect(path: str, sync: Sync, clock: Callable[[], float], told: Mapping[str, Any]) -> Records:
-    auto_schema = bool(told["auto_schema"])
-    if not auto_schema and not os.path.exists(path):
-        raise StoreUnavailable(_no_tables(path))
-    # It does not wait for others: the line does.
-    connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute(f"PRAGMA synchronous = {sync}")
-        # Without it a Mac says "synced" while the data is still in the disk's own memory. Elsewhere it is ignored.
-        connection.execute(f"PRAGMA fullfsync = {int(sync == 'full')}")
-        records = Records(connection, clock)
-        if not auto_schema:
-            # The file may be another application's: it stays in the journal mode that it has.
-            _ensure_schema(records, path, create=False)
-        _turn_to_wal(connection, path)
-        _ensure_schema(records, path, create=auto_schema)
-    except BaseException:
-        connection.close()
-        raise
-    return records
-
-
-def _turn_to_wal(connection: sqlite3.Connection, path: str) -> None:
-    mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
-    if mode != "wal":
-        raise StoreUnavailable(f"{path}: the file stays in journal mode {mode!r}, and the store needs 'wal'")
-
-
-def _ensure_schema(records: Records, path: str, *, create: bool) -> None:
-    version = records.form()
-    if version < VERSION and create:
-        # Of two processes that start together the second waits here, and then finds everything made.
-        records.connection.execute("BEGIN IMMEDIATE")
-        records.upgrade(records.form())
-        records.connection.execute("COMMIT")
-        version = VERSION
-    if version == 0:
-        raise StoreUnavailable(_no_tables(path))
-
-
-def _no_tables(path: str) -> str:
-    return f"{path}: there are no tables of Onefold, and auto_schema=False. Make them with the command `onefold schema`"

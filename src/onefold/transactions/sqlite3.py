@@ -10,28 +10,30 @@ from typing import Any
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores._sql_dialect import Ask, Reply, carry
-from onefold.stores._sqlite_joined import ENDED, AsyncJoinedRecords, CallersRecords, JoinedRecords, text_as_str
+from onefold.stores._sqlite_joined import ENDED, AsyncCallersRecords, CallersRecords, JoinedRecords, text_as_str
 from onefold.transactions import Column
 from onefold.transactions._rows import Rows
 
 
 def join(connection: sqlite3.Connection, record: Column | None, *, awaited: bool) -> Any:
     """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
-    _enter(connection)
+    begins = _begins(connection)
+    if begins and not awaited:
+        # With the right to write: what is read from now on is still true at the end.
+        connection.execute("BEGIN IMMEDIATE")
     joined = JoinedRecords(CallersRecords(connection)) if record is None else ColumnRecords(connection, record)
-    return AsyncJoinedRecords(joined) if awaited else joined
+    return AsyncCallersRecords(joined, begins=begins) if awaited else joined
 
 
-def _enter(connection: sqlite3.Connection) -> None:
-    """Be inside a transaction, and with the right to write.
+def _begins(connection: sqlite3.Connection) -> bool:
+    """Return whether a transaction has to be begun.
 
     Python's sqlite3 opens one by itself before the first write, unless it is told not to; then we are the first write.
     """
     if connection.in_transaction:
-        return
+        return False
     if getattr(connection, "autocommit", -1) == -1 and connection.isolation_level is not None:
-        connection.execute("BEGIN IMMEDIATE")
-        return
+        return True
     raise NotInTransaction(
         "this connection is in autocommit mode, and no transaction is open: the record and the work would not be "
         "committed together. Nothing ran. Execute BEGIN IMMEDIATE before, or connect without isolation_level=None"
