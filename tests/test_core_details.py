@@ -1,0 +1,107 @@
+"""Small promises of the core that no other test keeps, each found by a break that went unnoticed (`make mutate`)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+from onefold import Event, Guard, current
+from onefold._interrupts import leave
+from onefold._model import Claim
+from onefold.events import Teller
+from onefold.heartbeat import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
+from onefold.keys import address
+from onefold.stores.memory import MemoryStore
+
+CLAIM = Claim(address("pay", "k"), b"token", 30.0, 90.0)
+
+
+def test_a_task_that_nobody_waits_for_is_kept_until_it_has_cleaned_up() -> None:
+    """asyncio itself holds tasks weakly: one in the middle of its clean-up could be collected."""
+    ended: list[str] = []
+
+    async def work(open_door: list[asyncio.Future[None]]) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            door = asyncio.get_running_loop().create_future()
+            open_door.append(weakref.proxy(door))
+            await door
+            ended.append("cleaned up")
+
+    async def story() -> None:
+        open_door: list[Any] = []
+        task = asyncio.create_task(work(open_door))
+        await asyncio.sleep(0)
+        leave(task)
+        del task
+        await asyncio.sleep(0)
+        gc.collect()
+        open_door[0].set_result(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+
+    assert ended == ["cleaned up"]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), (("k",), {}), (("k",), {"amont": 1}), (("k", 1, 2, 3), {})])
+def test_a_wrong_call_raises_what_it_always_would_and_claims_nothing(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    heard: list[Event] = []
+    guard = Guard(MemoryStore(), on_event=heard.append)
+
+    @guard.idempotent("pay", key="order")
+    def pay(order: str, amount: int) -> None:
+        raise AssertionError("it ran")
+
+    @guard.idempotent("refund", key="order")
+    def refund(order: str, amount: int, currency: str = "EUR") -> None:
+        raise AssertionError("it ran")
+
+    for function in (pay, refund):
+        with pytest.raises(TypeError, match="argument"):
+            function(*args, **kwargs)
+
+    assert heard == []
+
+
+def test_the_name_of_a_step_is_known_inside_of_it_alone() -> None:
+    names: list[str | None] = []
+
+    def handle() -> None:
+        names.append(current().step_name)
+        current().step("reserve", lambda: names.append(current().step_name))
+        names.append(current().step_name)
+
+    Guard(MemoryStore()).run("pay", "k", handle)
+
+    assert names == [None, "reserve", None]
+
+
+def test_a_renewal_that_takes_too_long_leaves_time_for_one_more() -> None:
+    beats = Beats()
+    beats.add([CLAIM], sent=0.0)
+
+    assert 0 < patience([beats[CLAIM.token]]) < CLAIM.lease / BEATS_PER_LEASE
+
+
+def test_a_closed_heartbeat_forgets_its_claims_and_renews_later_ones() -> None:
+    async def story() -> tuple[Beat | None, bool]:
+        heartbeat = AsyncHeartbeat(lambda: None, Teller())
+        heartbeat.watch([CLAIM], time.monotonic() - CLAIM.lease / 4)
+        heartbeat.close()
+        forgotten = heartbeat.find(CLAIM.token)
+        heartbeat.watch([CLAIM], time.monotonic())
+        timer = heartbeat._here().timer
+        renews = timer is not None and not timer.cancelled()
+        heartbeat.close()
+        return forgotten, renews
+
+    assert asyncio.run(story()) == (None, True)
