@@ -296,3 +296,14 @@ def test_a_store_that_cannot_be_opened_is_found_for_every_guard(tmp_path: Path) 
     )
 
     assert [(one.guard, one.code) for one in findings(read(path))] == [("one", "OF016"), ("two", "OF016")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered"),
+    [("after_crash: rerun", True), ("after_crash: skip", False), ("mode: seen", False)],
+)
+def test_a_key_for_the_provider_is_offered_where_it_would_help(tmp_path: Path, fields: str, offered: bool) -> None:
+    (found,) = linted(tmp_path, f"store: database, money: true, keep: forever, {fields}")
+
+    assert found.code == "OF005"
+    assert ("declare provider_memory" in found.fix) is offered
