@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from onefold import Event, Guard, current
+from onefold import Event, Guard, Policy, current
 from onefold._interrupts import leave
 from onefold._model import Claim
 from onefold.events import Teller
 from onefold.heartbeat import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
 from onefold.keys import address
+from onefold.stores.base import Query
 from onefold.stores.memory import MemoryStore
 
 CLAIM = Claim(address("pay", "k"), b"token", 30.0, 90.0)
@@ -105,3 +106,18 @@ def test_a_closed_heartbeat_forgets_its_claims_and_renews_later_ones() -> None:
         return forgotten, renews
 
     assert asyncio.run(story()) == (None, True)
+
+
+@pytest.mark.parametrize("rerun_within", ["1h", "forever"])
+def test_a_clean_failure_of_the_first_attempt_leaves_nothing_behind(rerun_within: str) -> None:
+    """Nobody has to remember when a provider forgets the key: it was never passed on."""
+    store = MemoryStore()
+    guard = Guard(store, policy=Policy(rerun_within=rerun_within))
+
+    def declined() -> None:
+        raise ValueError("declined")
+
+    with pytest.raises(ValueError, match="declined"):
+        guard.run("pay", "k", declined)
+
+    assert store.browse(Query(), 10) == []

@@ -307,3 +307,16 @@ def test_a_key_for_the_provider_is_offered_where_it_would_help(tmp_path: Path, f
 
     assert found.code == "OF005"
     assert ("declare provider_memory" in found.fix) is offered
+
+
+@pytest.mark.parametrize("named", ["operation: charge", "operations: [refund, charge]"])
+def test_a_shared_operation_is_pointed_at_where_it_is_named(tmp_path: Path, named: str) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(
+        "stores:\n  a: {url: 'sqlite:///a.db'}\nguards:\n  one:\n    store: a\n    operation: charge\n"
+        f"  two:\n    store: a\n    keep: 2d\n    {named}\n"
+    )
+
+    (found,) = findings(read(path))
+
+    assert (found.code, found.guard, found.mark.line) == ("OF008", "two", 10)
