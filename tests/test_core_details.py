@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onefold import Event, Guard, Policy, current
+from onefold import KEY_MAX, Event, Guard, MissingKey, Policy, current
 from onefold._interrupts import leave
 from onefold._model import Claim
 from onefold.events import Teller
@@ -121,3 +121,11 @@ def test_a_clean_failure_of_the_first_attempt_leaves_nothing_behind(rerun_within
         guard.run("pay", "k", declined)
 
     assert store.browse(Query(), 10) == []
+
+
+def test_a_key_is_measured_in_bytes_and_the_limit_is_among_what_is_taken() -> None:
+    full = "é" * (KEY_MAX // 2) + "e" * (KEY_MAX % 2)
+
+    assert address("pay", full).key == full
+    with pytest.raises(MissingKey, match=f"has {KEY_MAX + 1} bytes of UTF-8, and the limit is {KEY_MAX}"):
+        address("pay", full + "e")
