@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onefold import KEY_MAX, Event, Guard, MissingKey, Policy, current
+from onefold import KEY_MAX, Event, Guard, MissingKey, OutcomeUnknown, Policy, State, current, done
 from onefold._interrupts import leave
 from onefold._model import Claim
 from onefold.events import Teller
@@ -129,3 +129,19 @@ def test_a_key_is_measured_in_bytes_and_the_limit_is_among_what_is_taken() -> No
     assert address("pay", full).key == full
     with pytest.raises(MissingKey, match=f"has {KEY_MAX + 1} bytes of UTF-8, and the limit is {KEY_MAX}"):
         address("pay", full + "e")
+
+
+def test_a_value_that_a_person_gives_is_not_kept_where_results_are_not() -> None:
+    store = MemoryStore()
+    guard = Guard(store, policy=Policy(after_crash="hold", keep_result=False))
+
+    def lost() -> None:
+        raise OutcomeUnknown("no answer")
+
+    with pytest.raises(OutcomeUnknown):
+        guard.run("pay", "k", lost)
+    guard.resolve("pay", "k", done("4200 to IBAN DE00"), by="ada", reason="asked the bank")
+
+    (record,) = store.browse(Query(), 10)
+    assert record.state is State.DONE
+    assert record.result is None
