@@ -6,11 +6,25 @@ import asyncio
 import gc
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onefold import KEY_MAX, Event, Guard, MissingKey, OutcomeUnknown, Policy, State, current, done
+from onefold import (
+    KEY_MAX,
+    AsyncGuard,
+    Column,
+    Event,
+    Guard,
+    MissingKey,
+    OutcomeUnknown,
+    Policy,
+    State,
+    UsageError,
+    current,
+    done,
+)
 from onefold._interrupts import leave
 from onefold._model import Claim
 from onefold.events import Teller
@@ -145,3 +159,11 @@ def test_a_value_that_a_person_gives_is_not_kept_where_results_are_not() -> None
     (record,) = store.browse(Query(), 10)
     assert record.state is State.DONE
     assert record.result is None
+
+
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+def test_a_column_of_your_own_has_no_store_of_before(kind: type[Any], tmp_path: Path) -> None:
+    guard = kind(f"sqlite:///{tmp_path}/new.db", also_read=f"sqlite:///{tmp_path}/old.db")
+
+    with pytest.raises(UsageError, match="there is no also_read= for them"):
+        guard.within(object(), record=Column("payments", "idempotency_key"))
