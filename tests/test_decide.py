@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unknown
+from onefold._bypass import carrying
 from onefold._decide import (
     AFTER,
     FOUND,
@@ -23,6 +24,7 @@ from onefold._decide import (
     probed,
     stay_running,
     transitions,
+    why_held,
 )
 from onefold._model import Asked, Entry
 from onefold.errors import ClaimLost
@@ -224,3 +226,18 @@ def test_every_row_that_changes_a_record_is_drawn() -> None:
     drawn = list(transitions())
 
     assert len(drawn) == 1 + sum(row.then in changing for row in FOUND) + len(AFTER)
+
+
+@pytest.mark.parametrize(
+    ("age", "says"), [(3_599.0, "all 5 attempts were abandoned"), (3_600.0, "rerun_within=3600s has passed")]
+)
+def test_the_reason_of_a_hold_is_the_one_that_led_to_it(age: float, says: str) -> None:
+    assert says in why_held(record(age=age, attempt=5), Policy(rerun_within=3_600))
+
+
+@pytest.mark.parametrize(("before", "kept"), [(b"of the first", b"of the first"), (None, b"of the bypass")])
+def test_a_bypass_keeps_the_fingerprint_of_what_it_found(before: bytes | None, kept: bytes) -> None:
+    """Its duplicates are those of the first delivery."""
+    of_a_bypass = Entry(address=ADDRESS, token=b"b" * 16, fingerprint=b"of the bypass")
+
+    assert carrying(of_a_bypass, record(State.DONE, fingerprint=before)).fingerprint == kept

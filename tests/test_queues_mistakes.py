@@ -107,6 +107,20 @@ def test_what_would_fail_for_every_message_is_refused_before_the_first(wrong: di
         Consuming(given.pop("guard"), given.pop("operation"), given.pop("handler"), **given)
 
 
+def test_a_guard_of_the_wrong_colour_is_refused_and_the_right_one_named() -> None:
+    def handle(message: Message) -> None: ...
+
+    async def awaited(message: Message) -> None: ...
+
+    blocking: Any = Guard("memory:")
+    other: Any = AsyncGuard("memory:")
+
+    with pytest.raises(UsageError, match="this client is async: it takes AsyncGuard, and this is Guard"):
+        AsyncConsuming(blocking, "charge", awaited, key=keys.header())
+    with pytest.raises(UsageError, match="this client is blocking: it takes Guard, and this is AsyncGuard"):
+        Consuming(other, "charge", handle, key=keys.header())
+
+
 def test_a_handler_of_whole_polls_has_to_take_the_transaction() -> None:
     with Guard("memory:") as guard, pytest.raises(UsageError, match="the handler has to take tx"):
         JoinedPolls(guard, "credit", handle, lambda: None, key=keys.header(), missing_key="never", policy=None)  # type: ignore[arg-type,return-value]

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from onefold.retention import RULES, findings, read
-from onefold.retention._store_identity import identity, is_in_memory
+from onefold.retention import RULES, _store_identity, findings, read
+from onefold.retention._store_identity import is_in_memory, place_of
+from onefold.stores import dynamodb, redis
+from onefold.stores._mysql_place import PORT as MYSQL_PORT
+from onefold.stores._redis_urls import PORT as REDIS_PORT
+from onefold.stores._redis_urls import SENTINEL_PORT
 from test_retention_lint import EXAMPLES, ROOT, linted
 
 MONEY = "money: true, keep: forever, after_crash: hold"
@@ -82,10 +86,54 @@ def test_the_store_of_before_is_judged_for_money(tmp_path: Path, store: str, exp
         ("sqlite:////var/shop.db", "sqlite:////var/x/../shop.db"),
         ("redis://[::1]/0", "redis://localhost/0"),
         ("dynamodb://records?region=eu-west-1", "DynamoDB://records?region=eu-west-1&timeout=2s"),
+        # The number of a database, however it is written.
+        ("redis://h/0", "redis://h?db=0"),
+        ("redis://h/0", "redis://h/00"),
+        ("redis://h/3", "redis://h/0?db=3"),
+        ("redis://h", "redis://h?prefix=onefold%3A"),
+        ("redis+unix:///run/redis.sock", "valkey+unix:///run/x/../redis.sock"),
+        # Any of several servers leads there.
+        ("redis+sentinel://a,b/main", "redis+sentinel://b:26379,a/main/0"),
+        ("redis+sentinel://a,b/main", "redis+sentinel://b,c/main"),
+        ("redis+cluster://a,b", "redis+cluster://b,a/0"),
+        ("postgresql://a,b/shop", "postgresql://b,a/shop"),
+        ("postgresql://a,b/shop", "postgresql://b/shop"),
+        ("postgresql://a:5433,b/shop", "postgresql:///shop?host=b,a&port=5432,5433"),
+        # libpq takes it from the query.
+        ("postgresql://h/shop", "postgresql:///shop?host=h"),
+        ("postgresql://h:5433/shop", "postgresql:///?host=h&port=5433&dbname=shop"),
+        ("postgresql://h:5433/shop", "postgresql://:5433/shop?host=h"),
+        ("postgresql://a:5433,b:5433/shop", "postgresql:///shop?host=a,b&port=5433"),
+        ("postgresql://10.0.0.7/shop", "postgresql://primary/shop?hostaddr=10.0.0.7"),
+        ("postgresql://app@h", "postgresql://app:secret@h/app"),
+        ("postgresql://h/app", "postgresql://h?user=app"),
+        ("postgresql://h/shop", "postgresql://h/shop?options=-cstatement_timeout%3D5s"),
+        ("postgresql://h/shop", "postgresql://h/shop?options=-csearch_path%3Dpublic"),
+        ("postgresql://h/shop", "postgresql://other-login:secret@h/shop?application_name=x"),
+        # This machine, and how it is reached.
+        ("postgresql://localhost/shop", "postgresql:///shop"),
+        ("postgresql:///shop", "postgresql:///shop?host=/var/run/postgresql"),
+        ("postgresql:///shop", "postgresql://%2Frun%2Fpostgresql/shop"),
+        ("mysql://127.0.0.1/shop", "mysql://x/shop?unix_socket=/var/run/mysqld/mysqld.sock"),
+        ("redis://127.0.0.1/0", "redis://[0:0:0:0:0:0:0:1]:06379/0"),
+        ("postgresql://[2001:db8::1]/shop", "postgresql://[2001:DB8:0:0::1]:5432/shop"),
+        ("redis://h./0", "redis://H/0"),
+        ("mysql://h/shop", "MYSQL://h/shop/"),
+        ("sqlite:///%61.db", "sqlite:///a.db"),
+        ("sqlite:///x/../shop.db", "sqlite:////{here}/shop.db"),
+        # The environment's region may be any.
+        ("dynamodb://records", "dynamodb://records?region=eu-west-1"),
+        ("dynamodb://", "dynamodb://onefold_records"),
+        (
+            "dynamodb://records?endpoint_url=http%3A%2F%2Fh:8000",
+            "dynamodb://records?endpoint_url=HTTP%3A%2F%2FH:8000%2F",
+        ),
+        ("django://default", "DJANGO://default"),
     ],
 )
 def test_two_spellings_of_one_place_are_one_store(tmp_path: Path, one: str, other: str) -> None:
     path = tmp_path / "onefold.yaml"
+    other = other.replace("{here}", str(Path.cwd()).lstrip("/"))
     path.write_text(
         f"stores: {{a: {{url: '{one}'}}, b: {{url: '{other}'}}}}\n"
         "guards: {one: {store: a, operation: charge}, two: {store: b, operation: charge}}\n"
@@ -109,13 +157,43 @@ def test_two_spellings_of_one_place_are_one_store(tmp_path: Path, one: str, othe
         ("sqlite:///shop.db", "sqlite:///Shop.db"),
         ("dynamodb://records", "dynamodb://Records"),
         ("dynamodb://records?region=eu-west-1", "dynamodb://records?region=eu-west-2"),
+        ("redis://h/1", "redis://h/10"),
+        ("redis://h/0?db=1", "redis://h/0"),
+        ("redis://h", "redis+cluster://h"),
+        ("redis://h:26379/main", "redis+sentinel://h/main"),
+        ("redis+sentinel://h/main", "redis+sentinel://h/main/1"),
+        ("redis+sentinel://a,b/main", "redis+sentinel://c,d/main"),
+        ("redis+sentinel://h:6379/main", "redis+sentinel://h/main"),
+        ("redis+unix:///run/a.sock", "redis+unix:///run/b.sock"),
+        ("postgresql://a,b/shop", "postgresql://c/shop"),
+        ("postgresql://h/shop", "postgresql:///shop?host=other"),
+        ("postgresql://h/shop", "postgresql:///shop?host=h&port=5433"),
+        ("postgresql://a:5433,b:5434/shop", "postgresql:///shop?host=a,b&port=5434,5433"),
+        ("postgresql://h/shop", "postgresql://h/shop?dbname=other"),
+        ("postgresql://app@h", "postgresql://other@h"),
+        ("postgresql:///shop?host=/srv/a", "postgresql:///shop?host=/srv/b"),
+        ("postgresql:///shop", "postgresql:///shop?host=/srv/b"),
+        ("mysql://h/shop?unix_socket=/srv/a.sock", "mysql://h/shop?unix_socket=/srv/b.sock"),
+        ("mysql://h/shop", "mysql://h:3307/shop"),
+        ("redis://[2001:db8::1]/0", "redis://[2001:db8::2]/0"),
+        ("redis://10.0.0.1/0", "redis://127.0.0.1/0"),
+        ("dynamodb://records?endpoint_url=http%3A%2F%2Fh:8000", "dynamodb://records"),
+        ("django://default", "django://other"),
         ("toy://h/a", "toy://h/A"),
         ("http://[broken", "http://[broken/0"),
     ],
 )
 def test_two_places_are_two_stores(one: str, other: str) -> None:
-    assert identity(one) != identity(other)
-    assert identity(one) == identity(one)
+    assert not place_of(one).may_be(place_of(other))
+    assert not place_of(other).may_be(place_of(one))
+    assert place_of(one).may_be(place_of(one))
+
+
+def test_what_a_url_leaves_out_is_what_the_stores_take() -> None:
+    assert _store_identity.USUAL_TABLE == dynamodb.TABLE
+    assert _store_identity.USUAL_PREFIX == redis.PREFIX
+    assert {"postgresql": "5432", "mysql": str(MYSQL_PORT), "redis": str(REDIS_PORT)} == _store_identity.PORTS
+    assert str(SENTINEL_PORT) == _store_identity.SENTINEL_PORT
 
 
 @pytest.mark.parametrize(
@@ -218,3 +296,27 @@ def test_a_store_that_cannot_be_opened_is_found_for_every_guard(tmp_path: Path) 
     )
 
     assert [(one.guard, one.code) for one in findings(read(path))] == [("one", "OF016"), ("two", "OF016")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered"),
+    [("after_crash: rerun", True), ("after_crash: skip", False), ("mode: seen", False)],
+)
+def test_a_key_for_the_provider_is_offered_where_it_would_help(tmp_path: Path, fields: str, offered: bool) -> None:
+    (found,) = linted(tmp_path, f"store: database, money: true, keep: forever, {fields}")
+
+    assert found.code == "OF005"
+    assert ("declare provider_memory" in found.fix) is offered
+
+
+@pytest.mark.parametrize("named", ["operation: charge", "operations: [refund, charge]"])
+def test_a_shared_operation_is_pointed_at_where_it_is_named(tmp_path: Path, named: str) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(
+        "stores:\n  a: {url: 'sqlite:///a.db'}\nguards:\n  one:\n    store: a\n    operation: charge\n"
+        f"  two:\n    store: a\n    keep: 2d\n    {named}\n"
+    )
+
+    (found,) = findings(read(path))
+
+    assert (found.code, found.guard, found.mark.line) == ("OF008", "two", 10)

@@ -15,9 +15,16 @@ CORE: Final = (
     "test_core_*.py",
     "test_edge_cases_*.py",
     "test_memory_store.py",
+    "test_fingerprints.py",
+    "test_bypass.py",
+    "test_steps*.py",
+    "test_signatures.py",
+    "test_flow_by_hand.py",
+    "test_heartbeat_times.py",
+    "test_interrupts_current.py",
+    "test_transactions_sqlite*.py",
     "test_simulate.py",
     "test_moving.py",
-    "test_transactions_sqlite*.py",
 )
 # The first pattern that fits a module, below `src/onefold/`, names its tests. The first red one ends a run.
 SUITES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -46,6 +53,7 @@ SUITES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("queues/*pika*", ("test_queues_rabbitmq*.py",)),
     ("queues/*rabbitmq*", ("test_queues_rabbitmq*.py",)),
     ("queues/*", ("test_queues_*.py",)),
+    ("retention/*", ("test_retention_*.py", "test_cli_lint.py")),
     ("*/*", ()),
     ("*", CORE),
 )

@@ -5,14 +5,14 @@ A rule that cannot be judged by what is declared says nothing.
 
 from __future__ import annotations
 
-import builtins
 import math
-import re
 import sys
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from onefold.retention._changing import changes
 from onefold.retention._declared import DeclaredGuard, DeclaredStore
+from onefold.retention._doubt import is_doubt
 from onefold.retention._fields import CONTENTS, POSITIONS
 from onefold.retention._store_identity import is_in_memory
 from onefold.retention._words import below, said
@@ -27,19 +27,6 @@ WITHOUT_TRANSACTIONS: Final = CACHES | {"dynamodb", "memory"}
 
 # Of five by default. Beyond so many nobody waits for the person that a hold would call.
 ATTEMPTS_MANY: Final = 100
-
-# What another delivery of the same message has not: how often it was tried, when, and where this copy lies.
-CHANGING: Final = re.compile(
-    r"(x_)?((attempt|retry|try|delivery|redelivery|receive|approximate_receive)_?(count|number|no)"
-    r"|attempts?|retry|retries|try|tries|redelivered|death|timestamp|ts|time|now|received_at|delivered_at"
-    r"|delivery_tag|receipt_handle|partition_offset|traceparent|trace_id|span_id)"
-)
-
-# After these nobody knows whether the effect happened, or it was never tried.
-IN_DOUBT: Final = re.compile(
-    r"(.*Time[Oo]ut(Error|Exception)?|.*Connect(ion|ionReset|ionRefused)?Error|.*OutcomeUnknown|.*Cancelled(Error)?"
-    r"|StoreUnavailable|OnefoldError)"
-)
 
 FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
 
@@ -203,15 +190,9 @@ def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
     elif guard.key in CONTENTS:
         says = f"the key is {guard.key}: two equal orders become one, and an order that gains a field becomes two"
         yield Said("key", says, FIX_KEY)
-    elif guard.key is not None and CHANGING.fullmatch(_last_part(guard.key)):
+    elif guard.key is not None and changes(guard.key):
         says = f"the key is {guard.key}, which changes with each delivery: a retry has another key, and runs again"
         yield Said("key", says, FIX_KEY)
-
-
-def _last_part(key: str) -> str:
-    """The name that a key comes from: "attempt" of `argument:attempt` and of `field:meta.attempt`."""
-    name = re.split(r"[.:/]", key)[-1]
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
 
 
 def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
@@ -238,24 +219,13 @@ def sqlite_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
 
 def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
     for name in guard.remember if guard.money else ():
-        if _is_doubt(name):
+        if is_doubt(name):
             yield Said(
                 "remember",
                 f"money that remembers {name} as its final answer: after it nobody knows whether the payment "
                 "happened, and every retry is told that it failed",
                 "Remember only what the other side has said for good, such as a declined card",
             )
-
-
-def _is_doubt(name: str) -> bool:
-    """Whether it is so wide, or of such a kind, that it says nothing about the effect. Nothing is imported for it."""
-    module, _, inside = name.partition(":")
-    kind = getattr(builtins, inside, None) if module == "builtins" else None
-    if isinstance(kind, type) and issubclass(kind, BaseException):
-        return (
-            issubclass(Exception, kind) or issubclass(kind, (OSError, MemoryError)) or not issubclass(kind, Exception)
-        )
-    return IN_DOUBT.fullmatch(inside.rpartition(".")[2]) is not None
 
 
 def probe_that_knows_nothing(guard: DeclaredGuard) -> Iterator[Said]:

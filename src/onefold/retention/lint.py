@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from onefold.retention import _rules
 from onefold.retention._declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.retention._rules import Said, floor
-from onefold.retention._store_identity import identity
+from onefold.retention._store_identity import Place, place_of
 from onefold.retention._tree import Mark, place
 
 __all__ = ["RULES", "Finding", "Rule", "findings", "floor"]
@@ -68,38 +68,41 @@ def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found
 
 def _shared_operations(configurations: Sequence[Configuration]) -> Iterator[tuple[Configuration, DeclaredGuard, Said]]:
     """Guards that would write the same records: an operation of one name, in one store and scope."""
-    first: dict[tuple[str, str | None, str], tuple[Configuration, DeclaredGuard]] = {}
+    seen: dict[tuple[str | None, str], list[tuple[Place, Configuration, DeclaredGuard]]] = {}
     for configuration in configurations:
         for guard in configuration.guards.values():
-            for operation in guard.operations:
-                records = (_identity(configuration, guard.store), guard.scope, operation)
-                where, other = first.setdefault(records, (configuration, guard))
-                if other is guard:
-                    continue
-                mark = where.mark("guards", other.name)
-                line = f"line {mark.line}" if where is configuration else place(where.file, mark)
-                yield (
-                    configuration,
-                    guard,
-                    Said(
-                        "operations" if len(guard.operations) > 1 else "operation",
-                        f"the operation {operation!r} is that of guards.{other.name} too ({line}), in the same store: "
-                        "of two consumers of one message the second is told that it is done, and never runs",
-                        "Give each guard an operation of its own",
-                    ),
-                )
+            here = _place(configuration, guard.store)
+            for operation in dict.fromkeys(guard.operations):
+                known = seen.setdefault((guard.scope, operation), [])
+                first = next((one for one in known if one[0].may_be(here)), None)
+                known.append((here, configuration, guard))
+                if first is not None:
+                    yield configuration, guard, _shared(operation, guard, configuration, *first[1:])
 
 
-def _identity(configuration: Configuration, store: DeclaredStore) -> str:
+def _shared(
+    operation: str, guard: DeclaredGuard, configuration: Configuration, where: Configuration, other: DeclaredGuard
+) -> Said:
+    mark = where.mark("guards", other.name)
+    line = f"line {mark.line}" if where is configuration else place(where.file, mark)
+    return Said(
+        "operations" if len(guard.operations) > 1 else "operation",
+        f"the operation {operation!r} is that of guards.{other.name} too ({line}), in the same store: "
+        "of two consumers of one message the second is told that it is done, and never runs",
+        "Give each guard an operation of its own",
+    )
+
+
+def _place(configuration: Configuration, store: DeclaredStore) -> Place:
     """Entries whose URLs name one place are one store, whatever its variables hold; in memory each is one of its own.
 
     A variable in another file may hold something else where that one is used.
     """
     if store.kind == "memory":
-        return f"{configuration.file} {store.name}"
+        return Place("memory", name=f"{configuration.file} {store.name}")
     written = configuration.written_url(store.name)
-    named = written if store.url is None else identity(str(store.url))
-    return f"{configuration.file} {named}" if "$" in written else named
+    named = Place("not known", name=written) if store.url is None else place_of(str(store.url))
+    return named._replace(kind=f"{configuration.file} {named.kind}") if "$" in written else named
 
 
 RULES: Final = (

@@ -1,0 +1,127 @@
+"""Which keys change with each delivery, by the words of the name that they come from. Pure.
+
+A name with a word that is not known here is taken for one of the business: `delivery_attempt` counts, and
+`delivery_number` and `retry_policy_id` name something.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+# They say how something is counted, or whose it is, and nothing of what it is.
+COUNTS: Final = frozenset({"count", "counter", "counts", "times"})
+NUMBERS: Final = COUNTS | {"idx", "index", "no", "nr", "num", "number"}
+PLAIN: Final = NUMBERS | frozenset(
+    {
+        *("amqp", "amz", "approximate", "aws", "azure", "broker", "celery", "client", "cloud", "consumer", "cur"),
+        *("current", "far", "first", "goog", "google", "header", "headers", "info", "is", "job", "kafka", "last"),
+        *("left", "made", "message", "meta", "metadata", "msg", "my", "n", "nth", "opt", "prev", "previous", "queue"),
+        *("rabbitmq", "remaining", "rq", "run", "so", "sqs", "task", "tasks", "the", "total", "was", "worker", "x"),
+    }
+)
+
+# How often it was tried. "try" alone may be a currency.
+TRIES: Final = frozenset(
+    {
+        "attempt",
+        "attempts",
+        "redeliveries",
+        "redelivered",
+        "redelivery",
+        "retried",
+        "retries",
+        "retry",
+        "retrying",
+        "tries",
+    }
+)
+# What is done to a message: it counts where it is counted, and a delivery may also be one of goods.
+HANDLING: Final = frozenset(
+    {
+        *("acquired", "death", "deaths", "deliver", "delivered", "deliveries", "delivery", "dequeue", "dequeued"),
+        *("execution", "executions", "failed", "failure", "failures", "receive", "received", "receives", "try"),
+    }
+)
+
+# Where this copy lies, or whose turn it is.
+HANDLES: Final = (
+    *({"delivery", "tag"}, {"consumer", "tag"}, {"receipt", "handle"}, {"ack", "id"}, {"lock", "token"}),
+    *({"partition", "offset"}, {"kafka", "offset"}, {"message", "offset"}, {"stream", "offset"}, {"queue", "offset"}),
+    {"message", "age"},
+)
+
+# When it is looked at. What happened once (`created_at`, `event.time`) stays as it was.
+CLOCKS: Final = frozenset({"now", "timestamp", "ts"})
+MOMENTS: Final = CLOCKS | {"date", "datetime", "time"}
+ON_THE_WAY: Final = frozenset(
+    {
+        *("attempted", "consumed", "delivered", "dequeued", "enqueued", "processed", "processing", "published"),
+        *("publish", "queued", "receive", "received", "redelivered", "retried", "send", "sent"),
+    }
+)
+# Units and places of a clock.
+OF_A_CLOCK: Final = frozenset({"at", "epoch", "iso", "ms", "ns", "unix", "utc"})
+
+# A header of a request, or of its delivery. A field of the same name may be a terminal's own number, say.
+OF_A_REQUEST: Final = (
+    *({"traceparent"}, {"tracestate"}, {"trace", "id"}, {"span", "id"}, {"b3"}, {"date"}, {"death"}),
+)
+
+KNOWN: Final = PLAIN | TRIES | HANDLING | MOMENTS | ON_THE_WAY | OF_A_CLOCK | frozenset().union(*HANDLES, *OF_A_REQUEST)
+
+# A shorter beginning would find words in words.
+SYLLABLE_MIN: Final = 3
+
+
+def changes(key: str) -> bool:
+    """Return whether another delivery of the same message has another key."""
+    source, _, path = key.partition(":")
+    words = _words_of(path)
+    named = words - PLAIN
+    if source == "header" and words - {"x"} in OF_A_REQUEST:
+        return True
+    # Of a part that has a time, it may be when that happened.
+    if path.lower() == "time" or words == {"current", "time"}:
+        return True
+    return _counts_tries(words, named) or words - {"x", "amqp", "sqs", "rabbitmq"} in HANDLES or _is_a_moment(named)
+
+
+def _counts_tries(words: frozenset[str], named: frozenset[str]) -> bool:
+    if not named or not named <= TRIES | HANDLING:
+        return False
+    return bool(named & TRIES) or bool(words & (NUMBERS if named == {"try"} else COUNTS))
+
+
+def _is_a_moment(named: frozenset[str]) -> bool:
+    if not named <= MOMENTS | ON_THE_WAY | OF_A_CLOCK:
+        return False
+    return bool(named & CLOCKS) or bool(named & ON_THE_WAY and named & (MOMENTS | {"at"}))
+
+
+def _words_of(path: str) -> frozenset[str]:
+    """Return the words of the last part of a path that says something: of `x-death.0.count` all."""
+    words: set[str] = set()
+    for part in reversed(re.split(r"[.:/]", path)):
+        words |= set(_words(part))
+        if words - PLAIN:
+            break
+    return frozenset(words)
+
+
+def _words(name: str) -> Iterator[str]:
+    found = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+\d*|[^\W\d_]+", name)]
+    for place, word in enumerate(found, 1):
+        # The number of attempts is a count; the retry of something names that.
+        if word != "of" or place == len(found):
+            yield from _syllables(word)
+
+
+def _syllables(word: str) -> tuple[str, ...]:
+    """Return the two known words that are written as one, as in `retrycount`."""
+    if word not in KNOWN:
+        for end in range(SYLLABLE_MIN, len(word) - 1):
+            if word[:end] in KNOWN and word[end:] in KNOWN:
+                return word[:end], word[end:]
+    return (word,)

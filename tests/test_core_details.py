@@ -1,0 +1,169 @@
+"""Small promises of the core that no other test keeps, each found by a break that went unnoticed (`make mutate`)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import (
+    KEY_MAX,
+    AsyncGuard,
+    Column,
+    Event,
+    Guard,
+    MissingKey,
+    OutcomeUnknown,
+    Policy,
+    State,
+    UsageError,
+    current,
+    done,
+)
+from onefold._interrupts import leave
+from onefold._model import Claim
+from onefold.events import Teller
+from onefold.heartbeat import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
+from onefold.keys import address
+from onefold.stores.base import Query
+from onefold.stores.memory import MemoryStore
+
+CLAIM = Claim(address("pay", "k"), b"token", 30.0, 90.0)
+
+
+def test_a_task_that_nobody_waits_for_is_kept_until_it_has_cleaned_up() -> None:
+    """asyncio itself holds tasks weakly: one in the middle of its clean-up could be collected."""
+    ended: list[str] = []
+
+    async def work(open_door: list[asyncio.Future[None]]) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            door = asyncio.get_running_loop().create_future()
+            open_door.append(weakref.proxy(door))
+            await door
+            ended.append("cleaned up")
+
+    async def story() -> None:
+        open_door: list[Any] = []
+        task = asyncio.create_task(work(open_door))
+        await asyncio.sleep(0)
+        leave(task)
+        del task
+        await asyncio.sleep(0)
+        gc.collect()
+        open_door[0].set_result(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+
+    assert ended == ["cleaned up"]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), (("k",), {}), (("k",), {"amont": 1}), (("k", 1, 2, 3), {})])
+def test_a_wrong_call_raises_what_it_always_would_and_claims_nothing(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    heard: list[Event] = []
+    guard = Guard(MemoryStore(), on_event=heard.append)
+
+    @guard.idempotent("pay", key="order")
+    def pay(order: str, amount: int) -> None:
+        raise AssertionError("it ran")
+
+    @guard.idempotent("refund", key="order")
+    def refund(order: str, amount: int, currency: str = "EUR") -> None:
+        raise AssertionError("it ran")
+
+    for function in (pay, refund):
+        with pytest.raises(TypeError, match="argument"):
+            function(*args, **kwargs)
+
+    assert heard == []
+
+
+def test_the_name_of_a_step_is_known_inside_of_it_alone() -> None:
+    names: list[str | None] = []
+
+    def handle() -> None:
+        names.append(current().step_name)
+        current().step("reserve", lambda: names.append(current().step_name))
+        names.append(current().step_name)
+
+    Guard(MemoryStore()).run("pay", "k", handle)
+
+    assert names == [None, "reserve", None]
+
+
+def test_a_renewal_that_takes_too_long_leaves_time_for_one_more() -> None:
+    beats = Beats()
+    beats.add([CLAIM], sent=0.0)
+
+    assert 0 < patience([beats[CLAIM.token]]) < CLAIM.lease / BEATS_PER_LEASE
+
+
+def test_a_closed_heartbeat_forgets_its_claims_and_renews_later_ones() -> None:
+    async def story() -> tuple[Beat | None, bool]:
+        heartbeat = AsyncHeartbeat(lambda: None, Teller())
+        heartbeat.watch([CLAIM], time.monotonic() - CLAIM.lease / 4)
+        heartbeat.close()
+        forgotten = heartbeat.find(CLAIM.token)
+        heartbeat.watch([CLAIM], time.monotonic())
+        timer = heartbeat._here().timer
+        renews = timer is not None and not timer.cancelled()
+        heartbeat.close()
+        return forgotten, renews
+
+    assert asyncio.run(story()) == (None, True)
+
+
+@pytest.mark.parametrize("rerun_within", ["1h", "forever"])
+def test_a_clean_failure_of_the_first_attempt_leaves_nothing_behind(rerun_within: str) -> None:
+    """Nobody has to remember when a provider forgets the key: it was never passed on."""
+    store = MemoryStore()
+    guard = Guard(store, policy=Policy(rerun_within=rerun_within))
+
+    def declined() -> None:
+        raise ValueError("declined")
+
+    with pytest.raises(ValueError, match="declined"):
+        guard.run("pay", "k", declined)
+
+    assert store.browse(Query(), 10) == []
+
+
+def test_a_key_is_measured_in_bytes_and_the_limit_is_among_what_is_taken() -> None:
+    full = "é" * (KEY_MAX // 2) + "e" * (KEY_MAX % 2)
+
+    assert address("pay", full).key == full
+    with pytest.raises(MissingKey, match=f"has {KEY_MAX + 1} bytes of UTF-8, and the limit is {KEY_MAX}"):
+        address("pay", full + "e")
+
+
+def test_a_value_that_a_person_gives_is_not_kept_where_results_are_not() -> None:
+    store = MemoryStore()
+    guard = Guard(store, policy=Policy(after_crash="hold", keep_result=False))
+
+    def lost() -> None:
+        raise OutcomeUnknown("no answer")
+
+    with pytest.raises(OutcomeUnknown):
+        guard.run("pay", "k", lost)
+    guard.resolve("pay", "k", done("4200 to IBAN DE00"), by="ada", reason="asked the bank")
+
+    (record,) = store.browse(Query(), 10)
+    assert record.state is State.DONE
+    assert record.result is None
+
+
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+def test_a_column_of_your_own_has_no_store_of_before(kind: type[Any], tmp_path: Path) -> None:
+    guard = kind(f"sqlite:///{tmp_path}/new.db", also_read=f"sqlite:///{tmp_path}/old.db")
+
+    with pytest.raises(UsageError, match="there is no also_read= for them"):
+        guard.within(object(), record=Column("payments", "idempotency_key"))
