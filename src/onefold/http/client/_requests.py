@@ -16,6 +16,7 @@ from onefold.http.client._retrying import (
     ANSWER_MAX,
     HEADER,
     METHODS,
+    PROBLEM_MAX,
     Call,
     Retries,
     Wanted,
@@ -214,7 +215,7 @@ def _problem(response: requests.Response) -> bytes | None:
     if not is_problem(response.headers):
         return b""
     body: Any = vars(response)["_content"]
-    if not isinstance(body, bytes):
+    if not isinstance(body, bytes) or len(body) > PROBLEM_MAX:
         return None
     # urllib3 hands out an encoding that it does not know as it came.
     return body if _is_decoded(response) else None
