@@ -16,7 +16,8 @@ import requests
 
 from http_service.cutting import ANSWERS, PAID, Cutting, cuts, cutting, landmarks
 from onefold import AsyncGuard, Guard
-from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
+from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Transport, intent
+from onefold.http.client._handler_keys import Request, keyed
 from onefold.http.client._resuming import Another, HandedOut
 
 # The client asks again, or the caller does.
@@ -221,27 +222,31 @@ class Answers(httpx.BaseTransport, httpx.AsyncBaseTransport):
         self.answers = list(answers)
         self.keys: list[str] = []
 
+    def asked(self, key: str) -> None:
+        self.keys.append(key)
+
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.keys.append(request.headers["Idempotency-Key"])
+        self.asked(request.headers["Idempotency-Key"])
         status, headers, parts = self.answers.pop(0)
         return httpx.Response(status, headers={**CHUNKED, **headers}, stream=parts)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.keys.append(request.headers["Idempotency-Key"])
+        self.asked(request.headers["Idempotency-Key"])
         status, headers, parts = self.answers.pop(0)
         return httpx.Response(status, headers={**CHUNKED, **headers}, stream=AsyncParts(parts))
 
 
-def streamed(answers: Answers, is_async: bool) -> list[bytes]:
+def streamed(answers: Answers, is_async: bool, told: list[Any] | None = None) -> list[bytes]:
     """What a reader of the stream got, part by part, before its end or an error."""
     found: list[bytes] = []
-    retries = Retries(attempts=3, pause=0)
+    retries, sent = Retries(attempts=3, pause=0), [] if told is None else told
 
     async def story() -> None:
         async with (
             httpx.AsyncClient(transport=AsyncTransport(answers, retries=retries)) as client,
             client.stream("POST", "http://127.0.0.1/", content=b"{}") as response,
         ):
+            sent.append(response.extensions["onefold"])
             async for part in response.aiter_raw():
                 found.append(part)  # noqa: PERF401 - what came before an error counts
 
@@ -250,7 +255,9 @@ def streamed(answers: Answers, is_async: bool) -> list[bytes]:
             httpx.Client(transport=Transport(answers, retries=retries)) as client,
             client.stream("POST", "http://127.0.0.1/", content=b"{}") as response,
         ):
-            found.extend(response.iter_raw())
+            sent.append(response.extensions["onefold"])
+            for part in response.iter_raw():
+                found.append(part)  # noqa: PERF402
 
     try:
         asyncio.run(story()) if is_async else sync()
@@ -291,6 +298,42 @@ def test_another_answer_is_no_repetition(is_async: bool, status: int, headers: A
 
     assert streamed(answers, is_async) == [b"one ", b"lost"]
     assert [part.is_closed for part in bodies] == [True, True]
+
+
+@both
+def test_while_it_is_asked_for_again_an_equal_request_is_another_one(is_async: bool) -> None:
+    others: list[str] = []
+
+    class Meanwhile(Answers):
+        def asked(self, key: str) -> None:
+            super().asked(key)
+            if len(self.keys) == 2:
+                others.append(keyed(Request("POST", "http://127.0.0.1/", b"{}")).key)
+
+    answers = Meanwhile((201, {}, Parts(b"one ", None)), (201, {}, Parts(b"one two")))
+    found: list[bytes] = []
+    Guard("memory:").run("charge", "order-1", lambda: found.extend(streamed(answers, is_async)))
+
+    assert found == [b"one ", b"two"]
+    assert len(set(answers.keys)) == 1
+    assert others[0] != answers.keys[0]
+
+
+@both
+def test_what_is_told_has_every_attempt(is_async: bool) -> None:
+    answers = Answers((201, {}, Parts(b"one ", None)), (503, {}, Parts()), (201, {}, Parts(b"one two")))
+    told: list[Any] = []
+
+    assert streamed(answers, is_async, told) == [b"one ", b"two"]
+    assert told[0].attempts == [Attempt(error="ReadError"), Attempt(status=503), Attempt(status=201)]
+
+
+@both
+def test_there_are_no_more_attempts_than_were_asked_for(is_async: bool) -> None:
+    answers = Answers(*[(201, {}, Parts(b"one ", None)) for _ in range(5)])
+
+    assert streamed(answers, is_async) == [b"one ", b"lost"]
+    assert len(answers.keys) == 3
 
 
 @both

@@ -20,7 +20,7 @@ import requests
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, UsageError, current
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
-from onefold.http.client._handler_keys import Request
+from onefold.http.client._handler_keys import Keyed, Request, keyed
 from onefold.http.client._identity import caller, for_whom
 from onefold.http.client._intent import OPERATION
 
@@ -368,6 +368,60 @@ def test_a_key_of_the_callers_own_stays_on_its_object_and_on_its_redirect(server
         client.run(around, "POST", server.url, *[{"headers": {"Idempotency-Key": "mine"}}] * 2)
 
     assert server.keys == ["mine"] * 8
+
+
+# The rules, without a client.
+
+HERE = "http://127.0.0.1:80/pay"
+
+
+def answered(status: int, location: str, method: str = "POST", url: str = HERE) -> Keyed:
+    """A request outside of every handler, and its answer."""
+    with keyed(Request(method, url, b"{}")) as call:
+        call.heard(status, {"Location": location}, b"")
+    return call
+
+
+def goes_on(call: Keyed, url: str, body: bytes = b"{}") -> bool:
+    return keyed(Request(call.method, url, body, given=call.key, carried=call)) is call
+
+
+@pytest.mark.parametrize(
+    ("location", "url"),
+    [
+        ("/v2", "http://127.0.0.1/v2"),
+        ("v2?a=1#top", "http://127.0.0.1:80/v2?a=1"),
+        ("http://ada@Example.com/v%32", "http://example.com/v2"),
+        ("//example.com", "http://example.com/"),
+        ("HTTPS://example.com:443/a b", "https://example.com/a%20b"),
+    ],
+)
+def test_a_redirect_is_recognised_however_its_place_is_written(location: str, url: str) -> None:
+    assert goes_on(answered(307, location), url)
+
+
+def test_a_copy_for_another_place_or_with_another_body_does_not_follow_from_a_redirect() -> None:
+    assert not goes_on(answered(307, "/v2"), "http://127.0.0.1/v3")
+    assert not goes_on(answered(307, "/v2"), "http://127.0.0.1/v2", b"another")
+    assert not goes_on(answered(302, "/v2", "PATCH"), "http://127.0.0.1/v2")
+    assert not goes_on(answered(301, "/v2"), "http://127.0.0.1/v2")
+    assert not goes_on(answered(307, "http://[broken"), "http://127.0.0.1/v2")
+
+
+def test_a_redirect_that_is_lost_is_retried_although_its_request_was_answered() -> None:
+    guard = Guard("memory:")
+    equal = Request("PATCH", HERE, b"{}")
+
+    def handle() -> None:
+        moved = answered(301, "/v2", "PATCH")
+        # It counts as answered here, and meanwhile an equal one is sent.
+        other = answered(500, "", "PATCH")
+        assert moved.key != other.key
+        with keyed(Request("PATCH", "http://127.0.0.1/v2", b"{}", given=moved.key, carried=moved)) as sent_on:
+            assert sent_on is moved
+        assert {keyed(equal), keyed(equal)} == {moved, other}
+
+    guard.run("charge", "order-1", handle)
 
 
 # For whom, and by whom.
