@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import requests
+import urllib3
 
 from http_service.cutting import ANSWERS, PAID, Cutting, cuts, cutting, landmarks
 from onefold import AsyncGuard, Guard
@@ -298,6 +299,40 @@ def test_another_answer_is_no_repetition(is_async: bool, status: int, headers: A
 
     assert streamed(answers, is_async) == [b"one ", b"lost"]
     assert [part.is_closed for part in bodies] == [True, True]
+
+
+@both
+def test_after_another_answer_an_equal_request_is_a_retry(is_async: bool) -> None:
+    answers = Answers((201, {}, Parts(b"one ", None)), (201, {}, Parts(b"another")), (201, {}, Parts(b"paid")))
+    found: list[bytes] = []
+
+    def handle() -> None:
+        for _ in range(2):
+            found.extend(streamed(answers, is_async))
+
+    Guard("memory:").run("charge", "order-1", handle)
+
+    assert found == [b"one ", b"lost", b"paid"]
+    assert len(set(answers.keys)) == 1
+
+
+def test_who_reads_from_below_requests_is_watched_too(server: Cutting) -> None:
+    url = f"{server.url}/chunked/{len(ANSWERS['chunked']) - 8}/closed"
+
+    def handle() -> None:
+        with requests.Session() as session:
+            session.mount("http://", Adapter(retries=ONCE))
+            with (
+                session.post(url, data=b"{}", stream=True) as response,
+                pytest.raises(urllib3.exceptions.ProtocolError),
+            ):
+                response.raw.read()
+            session.post(url, data=b"{}")
+
+    Guard("memory:").run("charge", "order-1", handle)
+
+    (keys,) = server.keys.values()
+    assert (len(keys), len(set(keys))) == (2, 1)
 
 
 @both

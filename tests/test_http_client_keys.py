@@ -370,6 +370,47 @@ def test_a_key_of_the_callers_own_stays_on_its_object_and_on_its_redirect(server
     assert server.keys == ["mine"] * 8
 
 
+def test_a_redirect_that_is_lost_does_not_end_an_intent(server: Scripted, client: Any) -> None:
+    server.script = [Say(301, to("/v2")), CUT]
+
+    client.run("intent", "PATCH", server.url, {"lost": True})
+
+    assert client.is_begun("pay-0")
+
+
+def test_a_key_that_is_given_to_an_object_later_is_the_callers_own(server: Scripted) -> None:
+    with httpx.Client(transport=Transport(httpx.HTTPTransport(verify=False), retries=ONCE)) as httpx_client:
+        ready = httpx_client.build_request("POST", server.url, content=b"{}")
+        httpx_client.send(ready)
+        ready.headers["Idempotency-Key"] = "mine"
+        for _ in range(2):
+            httpx_client.send(ready)
+    with requests.Session() as session:
+        session.mount("http://", Adapter(retries=ONCE))
+        prepared = session.prepare_request(requests.Request("POST", server.url, data=b"{}"))
+        session.send(prepared)
+        prepared.headers["Idempotency-Key"] = "mine"
+        for _ in range(2):
+            session.send(prepared)
+
+    assert [key == "mine" for key in server.keys] == [False, True, True] * 2
+
+
+def test_a_transport_inside_of_a_transport_keeps_the_key() -> None:
+    keys: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        return httpx.Response(201)
+
+    with httpx.Client(transport=Transport(Transport(httpx.MockTransport(answer)))) as outer:
+        ready = outer.build_request("POST", "http://127.0.0.1/")
+        told = [outer.send(ready).extensions["onefold"].key for _ in range(2)]
+
+    assert keys == told
+    assert len(set(keys)) == 2
+
+
 # The rules, without a client.
 
 HERE = "http://127.0.0.1:80/pay"

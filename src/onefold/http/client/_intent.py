@@ -225,8 +225,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         if request.carried is not None:
             # The client's object was sent before, here or elsewhere: its key was not given by anybody.
             sent = request.carried
-            is_ours = sent.place is self and sent.key == self._key
-            return is_ours and (sent.is_sent_on_as(request) or request.name in sent.names)
+            return sent.key == self._key and (sent.is_sent_on_as(request) or request.name in sent.names)
         if request.given is None:
             return False
         if request.given != self._key:
