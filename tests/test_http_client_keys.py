@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import io
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -274,6 +277,29 @@ def test_an_object_that_is_sent_twice_at_once_is_two_requests_with_retries_of_th
     assert sorted(keys.count(key) for key in set(keys)) == [2, 2]
 
 
+def test_an_object_of_requests_that_is_sent_twice_at_once_is_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str] = []
+    both = threading.Barrier(2)
+
+    def answer(adapter: Any, request: requests.PreparedRequest, **_: Any) -> requests.Response:
+        both.wait(PATIENCE)
+        keys.append(request.headers["Idempotency-Key"])
+        both.wait(PATIENCE)
+        response = requests.Response()
+        response.status_code, response.request, response.raw = 500 if len(keys) == 2 else 201, request, io.BytesIO()
+        both.wait(PATIENCE)
+        return response
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answer)
+    ready = requests.Request("POST", "http://127.0.0.1/", data=b"{}").prepare()
+    adapter = Adapter(retries=Retries(attempts=2, pause=0))
+    with ThreadPoolExecutor(2) as threads:
+        sent = [threads.submit(adapter.send, ready) for _ in range(2)]
+        assert [one.result(PATIENCE).status_code for one in sent] == [201, 201]
+
+    assert sorted(keys.count(key) for key in set(keys)) == [2, 2]
+
+
 def test_a_copy_of_an_object_is_another_request(server: Scripted) -> None:
     guard = Guard("memory:")
 
@@ -401,14 +427,15 @@ def test_a_transport_inside_of_a_transport_keeps_the_key() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         keys.append(request.headers["Idempotency-Key"])
-        return httpx.Response(201)
+        return httpx.Response(500 if len(keys) == 1 else 201)
 
-    with httpx.Client(transport=Transport(Transport(httpx.MockTransport(answer)))) as outer:
+    inner = Transport(httpx.MockTransport(answer), retries=ONCE)
+    with httpx.Client(transport=Transport(inner, retries=ONCE)) as outer:
         ready = outer.build_request("POST", "http://127.0.0.1/")
-        told = [outer.send(ready).extensions["onefold"].key for _ in range(2)]
+        told = [outer.send(ready).extensions["onefold"].key for _ in range(3)]
 
     assert keys == told
-    assert len(set(keys)) == 2
+    assert keys[0] == keys[1] != keys[2]
 
 
 # The rules, without a client.
