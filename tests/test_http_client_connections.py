@@ -18,7 +18,7 @@ import requests
 import urllib3
 
 from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Transport
-from onefold.http.client import _httpx as with_httpx
+from onefold.http.client import _httpx_bodies as with_httpx
 from onefold.http.client import _requests as with_requests
 from onefold.http.client import _retrying as retrying
 from onefold.http.client._requests import _was_sent

@@ -124,13 +124,15 @@ def test_a_refusal_is_understood_however_it_is_written(
     [
         Say(422, [PROBLEM, ("Content-Encoding", "snappy")], b"\xff\x06\x00"),
         Say(422, [PROBLEM], b"a" * (PROBLEM_MAX + ANSWER_MAX), chunked=True),
+        Say(422, [PROBLEM], b'{"code": "failed"}' + b" " * PROBLEM_MAX),
     ],
-    ids=["an unknown encoding", "a long one"],
+    ids=["an unknown encoding", "a long one", "one that is too long to be understood"],
 )
-def test_a_problem_that_cannot_be_read_ends_nothing(server: Scripted, client: Any, answer: Say) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["read", "streamed"])
+def test_a_problem_that_cannot_be_read_ends_nothing(server: Scripted, client: Any, answer: Say, stream: bool) -> None:
     server.script = [answer]
 
-    status, body = client.send(server.url, stream=True)
+    status, body = client.send(server.url, stream=stream)
 
     assert (status, body) == (422, answer.body)
     assert client.is_begun()
@@ -293,3 +295,5 @@ def test_only_the_boundary_of_a_multipart_body_does_not_count() -> None:
     assert one != digest(b"--x\r\n\r\na\r\n--x\r\n\r\n--x--\r\n", "multipart/form-data; boundary=x")
     assert one != digest(b"--x\r\n\r\na\r\n--x--\r\n", "text/plain; boundary=x")
     assert digest(b"a", "multipart/form-data") == digest(b"a", "")
+    # It counts where the boundary is.
+    assert digest(b"--xab", "multipart/form-data; boundary=x") != digest(b"a--xb", "multipart/form-data; boundary=x")

@@ -60,6 +60,8 @@ class Scripted:
 class Handler(BaseHTTPRequestHandler):
     script: Scripted
     protocol_version = "HTTP/1.1"
+    # Headers and body are written apart: with Nagle's algorithm each answer would wait for the client's delayed ACK.
+    disable_nagle_algorithm = True
 
     def answer(self) -> None:
         body = self._body()

@@ -1,7 +1,8 @@
-"""The key of a request that a guarded handler sends: derived from its delivery, so that a rerun sends the same one.
+"""The key of a request: the given one, one derived from the delivery whose handler sends it, or a new one.
 
-The name of a request is its method, its URL and a digest of its body; equal ones are numbered. The body is part of it,
-so that one key never stands for two requests: a rerun may leave one out, or send them in another order.
+In a handler the name of a request is its method, its URL, a digest of its body, and for whom it is; equal ones are
+numbered. So a rerun sends the same keys, and one key never stands for two requests: a rerun may leave one out, or send
+them in another order. What follows from a request (a redirect, a challenge, a retry) keeps its key.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from email.message import Message
-from typing import Final, NamedTuple, Self
-from urllib.parse import urlsplit, urlunsplit
-from weakref import WeakKeyDictionary
+from functools import cached_property
+from typing import Any, Final, Self
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 from onefold import UsageError, current
 from onefold.current import Current
+from onefold.http.client._identity import caller, for_whom
 from onefold.http.client._retrying import mint, settles
 
 # A longer name is taken by its digest: `key_for` takes a short one.
@@ -27,8 +31,18 @@ DIGEST_DIGITS: Final = 32
 # How many requests without a final answer are remembered for each name, so that a retry of one gets its key.
 UNSETTLED_MAX: Final = 100
 
+# After these the same request may come again with other credentials.
+UNAUTHORIZED: Final = frozenset({401, 403})
 
-class Request(NamedTuple):
+# A client sends the same request to where these lead; a PATCH also after 301. After the others it sends a GET.
+SENT_ON: Final = frozenset({307, 308})
+MOVED: Final = 301
+
+PORTS: Final = {"http": ":80", "https": ":443"}
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
     """A request that is about to be sent, whatever its client."""
 
     method: str
@@ -37,16 +51,20 @@ class Request(NamedTuple):
     content_type: str = ""
     # The key that it carries already.
     given: str | None = None
+    # The call whose key it carries, where that key is ours: the client's object was sent before, or copied from one.
+    carried: Keyed | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of its key: `POST https://api.example.com/payments 44136fa355b3678a1146ad16f7e8649e`."""
         scheme, host, path, query, _ = urlsplit(self.url)
         # Credentials are changed now and then, and a fragment is not sent.
         url = urlunsplit((scheme, host.rpartition("@")[2].lower(), path or "/", query, ""))
-        return f"{self.method} {url} {self.digest.hex()[:DIGEST_DIGITS]}"
+        name, whose = f"{self.method} {url} {self.digest.hex()[:DIGEST_DIGITS]}", for_whom(self.headers)
+        return f"{name} {whose}" if whose else name
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """A digest of the body, in which the random boundary of a multipart body does not count."""
         parts = [self.body]
@@ -63,17 +81,70 @@ class Request(NamedTuple):
         return whole.digest()
 
 
-class HandlerCall:
-    """One request of a handler, on its way or without a final answer."""
+class Keyed:
+    """One request under one key, until its answer is final: retried, sent on, sent again with credentials."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, request: Request, place: object = None, *, is_ours: bool = True) -> None:
         self.key = key
-        self.is_on_its_way = True
+        # A key of the caller's own is used as it is.
+        self.is_ours = is_ours
+        # Where it is sent from: the delivery and its step, or an intent. The same object elsewhere is another request.
+        self.place = place
+        self.method = request.method
+        self.names: set[str] = set()
+        self.callers: set[str] = set()
         self.is_settled = False
+        self._digest = request.digest
+        self._url = request.url
+        self._leads_to: str | None = None
+        self._is_unauthorized = False
+        self.go_on(request)
+
+    def go_on(self, request: Request) -> None:
+        """Note that it is sent, or sent again."""
+        self.is_on_its_way, self.is_settled = True, False
+        self._url = request.url
+        self.names.add(request.name)
+        self.callers.add(caller(request.headers))
 
     def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
-        """Note an answer."""
+        """Note an answer. The body of a problem document is the decoded one; None: it could not be read."""
         self.is_settled = settles(status, headers, body)
+        self._is_unauthorized = status in UNAUTHORIZED
+        goes_on = status in SENT_ON or (status == MOVED and self.method != "POST")
+        location = headers.get("Location") if goes_on else None
+        self._leads_to = _target(self._url, location) if location else None
+
+    def broke_off(self) -> None:
+        """Note that the answer was not received in whole: whoever asks again wants this one."""
+        self.is_settled = False
+
+    def again(self) -> Self:
+        """Ask for it once more: until then no equal request is a retry of it."""
+        self.is_on_its_way = True
+        return self
+
+    def is_continued_by(self, request: Request, place: object) -> bool:
+        """Whether this request follows from the one that was sent, and is no new one."""
+        if self.is_on_its_way or self.place != place:
+            return False
+        if self.is_sent_on_as(request) and self._leads_to == _plain(request.url):
+            return True
+        return not self.is_settled and request.name in self.names
+
+    def is_sent_on_as(self, request: Request) -> bool:
+        """Whether a client may make this request of the redirect that was heard, wherever that leads."""
+        if self._leads_to is None or self.method != request.method:
+            return False
+        # Some leave out the body after 301.
+        return not request.body or request.digest == self._digest
+
+    def is_retried_by(self, who: str) -> bool:
+        """Whether an equal request by this caller is a retry: another caller's is another request."""
+        if self.is_on_its_way:
+            return False
+        # Credentials that were refused are renewed. Where there are none, callers cannot be told apart.
+        return self._is_unauthorized or not who or who in self.callers or "" in self.callers
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +154,19 @@ class HandlerCall:
         self.is_on_its_way = False
 
 
+class HandlerCall(Keyed):
+    """One request of a handler."""
+
+    def __init__(self, key: str, request: Request, place: object, equals: HandlerCalls) -> None:
+        self._equals = equals
+        super().__init__(key, request, place)
+
+    def go_on(self, request: Request) -> None:
+        super().go_on(request)
+        if self not in self._equals.unsettled:
+            self._equals.unsettled.append(self)
+
+
 class HandlerCalls:
     """The requests of one name, which are equal, that one run of a handler has sent."""
 
@@ -90,53 +174,72 @@ class HandlerCalls:
         self.count = 0
         self.unsettled: list[HandlerCall] = []
 
-    def next(self, delivery: Current, name: str) -> HandlerCall:
+    def next(self, delivery: Current, name: str, request: Request, place: object) -> HandlerCall:
         """Return the request that this one repeats, or a new one."""
         self.unsettled = [call for call in self.unsettled if not call.is_settled][-UNSETTLED_MAX:]
+        who = caller(request.headers)
         for call in self.unsettled:
             # A handler that retries by itself means the same request.
-            if not call.is_on_its_way:
-                call.is_on_its_way = True
+            if call.is_retried_by(who):
+                call.go_on(request)
                 return call
         self.count += 1
         numbered = name if self.count == 1 else f"{name} #{self.count}"
-        call = HandlerCall(f'"{delivery.key_for(numbered)}"')
-        self.unsettled.append(call)
+        return HandlerCall(f'"{delivery.key_for(numbered)}"', request, place, self)
+
+
+class DeliveryCalls:
+    """The requests that one run of a handler has sent."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, HandlerCalls] = {}
+        self.by_key: WeakValueDictionary[str, HandlerCall] = WeakValueDictionary()
+
+    def next(self, delivery: Current, request: Request, place: tuple[Any, str | None]) -> HandlerCall:
+        step = place[1]
+        # A step that was finished before is not run again: equal requests after it must not get its numbers.
+        name = _short(request.name if step is None else f"{step}: {request.name}")
+        call = self.by_name.setdefault(name, HandlerCalls()).next(delivery, name, request, place)
+        self.by_key[call.key] = call
         return call
 
 
-_calls: WeakKeyDictionary[Current, dict[str, HandlerCalls]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Current, DeliveryCalls] = WeakKeyDictionary()
 _mutex = threading.Lock()
 
 
-class Minted(NamedTuple):
-    """A request outside of every handler, or one with a key of the caller's own: nothing is remembered of it."""
-
-    key: str
-
-    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
-        """Nothing follows from the answer."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left behind."""
-
-
-def keyed(request: Request) -> HandlerCall | Minted:
+def keyed(request: Request) -> Keyed:
     """Choose the key of a request outside of an intent: the given one, that of the running handler, or a new one."""
-    if request.given:
-        return Minted(request.given)
     delivery = _running()
-    if delivery is None:
-        return Minted(mint())
-    step = delivery.step_name
-    # A step that was finished before is not run again: equal requests after it must not get its numbers.
-    name = _short(request.name if step is None else f"{step}: {request.name}")
+    place = _place(delivery)
+    # Its body is digested here, and not while others wait.
+    _ = request.name
     with _mutex:
-        calls = _calls.setdefault(delivery, {}).setdefault(name, HandlerCalls())
-        return calls.next(delivery, name)
+        carried = request.carried
+        if request.given and carried is None:
+            return _given(delivery, request, place)
+        if carried is not None and carried.is_continued_by(request, place):
+            carried.go_on(request)
+            return carried
+        if delivery is None:
+            return Keyed(mint(), request, place)
+        return _calls.setdefault(delivery, DeliveryCalls()).next(delivery, request, place)
+
+
+def _given(delivery: Current | None, request: Request, place: object) -> Keyed:
+    """Use the given key. One that was copied from a request of this handler by hand goes on with that request."""
+    key = request.given or ""
+    calls = _calls.get(delivery) if delivery is not None else None
+    copied = calls.by_key.get(key) if calls is not None else None
+    if copied is not None and (copied.is_continued_by(request, place) or request.name in copied.names):
+        copied.go_on(request)
+        return copied
+    return Keyed(key, request, is_ours=False)
+
+
+def _place(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str | None]:
+    # Weak: what is remembered of a delivery must not keep it.
+    return (None, None) if delivery is None else (ref(delivery), delivery.step_name)
 
 
 def _running() -> Current | None:
@@ -159,3 +262,18 @@ def _boundary(content_type: str) -> bytes:
     parsed["Content-Type"] = content_type
     found = parsed.get_param("boundary")
     return found.encode(errors="surrogateescape") if isinstance(found, str) else b""
+
+
+def _target(url: str, location: str) -> str | None:
+    try:
+        return _plain(urljoin(url, location))
+    except ValueError:
+        # No client can follow it.
+        return None
+
+
+def _plain(url: str) -> str:
+    """Return a URL in the form in which two that lead to the same place are compared."""
+    scheme, host, path, query, _ = urlsplit(url)
+    host = host.rpartition("@")[2].lower().removesuffix(PORTS.get(scheme.lower(), "-"))
+    return unquote(urlunsplit((scheme.lower(), host, path or "/", query, "")))

@@ -23,7 +23,8 @@ from onefold import (
     UsageError,
 )
 from onefold.durations import Duration, in_words, seconds
-from onefold.http.client._handler_keys import Request
+from onefold.http.client._handler_keys import Keyed, Request
+from onefold.http.client._identity import for_whom
 from onefold.http.client._retrying import mint, settles
 
 OPERATION: Final = "onefold-intent"
@@ -116,7 +117,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         self._is_used = True
         if not isinstance(self._guard, Guard):
             raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
-        if self._is_sent_on(request.given):
+        if self._is_sent_on(request):
             return self._key or ""
         payload = self._payload(request)
         try:
@@ -130,7 +131,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         self._is_used = True
         if not isinstance(self._guard, AsyncGuard):
             raise UsageError("this intent was entered with `with`, and the client is an async one")
-        if self._is_sent_on(request.given):
+        if self._is_sent_on(request):
             return self._key or ""
 
         async def minted() -> str:
@@ -146,6 +147,14 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
         """Note an answer. The body of a problem document is the decoded one; None: it could not be read."""
         self.settled = settles(status, headers, body)
+
+    def call_for(self, request: Request) -> Keyed:
+        """Return the call of this request, which tells its intent what was heard."""
+        return _IntentCall(self, self.key_for(request), request)
+
+    async def call_for_awaited(self, request: Request) -> Keyed:
+        """The same, awaited."""
+        return _IntentCall(self, await self.key_for_awaited(request), request)
 
     def _forget(self, guard: Guard) -> None:
         """Forget our own key. A slow sender may find a newer one under the name, which is not ours to end."""
@@ -211,16 +220,22 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
                 "contextvars.copy_context().run"
             )
 
-    def _is_sent_on(self, given: str | None) -> bool:
+    def _is_sent_on(self, request: Request) -> bool:
         """Whether it is our own request on its way to where a redirect leads. Another key is another intent."""
-        if given is None:
+        if request.carried is not None:
+            # The client's object was sent before, here or elsewhere: its key was not given by anybody.
+            sent = request.carried
+            return sent.key == self._key and (sent.is_sent_on_as(request) or request.name in sent.names)
+        if request.given is None:
             return False
-        if given != self._key:
+        if request.given != self._key:
             raise UsageError(f"intent({self.name!r}) has a key of its own: send the request without one")
         return True
 
     def _payload(self, request: Request) -> list[Any]:
-        payload = [request.method, request.url, request.digest]
+        payload: list[Any] = [request.method, request.url, request.digest]
+        if whose := for_whom(request.headers):
+            payload.append(whose)
         if self._sent not in (None, payload):
             raise UsageError(
                 f"intent({self.name!r}) is one request, and another one was sent inside it. Nothing was sent"
@@ -231,8 +246,9 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     def _another(self, reused: KeyReused) -> KeyReused:
         """Another request under a name that has not ended."""
         reused.add_note(
-            f"onefold: intent({self.name!r}) was begun with another method, URL or body, and has no final answer. "
-            "Nothing was sent. Send that request again, or end the intent by hand if you know what became of it"
+            f"onefold: intent({self.name!r}) was begun with another method, URL or body, or for another account, and "
+            "has no final answer. Nothing was sent. Send that request again, or end the intent by hand if you know "
+            "what became of it"
         )
         return reused
 
@@ -248,6 +264,23 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             )
         self._key = found.value
         return found.value
+
+
+class _IntentCall(Keyed):
+    """The request of an intent. Until its answer is heard in whole, the intent does not end."""
+
+    def __init__(self, around: intent, key: str, request: Request) -> None:
+        super().__init__(key, request, around)
+        self._around = around
+        around.settled = False
+
+    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
+        super().heard(status, headers, body)
+        self._around.heard(status, headers, body)
+
+    def broke_off(self) -> None:
+        super().broke_off()
+        self._around.settled = False
 
 
 class _NothingKept(Exception):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.http.client._handler_keys import HandlerCall, Minted, Request, keyed
-from onefold.http.client._intent import current_intent, intent
+from onefold.http.client._handler_keys import Keyed, Request, keyed
+from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import (
     ANSWER_MAX,
     HEADER,
     METHODS,
+    PROBLEM_MAX,
     Call,
     Retries,
     Wanted,
@@ -46,6 +50,13 @@ NOT_SENT: Final = (
     urllib3.exceptions.ClosedPoolError,
 )
 
+# What urllib3 raises while a body is read.
+BROKEN_OFF: Final = (
+    urllib3.exceptions.ProtocolError,
+    urllib3.exceptions.ReadTimeoutError,
+    urllib3.exceptions.SSLError,
+)
+
 READ_BYTES: Final = 1 << 16
 
 
@@ -60,20 +71,17 @@ class Adapter(HTTPAdapter):
         if request.method not in METHODS:
             return super().send(request, *args, **kwargs)
         asked, around = _asked(request, _whole_body(request)), current_intent()
-        if around is not None:
-            return self._call(request, args, kwargs, Call(around.key_for(asked)), around)
-        with keyed(asked) as chosen:
-            return self._call(request, args, kwargs, Call(chosen.key), chosen)
+        with keyed(asked) if around is None else around.call_for(asked) as chosen:
+            return self._call(_with_key(request, chosen), args, kwargs, Call(chosen.key), chosen)
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        pool.ConnectionCls = _careful(pool.ConnectionCls)
+        return pool
 
     def _call(
-        self,
-        request: requests.PreparedRequest,
-        args: Any,
-        kwargs: Any,
-        call: Call,
-        around: intent | HandlerCall | Minted,
+        self, request: requests.PreparedRequest, args: Any, kwargs: Any, call: Call, chosen: Keyed
     ) -> requests.Response:
-        request.headers[HEADER] = call.key
         try:
             retrying = tenacity.Retrying(**self._plan, before_sleep=_let_go)
             response: requests.Response = retrying(self._once, call, request, args, kwargs)
@@ -82,7 +90,9 @@ class Adapter(HTTPAdapter):
         except LOST as error:
             call.gave_up(error)
             raise
-        around.heard(response.status_code, response.headers, _problem(response))
+        chosen.heard(response.status_code, response.headers, _problem(response))
+        if _is_streamed(args, kwargs):
+            _watch(response, chosen)
         return _told(response, call)
 
     def _once(self, call: Call, request: requests.PreparedRequest, args: Any, kwargs: Any) -> requests.Response:
@@ -104,9 +114,77 @@ class Adapter(HTTPAdapter):
         return response
 
 
+class _WholeHead(http.client.HTTPResponse):
+    """An answer whose headers have an end: for http.client one that is cut inside of them is an answer."""
+
+    def begin(self) -> None:
+        fp: Any = self.fp
+        lines: Any = _Lines(fp)
+        self.fp = lines
+        super().begin()
+        if not lines.has_ended:
+            self.close()
+            raise http.client.RemoteDisconnected("the connection was closed inside of the headers of the answer")
+        if self.fp is lines:
+            self.fp = fp
+
+
+class _Lines:
+    """A file that notes whether the last line that was read from it is the empty one after the headers."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.has_ended = False
+
+    def readline(self, *limit: int) -> bytes:
+        line: bytes = self._file.readline(*limit)
+        self.has_ended = line in (b"\r\n", b"\n")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@cache
+def _careful(connections: Any) -> Any:
+    """Return a class of such connections whose answers have whole headers."""
+    if getattr(connections, "response_class", None) is not http.client.HTTPResponse:
+        # It is ours already, or speaks another protocol.
+        return connections
+    return type(connections.__name__, (connections,), {"response_class": _WholeHead})
+
+
 def _asked(request: requests.PreparedRequest, body: bytes) -> Request:
-    given, kind = request.headers.get(HEADER), request.headers.get("Content-Type") or ""
-    return Request(request.method or "", request.url or "", body, _as_text(kind), _as_text(given) if given else None)
+    headers = {_as_text(name): _as_text(value) for name, value in request.headers.items()}
+    kind, given = _as_text(request.headers.get("Content-Type") or ""), request.headers.get(HEADER)
+    carried = given.call if isinstance(given, _OwnKey) else None
+    named = _as_text(given) if given else None
+    return Request(request.method or "", request.url or "", body, kind, named, carried, headers)
+
+
+class _OwnKey(str):
+    """A key of ours in the headers of a request. It is copied with them, and tells whose it is."""
+
+    call: Keyed
+
+    def __deepcopy__(self, _: object) -> _OwnKey:
+        return self
+
+    def __reduce__(self) -> Any:
+        # In another process it is a text like any other.
+        return str, (str(self),)
+
+
+def _with_key(request: requests.PreparedRequest, chosen: Keyed) -> requests.PreparedRequest:
+    """Return a copy with the key: the caller may send its own object again, even at the same time.
+
+    That one gets the key, too, because redirects are copied from it.
+    """
+    if chosen.is_ours:
+        key = _OwnKey(chosen.key)
+        key.call = chosen
+        request.headers[HEADER] = key
+    return request.copy()
 
 
 def _as_text(value: str | bytes) -> str:
@@ -137,7 +215,7 @@ def _problem(response: requests.Response) -> bytes | None:
     if not is_problem(response.headers):
         return b""
     body: Any = vars(response)["_content"]
-    if not isinstance(body, bytes):
+    if not isinstance(body, bytes) or len(body) > PROBLEM_MAX:
         return None
     # urllib3 hands out an encoding that it does not know as it came.
     return body if _is_decoded(response) else None
@@ -173,6 +251,31 @@ class _Rest:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
+
+
+def _watch(response: requests.Response, chosen: Keyed) -> None:
+    """Note where a streamed answer breaks off: it is its reader's, who asks again with an equal request."""
+    raw: Any = response.raw
+    stream, read = raw.stream, raw.read
+
+    def watched_stream(*args: Any, **kwargs: Any) -> Iterator[bytes]:
+        with _watching(chosen):
+            yield from stream(*args, **kwargs)
+
+    def watched_read(*args: Any, **kwargs: Any) -> Any:
+        with _watching(chosen):
+            return read(*args, **kwargs)
+
+    raw.stream, raw.read = watched_stream, watched_read
+
+
+@contextmanager
+def _watching(chosen: Keyed) -> Iterator[None]:
+    try:
+        yield
+    except BROKEN_OFF:
+        chosen.broke_off()
+        raise
 
 
 def _is_streamed(args: Any, kwargs: Any) -> bool:

@@ -184,6 +184,11 @@ def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[typ
     }
 
 
+def resumed(plan: Any, retries: Retries, call: Call) -> Any:
+    """The arguments for tenacity after an answer broke off: its error is the first attempt, and the rest is left."""
+    return {**plan, "stop": tenacity.stop_after_attempt(retries.attempts - len(call.attempts) + 1)}
+
+
 class Call:
     """One call on its way: its key, and what has become of it so far."""
 
@@ -200,8 +205,13 @@ class Call:
     def failed(self, error: BaseException, *, sent: bool) -> None:
         self.attempts.append(Attempt(error=type(error).__name__, sent=sent))
 
+    def broke_off(self, error: BaseException) -> None:
+        """Note that the last answer was not received in whole, after it was handed out."""
+        self.attempts[-1] = Attempt(error=type(error).__name__)
+
     def sent(self, headers: Mapping[str, str]) -> Sent:
-        return Sent(self.key, list(self.attempts), replayed=is_replay(headers))
+        # Not a copy: an answer that breaks off while its body is read is asked for again.
+        return Sent(self.key, self.attempts, replayed=is_replay(headers))
 
     def gave_up(self, error: BaseException) -> None:
         """The last error: it carries what happened, too."""

@@ -1,0 +1,196 @@
+"""httpx: the bodies of answers, read before they are handed out, or asked for again where they break off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Final, NoReturn
+
+import httpx
+
+from onefold.http.client._handler_keys import Keyed
+from onefold.http.client._resuming import Another, HandedOut
+from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, Call, is_problem
+
+# What the wire does. A wrong URL, or a request that cannot be written, is not among them.
+LOST: Final = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+
+
+def read(response: httpx.Response) -> httpx.Response:
+    """Read a short answer in whole, and give its connection back. A longer one is handed on as a stream."""
+    assert isinstance(response.stream, httpx.SyncByteStream)
+    parts: list[bytes] = []
+    stream, size = iter(response.stream), 0
+    try:
+        for part in stream:
+            parts.append(part)
+            size += len(part)
+            if size > ANSWER_MAX:
+                return with_stream(response, _Rest(parts, stream, response))
+        response.close()
+    except BaseException:
+        # A part that is not read would keep its connection for ever.
+        response.close()
+        raise
+    return with_stream(response, httpx.ByteStream(b"".join(parts)))
+
+
+async def read_async(response: httpx.Response) -> httpx.Response:
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    parts: list[bytes] = []
+    stream, size = aiter(response.stream), 0
+    try:
+        async for part in stream:
+            parts.append(part)
+            size += len(part)
+            if size > ANSWER_MAX:
+                return with_stream(response, _AsyncRest(parts, stream, response))
+        await response.aclose()
+    except BaseException:
+        await response.aclose()
+        raise
+    return with_stream(response, httpx.ByteStream(b"".join(parts)))
+
+
+class _Rest(httpx.SyncByteStream):
+    """What was read of a long answer, and then the rest of it."""
+
+    def __init__(self, parts: list[bytes], stream: Iterator[bytes], response: httpx.Response) -> None:
+        self._parts, self._stream, self._response = parts, stream, response
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._parts
+        yield from self._stream
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class _AsyncRest(httpx.AsyncByteStream):
+    """The same for an async client."""
+
+    def __init__(self, parts: list[bytes], stream: AsyncIterator[bytes], response: httpx.Response) -> None:
+        self._parts, self._stream, self._response = parts, stream, response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        async for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def with_stream(response: httpx.Response, stream: Any) -> httpx.Response:
+    """Return the same response with this stream for its body, as it was sent."""
+    return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
+
+
+def problem(response: httpx.Response) -> bytes | None:
+    """Return the decoded body of a problem document; None where it cannot be read. Of others nothing is needed."""
+    if not is_problem(response.headers):
+        return b""
+    if not isinstance(response.stream, httpx.ByteStream):
+        return None
+    sent = b"".join(response.stream)
+    if len(sent) > PROBLEM_MAX:
+        return None
+    try:
+        body = with_stream(response, response.stream).read()
+    except httpx.DecodingError:
+        return None
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    # httpx hands out an encoding that it does not know as it came.
+    return None if encoding not in ("", "identity") and body == sent else body
+
+
+class Resumed(httpx.SyncByteStream):
+    """The body of an answer that is read by the client: where it breaks off, it is asked for again."""
+
+    def __init__(
+        self,
+        response: httpx.Response,
+        call: Call,
+        chosen: Keyed,
+        again: Callable[[httpx.TransportError], httpx.Response],
+    ) -> None:
+        self._response, self._call, self._chosen, self._again = response, call, chosen, again
+        self._handed_out = HandedOut(response.status_code, response.headers)
+
+    def __iter__(self) -> Iterator[bytes]:
+        lost: httpx.TransportError | None = None
+        while True:
+            response = self._response
+            assert isinstance(response.stream, httpx.SyncByteStream)
+            try:
+                rest = self._handed_out.rest_of(response.status_code, response.headers)
+                for part in response.stream:
+                    if new := rest.of(part):
+                        yield self._handed_out.add(new)
+                rest.check_end()
+            except LOST as error:
+                lost = error
+            except Another:
+                assert lost is not None
+                give_up(lost, self._call, self._chosen)
+            else:
+                return
+            response.close()
+            break_off(lost, self._call, self._chosen, self._handed_out)
+            self._response = self._again(lost)
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class AsyncResumed(httpx.AsyncByteStream):
+    """The same for an async client."""
+
+    def __init__(
+        self,
+        response: httpx.Response,
+        call: Call,
+        chosen: Keyed,
+        again: Callable[[httpx.TransportError], Awaitable[httpx.Response]],
+    ) -> None:
+        self._response, self._call, self._chosen, self._again = response, call, chosen, again
+        self._handed_out = HandedOut(response.status_code, response.headers)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        lost: httpx.TransportError | None = None
+        while True:
+            response = self._response
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            try:
+                rest = self._handed_out.rest_of(response.status_code, response.headers)
+                async for part in response.stream:
+                    if new := rest.of(part):
+                        yield self._handed_out.add(new)
+                rest.check_end()
+            except LOST as error:
+                lost = error
+            except Another:
+                assert lost is not None
+                give_up(lost, self._call, self._chosen)
+            else:
+                return
+            await response.aclose()
+            break_off(lost, self._call, self._chosen, self._handed_out)
+            self._response = await self._again(lost)
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def break_off(error: httpx.TransportError, call: Call, chosen: Keyed, handed_out: HandedOut) -> None:
+    """Note that the answer broke off. Raise the error where it cannot go on with another one."""
+    call.broke_off(error)
+    chosen.broke_off()
+    if not handed_out.can_go_on:
+        give_up(error, call, chosen)
+
+
+def give_up(error: httpx.TransportError, call: Call, chosen: Keyed) -> NoReturn:
+    chosen.broke_off()
+    call.gave_up(error)
+    raise error

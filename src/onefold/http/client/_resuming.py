@@ -1,0 +1,74 @@
+"""An answer that breaks off after a part of it was handed out is asked for again, and goes on where it broke off.
+
+The server repeats its answer under the same key. One that does not begin with what was handed out, or has another
+status or encoding, is not the same answer: the error is raised then, and nobody gets a mixture of two answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+from onefold.http.client import _retrying
+
+# A stream of events has no repetition: it goes on with what is new.
+LIVE: Final = frozenset({"text/event-stream"})
+
+
+class Another(Exception):
+    """The answer is not a repetition of the one that broke off."""
+
+
+class HandedOut:
+    """What was handed out of an answer: its status and encoding, and the size and digest of its body so far."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        self.size = 0
+        self._is_live = (headers.get("Content-Type") or "").partition(";")[0].strip().lower() in LIVE
+        self._head = _head(status, headers)
+        self._digest = hashlib.sha256()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it is worth while to ask again."""
+        return not self._is_live and self.size <= _retrying.ANSWER_MAX
+
+    def add(self, part: bytes) -> bytes:
+        """Note a part, and return it."""
+        self.size += len(part)
+        self._digest.update(part)
+        return part
+
+    def rest_of(self, status: int, headers: Mapping[str, str]) -> Rest:
+        """Begin to read this answer, or its repetition. Raises `Another` if it cannot be one."""
+        if _head(status, headers) != self._head:
+            raise Another
+        return Rest(self.size, self._digest.digest())
+
+
+class Rest:
+    """Skips what was handed out before. Raises `Another` where it is not the same."""
+
+    def __init__(self, size: int, digest: bytes) -> None:
+        self._left, self._digest = size, digest
+        self._seen = hashlib.sha256()
+
+    def of(self, part: bytes) -> bytes:
+        """Return what is new in this part."""
+        if not self._left:
+            return part
+        known, new = part[: self._left], part[self._left :]
+        self._seen.update(known)
+        self._left -= len(known)
+        if not self._left and self._seen.digest() != self._digest:
+            raise Another
+        return new
+
+    def check_end(self) -> None:
+        if self._left:
+            raise Another
+
+
+def _head(status: int, headers: Mapping[str, str]) -> tuple[int, str]:
+    return status, (headers.get("Content-Encoding") or "identity").strip().lower()
