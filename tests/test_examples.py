@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from support import WITHOUT_PLUGINS
+
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 # Far more than an example takes; it bounds how long a broken one hangs.
 PATIENCE = 300.0
-
-# What our own tests need of pytest takes longer to import than the example to run.
-PLUGINS = ("anyio", "cacheprovider", "hypothesispytest", "schemathesis", "xdist")
-UNUSED = [word for plugin in PLUGINS for word in ("-p", f"no:{plugin}")]
 
 # The examples that need a server, and the variable by which they are told of ours.
 SERVERS = {
@@ -36,7 +34,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_the_example_runs_and_tells_its_story(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tested = example.stem.startswith("test_")
-    how = ["-m", "pytest", "-q", *UNUSED] if tested else ["-W", "error"]
+    how = ["-m", "pytest", "-q", *WITHOUT_PLUGINS] if tested else ["-W", "error"]
     before = sorted(example.parent.rglob("*.db"))
     variable, server = SERVERS.get(example.stem, ("", ""))
     named = {variable: str(request.getfixturevalue(server))} if server else {}

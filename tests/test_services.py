@@ -28,6 +28,7 @@ from services.house import UP, House
 from services.processes import Daemon, ServerFailed, birth, wait_until
 from services.redis import Pair
 from services.servers import Server
+from support import WITHOUT_PLUGINS
 
 # Far more than any of it needs, and a session that starts RabbitMQ needs some; it bounds how long a broken one hangs.
 PATIENCE = 300.0
@@ -288,7 +289,7 @@ def session(
     (folder / "conftest.py").write_text('pytest_plugins = ["services.fixtures"]\n' + textwrap.dedent(conftest))
     (folder / "pytest.ini").write_text("[pytest]\n")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", *WITHOUT_PLUGINS],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -300,8 +301,12 @@ def session(
 
 @pytest.mark.parametrize(
     ("server", "number"),
-    # RabbitMQ has a second process, which would outlive it.
-    [("valkey", signal.SIGINT), ("valkey", signal.SIGKILL), ("rabbitmq", signal.SIGKILL)],
+    [
+        ("valkey", signal.SIGINT),
+        ("valkey", signal.SIGKILL),
+        # It has a second process, which would outlive it.
+        pytest.param("rabbitmq", signal.SIGKILL, marks=pytest.mark.more),
+    ],
 )
 def test_a_session_that_is_interrupted_or_killed_leaves_no_server(
     tmp_path: Path, elsewhere: dict[str, str], server: str, number: signal.Signals
