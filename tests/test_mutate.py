@@ -66,8 +66,10 @@ def test_letters_of_several_bytes_move_no_break() -> None:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Copy:
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
     """A project of one module, one test that knows it, and one that does not."""
+    # Its tests need none of our plugins, which take longer to import than they to run.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "admission.py").write_text(SOURCE)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
