@@ -92,6 +92,8 @@ class TestCrashes:
         with redis_servers.named_client(server.url) as client:
             assert client.get("kept") == b"1"
 
+    # It takes a broker of its own ten seconds to start; those of the queues' tests are killed, and keep it, every day.
+    @pytest.mark.more
     def test_rabbitmq_keeps_what_it_has_confirmed(self, own_rabbitmq: Server) -> None:
         place, durable = pika.URLParameters(own_rabbitmq.url), pika.BasicProperties(delivery_mode=2)
         with pika.BlockingConnection(place) as connection:
