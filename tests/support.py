@@ -22,6 +22,10 @@ PATIENCE: Final = 60.0
 
 YEAR: Final = 365 * 86_400.0
 
+# For a pytest of its own: the plugins that our tests need take longer to import than most of what it is asked to run.
+PLUGINS: Final = ("anyio", "cacheprovider", "hypothesispytest", "schemathesis", "xdist")
+WITHOUT_PLUGINS: Final = [word for plugin in PLUGINS for word in ("-p", f"no:{plugin}")]
+
 EVERYTHING: Final = frozenset(
     {"claim", "take_over", "extend", "finish", "release", "read", "claim_all", "extend_all", "close_all"}
 )

@@ -10,6 +10,7 @@ from bench import purge
 from onefold.retention.purge import Purged
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("postgres")
 def test_a_small_table_is_purged_beside_two_workers(capsys: pytest.CaptureFixture[str]) -> None:
     # In each of its parts at least one delivery has to begin, also on a busy machine.

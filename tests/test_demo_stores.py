@@ -12,7 +12,11 @@ import pytest
 PATIENCE = 300.0
 
 
-@pytest.mark.parametrize("store", ["postgres_url", "mysql_url", "redis_url", "valkey_cluster_url"])
+# One of each family of stores every day, the others now and then.
+FURTHER = [pytest.param(store, marks=pytest.mark.more) for store in ("mysql_url", "valkey_cluster_url")]
+
+
+@pytest.mark.parametrize("store", ["postgres_url", "redis_url", *FURTHER])
 def test_with_the_guard_every_effect_happens_once(store: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(store)
 

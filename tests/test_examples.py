@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from support import WITHOUT_PLUGINS
+
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 # Far more than an example takes; it bounds how long a broken one hangs.
 PATIENCE = 300.0
 
 # The examples that need a server, and the variable by which they are told of ours.
-SERVERS = {"rabbitmq_worker": ("ONEFOLD_RABBITMQ_URL", "rabbitmq_url")}
+SERVERS = {
+    "rabbitmq_worker": ("ONEFOLD_RABBITMQ_URL", "rabbitmq_url"),
+    # It has a broker of its own, whose groups wait for three seconds before they begin.
+    "kafka_wallet": ("ONEFOLD_KAFKA_URL", "kafka_url"),
+}
 
 
 def test_there_are_examples() -> None:
@@ -28,7 +34,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_the_example_runs_and_tells_its_story(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tested = example.stem.startswith("test_")
-    how = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if tested else ["-W", "error"]
+    how = ["-m", "pytest", "-q", *WITHOUT_PLUGINS] if tested else ["-W", "error"]
     before = sorted(example.parent.rglob("*.db"))
     variable, server = SERVERS.get(example.stem, ("", ""))
     named = {variable: str(request.getfixturevalue(server))} if server else {}

@@ -190,7 +190,7 @@ def test_a_pause_of_the_user_s_own_outlasts_the_wait_for_a_message(
         # Of another partition: meanwhile the first one would have been read too.
         for value in (b"first", b"second", b"third"):
             produce(kafka_url, kafka_topic, (value.decode(), value), partition=1)
-            one.until(lambda value=value: value in failing.effects)  # type: ignore[misc]
+            one.until(lambda value=value: value in failing.effects)
         assert failing.starts.count(b"fails") == 1
         assert not one.awaited or one.consumer.paused() == {aiokafka.TopicPartition(kafka_topic, 0)}
 

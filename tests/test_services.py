@@ -28,6 +28,7 @@ from services.house import UP, House
 from services.processes import Daemon, ServerFailed, birth, wait_until
 from services.redis import Pair
 from services.servers import Server
+from support import WITHOUT_PLUGINS
 
 # Far more than any of it needs, and a session that starts RabbitMQ needs some; it bounds how long a broken one hangs.
 PATIENCE = 300.0
@@ -91,6 +92,8 @@ class TestCrashes:
         with redis_servers.named_client(server.url) as client:
             assert client.get("kept") == b"1"
 
+    # It takes a broker of its own ten seconds to start; those of the queues' tests are killed, and keep it, every day.
+    @pytest.mark.more
     def test_rabbitmq_keeps_what_it_has_confirmed(self, own_rabbitmq: Server) -> None:
         place, durable = pika.URLParameters(own_rabbitmq.url), pika.BasicProperties(delivery_mode=2)
         with pika.BlockingConnection(place) as connection:
@@ -288,7 +291,7 @@ def session(
     (folder / "conftest.py").write_text('pytest_plugins = ["services.fixtures"]\n' + textwrap.dedent(conftest))
     (folder / "pytest.ini").write_text("[pytest]\n")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", *WITHOUT_PLUGINS],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -300,8 +303,12 @@ def session(
 
 @pytest.mark.parametrize(
     ("server", "number"),
-    # RabbitMQ has a second process, which would outlive it.
-    [("valkey", signal.SIGINT), ("valkey", signal.SIGKILL), ("rabbitmq", signal.SIGKILL)],
+    [
+        ("valkey", signal.SIGINT),
+        ("valkey", signal.SIGKILL),
+        # It has a second process, which would outlive it.
+        pytest.param("rabbitmq", signal.SIGKILL, marks=pytest.mark.more),
+    ],
 )
 def test_a_session_that_is_interrupted_or_killed_leaves_no_server(
     tmp_path: Path, elsewhere: dict[str, str], server: str, number: signal.Signals

@@ -69,6 +69,8 @@ class TestRuns:
         assert row("effects downstream, by key", ran)[1] == "1,400"
         assert not list(tmp_path.iterdir()), "what holds leaves no files"
 
+    # This one, and that of a server that is killed, run in `make soak SHORT=1` on every store too.
+    @pytest.mark.more
     def test_under_random_cancellations_beside_kills_every_effect_is_there_once(self, tmp_path: Path) -> None:
         ran = soak("--cancel", "--store", "sqlite", place=tmp_path)
 
@@ -87,6 +89,7 @@ class TestRuns:
         assert re.search(r"m-\d{5}: a start that nothing explains \(effects 2, ", ran.stdout)
         assert re.search(r"m-\d{5}: it ran twice under hold \(effects 2, ", ran.stdout)
 
+    @pytest.mark.more
     def test_a_server_that_is_killed_in_the_middle_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
         ran = soak("--store", "postgres", "--mode", "transactional", "--strike-server", place=tmp_path)
 

@@ -72,7 +72,7 @@ async def transactional(guard: AsyncGuard, path: Path) -> object:
     async def credit(message: str, *, tx: sqlite3.Connection = TX) -> None:
         pass
 
-    return await credit("m1")
+    return await credit.outcome("m1")
 
 
 async def claimed(guard: AsyncGuard, path: Path) -> object:
