@@ -167,3 +167,8 @@ def test_a_column_of_your_own_has_no_store_of_before(kind: type[Any], tmp_path: 
 
     with pytest.raises(UsageError, match="there is no also_read= for them"):
         guard.within(object(), record=Column("payments", "idempotency_key"))
+
+
+def test_a_policy_shows_what_is_not_as_usual() -> None:
+    assert repr(Policy()) == "Policy()"
+    assert repr(Policy(keep="1h", after_crash="hold")) == "Policy(after_crash='hold', keep=3600.0)"
