@@ -26,7 +26,7 @@ from onefold._decide import (
     transitions,
     why_held,
 )
-from onefold._model import Asked, Entry
+from onefold._model import BEFORE, RESOLVED, Asked, Entry
 from onefold.errors import ClaimLost
 from onefold.keys import address
 
@@ -250,3 +250,9 @@ def test_what_a_bypass_found_grows_older_while_the_bypass_runs() -> None:
 
     assert ended is not None
     assert (ended.state, ended.age, ended.stay_left, ended.bypasses) == (State.DONE, 130.0, 970.0, 0)
+
+
+def test_the_history_of_a_record_is_its_remark_and_those_before_it() -> None:
+    assert record().history == ()
+    assert record(remark="no answer").history == ("no answer",)
+    assert record(remark=f"{RESOLVED}done by ada{BEFORE}no answer").history == (f"{RESOLVED}done by ada", "no answer")
