@@ -25,8 +25,8 @@ from onefold import (
     current,
     done,
 )
-from onefold._interrupts import leave
-from onefold._model import Claim
+from onefold._interrupts import leave, read
+from onefold._model import Claim, downstream
 from onefold.events import Teller
 from onefold.heartbeat import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
 from onefold.keys import address
@@ -167,3 +167,34 @@ def test_a_column_of_your_own_has_no_store_of_before(kind: type[Any], tmp_path: 
 
     with pytest.raises(UsageError, match="there is no also_read= for them"):
         guard.within(object(), record=Column("payments", "idempotency_key"))
+
+
+def test_a_policy_shows_what_is_not_as_usual() -> None:
+    assert repr(Policy()) == "Policy()"
+    assert repr(Policy(keep="1h", after_crash="hold")) == "Policy(after_crash='hold', keep=3600.0)"
+
+
+@pytest.mark.parametrize(
+    ("bypasses", "key"),
+    [(0, "078e6b14-7221-8048-a90a-4ecbfc4523a6"), (1, "7e20ef8c-c0ba-8223-89e3-e9d10ff082c8")],
+)
+def test_the_key_for_a_provider_is_the_same_in_every_release(bypasses: int, key: str) -> None:
+    """A provider that has seen one key takes another one for another payment."""
+    assert downstream(address("charge", "pay_1", scope="acme"), "stripe", bypasses) == key
+
+
+def test_a_task_that_was_left_and_cancelled_is_no_error_of_the_loop() -> None:
+    errors: list[Any] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: errors.append(context))
+        task = asyncio.create_task(asyncio.sleep(60))
+        read(task)
+        leave(task)
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+
+    assert errors == []

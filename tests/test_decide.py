@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unknown
-from onefold._bypass import carrying
+from onefold._bypass import carrying, finished
 from onefold._decide import (
     AFTER,
     FOUND,
@@ -26,7 +26,7 @@ from onefold._decide import (
     transitions,
     why_held,
 )
-from onefold._model import Asked, Entry
+from onefold._model import BEFORE, RESOLVED, Asked, Entry
 from onefold.errors import ClaimLost
 from onefold.keys import address
 
@@ -241,3 +241,18 @@ def test_a_bypass_keeps_the_fingerprint_of_what_it_found(before: bytes | None, k
     of_a_bypass = Entry(address=ADDRESS, token=b"b" * 16, fingerprint=b"of the bypass")
 
     assert carrying(of_a_bypass, record(State.DONE, fingerprint=before)).fingerprint == kept
+
+
+def test_what_a_bypass_found_grows_older_while_the_bypass_runs() -> None:
+    running = carrying(Entry(address=ADDRESS, token=b"b" * 16), record(State.DONE, age=100.0, stay_left=1_000.0))
+
+    ended = finished(record(bypasses=running.bypasses, notes=running.notes, age=30.0))
+
+    assert ended is not None
+    assert (ended.state, ended.age, ended.stay_left, ended.bypasses) == (State.DONE, 130.0, 970.0, 0)
+
+
+def test_the_history_of_a_record_is_its_remark_and_those_before_it() -> None:
+    assert record().history == ()
+    assert record(remark="no answer").history == ("no answer",)
+    assert record(remark=f"{RESOLVED}done by ada{BEFORE}no answer").history == (f"{RESOLVED}done by ada", "no answer")

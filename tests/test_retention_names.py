@@ -81,6 +81,7 @@ IN_DOUBT = table(
     shop:GatewayTimeout adyen:AdyenError stripe:APIError openai:InternalServerError onefold:OnefoldError
     sqlite3:OperationalError anyio:EndOfStream anyio:BrokenResourceError anyio:ClosedResourceError
     trio:BrokenResourceError websockets:ConnectionClosed json:JSONDecodeError
+    urllib.error:URLError smtplib:SMTPException ssl:SSLZeroReturnError builtins:BrokenPipeError
     """
 )
 

@@ -7,7 +7,6 @@ same wherever it runs: a commit hook has none of the libraries that the handlers
 from __future__ import annotations
 
 import asyncio
-import builtins
 import importlib
 import re
 from concurrent import futures
@@ -85,7 +84,7 @@ def _of_python(module: str, inside: str) -> type[BaseException] | None:
     if module not in PYTHON:
         return None
     try:
-        found = getattr(builtins if module == "builtins" else importlib.import_module(module), inside, None)
+        found = getattr(importlib.import_module(module), inside, None)
     except ImportError:
         # A Python that was built without it.
         return None
