@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# Each process starts its own servers: more than a few of them only wait for each other.
-PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
+# Each process starts its own servers, and half of the time waits for them. More than a few only wait for each other.
+PARALLEL ?= --numprocesses $(if $(filter 1 2,$(shell getconf _NPROCESSORS_ONLN)),3,4) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-more lint types services services-down simulate soak mutate bench-quick docs format wheel clean

@@ -185,7 +185,9 @@ def test_ctrl_c_ends_with_130_and_how_far_it_came(shelf: Shelf) -> None:
     left = len(shelf.store.browse(Query(scope="tenant-42"), 999))
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stdout == b""
-    assert ended.stderr.decode() == f"onefold: stopped: {300 - left} erased. Run it again for the rest\n"
+    # The one that was under way is ended, and may not be counted any more.
+    said = [f"onefold: stopped: {300 - left - under_way} erased. Run it again for the rest\n" for under_way in (0, 1)]
+    assert ended.stderr.decode() in said
     assert 0 < left < 300
     assert shelf.run("erase", "--scope", "tenant-42", "--yes").exit_code == 0
     assert len(shelf.store.browse(Query(), 999)) == 600

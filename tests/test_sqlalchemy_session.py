@@ -305,9 +305,13 @@ def test_a_bypass_is_refused_while_the_row_is_there(on: AnyDesk) -> None:
 
 # What comes before the handler's INSERT and after it, and what a duplicate costs.
 COSTS = {
-    "sqlite": (["SELECT", "SAVEPOINT"], ["RELEASE", "SELECT"], ["SELECT"]),
-    "postgres": (["SELECT", "SELECT"], ["SELECT"], ["SELECT", "SELECT"]),
-    "mariadb": (["SELECT", "SELECT", "SAVEPOINT"], ["RELEASE", "SELECT", "SET"], ["SELECT", "SELECT", "SELECT"]),
+    "sqlite": (["DELETE", "SELECT", "SELECT", "SAVEPOINT"], ["RELEASE", "SELECT"], ["DELETE", "SELECT", "SELECT"]),
+    "postgres": (["SELECT", "SELECT", "SELECT"], ["WITH"], ["SELECT", "SELECT", "SELECT"]),
+    "mariadb": (
+        ["SELECT", "INSERT", "SELECT", "SAVEPOINT"],
+        ["RELEASE", "SELECT"],
+        ["SELECT", "INSERT", "SELECT", "SELECT"],
+    ),
 }
 
 
