@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import celery._state
 import pika
 import psycopg
 import pytest
@@ -93,10 +94,16 @@ def run(page: Path, blocks: list[tuple[int, str]], monkeypatch: pytest.MonkeyPat
 
 @contextmanager
 def tidied(module: types.ModuleType) -> Iterator[None]:
-    """Close what a page has opened: it is no program, and does not tidy up. Python 3.13 complains when it finds out."""
+    """Close what a page has opened: it is no program, and does not tidy up. Python 3.13 complains when it finds out.
+
+    Celery gives a task of one application to all others of the process: those of a page end with it.
+    """
+    shared = celery._state._on_app_finalizers  # type: ignore[attr-defined]
+    before = set(shared)
     try:
         yield
     finally:
+        shared.intersection_update(before)
         for value in vars(module).values():
             opened = isinstance(value, pika.BlockingConnection) and value.is_open
             if opened or isinstance(value, (sqlite3.Connection, psycopg.Connection, Guard)):
