@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
-from threading import Lock
-from typing import Annotated, Final
+from threading import Condition, Lock
+from typing import Annotated, Final, Self
 
 import msgspec
 import typer
@@ -53,6 +55,41 @@ class Erased(msgspec.Struct):
     def summary(self) -> str:
         left = f", {self.left:,} left" if self.left else ""
         return f"{self.erased:,} erased{left}"
+
+
+class Removals:
+    """The removals that are under way. At its end, none is, so that a count is true for whoever is interrupted, too.
+
+    An executor does not wait for a thread in whose start the interrupt came.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._under_way = 0
+        self._is_over = False
+
+    @contextmanager
+    def one(self) -> Iterator[bool]:
+        """Begin a removal, and end it. False: it is too late to begin."""
+        with self._changed:
+            if self._is_over:
+                yield False
+                return
+            self._under_way += 1
+        try:
+            yield True
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.wait_for(lambda: not self._under_way)
 
 
 def erase(
@@ -109,16 +146,17 @@ def _question(scope: str, running: int, by_operation: Counter[str]) -> str:
 
 
 def _erase(guard: Guard, query: Query) -> Erased:
-    progress, counting, found = Erased(), Lock(), records(guard.store, query)
+    progress, counting, removals, found = Erased(), Lock(), Removals(), records(guard.store, query)
 
     def remove(record: Record) -> None:
-        if _forgotten(guard, record):
-            with counting:
-                progress.erased += 1
+        with removals.one() as may_begin:
+            if may_begin and _forgotten(guard, record):
+                with counting:
+                    progress.erased += 1
 
     with (
         summed_up("erasing", "records", lambda: progress.summary if progress.erased else "") as tell,
-        # It waits for what has begun, so that the count is true also for whoever is interrupted.
+        removals,
         ThreadPoolExecutor(WORKERS, thread_name_prefix="onefold-erase") as workers,
     ):
         while batch := list(islice(found, BATCH)):
