@@ -120,7 +120,7 @@ def on_mysql(fuse: Fuse, patching: pytest.MonkeyPatch) -> None:
 
     def execute(connection: Any, command: int, sql: Any) -> None:
         if refused(sql):
-            raise pymysql.err.OperationalError(1180, "Got error 149 during COMMIT")
+            raise pymysql.OperationalError(1180, "Got error 149 during COMMIT")
         send(connection, command, sql)
 
     async def execute_async(connection: Any, command: int, sql: Any) -> None:
