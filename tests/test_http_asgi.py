@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser
 from starlette.background import BackgroundTask
@@ -26,6 +27,7 @@ from onefold import AsyncGuard, Guard, Policy, State, UsageError, current, done,
 from onefold.http import Answer
 from onefold.http._messages import SPOOL_MAX
 from onefold.http.asgi import IdempotencyMiddleware, body_field, by_header, by_user, single_tenant
+from onefold.http.fastapi import idempotent_route
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore
 from support import AsyncProxyStore, Clock, in_own_context, in_time
@@ -651,13 +653,56 @@ def test_an_event_stream_goes_on_until_its_client_goes_and_keeps_no_claim() -> N
         running = asyncio.ensure_future(visitor.visit())
         await until(lambda: b"data: 1" in visitor.body)
         # Released: a duplicate is not in its way.
-        await until(lambda: store.count("release") == 1)
+        assert store.count("release") == 1
         second.set()
         await until(lambda: b"data: 2" in visitor.body)
         assert not ended
         visitor.go()
         await running
         assert ended
+
+    in_time(story())
+
+
+@pytest.mark.parametrize("is_route", [False, True], ids=["middleware", "route"])
+def test_an_event_stream_begins_once_its_claim_is_given_back(is_route: bool) -> None:
+    """Its reader may ask again at its end, and is not told that the first request is in progress."""
+
+    async def story() -> None:
+        asked, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def events() -> Any:
+            yield b"data: 1\n\n"
+
+        def stream() -> Response:
+            return StreamingResponse(events(), media_type="text/event-stream")
+
+        async def slowly() -> None:
+            asked.set()
+            await goes_on.wait()
+
+        store = AsyncProxyStore()
+        store.before["release"] = slowly
+        guard = AsyncGuard(store)
+        app: Any = FastAPI()
+        if is_route:
+            router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
+            router.post("/pay")(stream)
+            app.include_router(router)
+        else:
+            app.post("/pay")(stream)
+            app = guarded(app, guard=guard)
+        first = Visitor(app)
+        running = asyncio.ensure_future(first.visit())
+        await asked.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert first.body == b""
+        goes_on.set()
+        await running
+        second = Visitor(app)
+        await second.visit()
+        assert [first.body, second.body] == [b"data: 1\n\n"] * 2
 
     in_time(story())
 

@@ -53,8 +53,9 @@ class Performance:
         self._given_up = False
         self._may_hear_of_the_client = asyncio.Event()
         self._watch = DisconnectWatch(receive, self._give_up)
-        # An event stream, which nobody waits for: from here on everything goes straight through.
+        # An event stream, which nobody waits for. Its client sees it once the claim has been given back.
         self._freed = False
+        self._claim_ended = asyncio.Event()
         self._holds_back = True
         # Whether the client has seen a part of the answer.
         self.is_seen = False
@@ -100,6 +101,7 @@ class Performance:
             self._held.clear()
         await self._flush()
         self._holds_back = False
+        self._claim_ended.set()
         await self._last()
         if failure is not None:
             raise failure
@@ -132,8 +134,8 @@ class Performance:
             await self._instead(self._exchange.replay(ended))
 
     async def _instead(self, answer: Answer) -> None:
-        """This answer in the place of the application's, which nobody gets; unless a part of that was seen."""
-        if self.is_seen:
+        """This answer in the place of the application's, which nobody gets; unless it is a stream on its way."""
+        if self.is_seen or self._freed:
             await self.end()
             return
         self._held.clear()
@@ -202,10 +204,11 @@ class Performance:
     async def _begin(self, start: Message) -> None:
         self._capture.begin(start.get("status"), start["headers"])
         if self._capture.is_event_stream and not self._exchange.event_streams:
-            # It may never end. Without being asked to, nobody keeps a claim for it.
-            await self._flush()
-            self._holds_back, self._freed = False, True
+            # It may never end. Without being asked to, nobody keeps a claim for it; and whoever has read it to its end
+            # may ask again.
+            self._freed = True
             self._settle()
+            await self._claim_ended.wait()
 
     async def _flush(self) -> None:
         while self._held:
