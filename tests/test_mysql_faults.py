@@ -13,7 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from mysql_wallet import COLOURS, Awaiting, Blocking, Ledger, Worker, Working, add, waiting_for_rows
+from mysql_wallet import COLOURS, Awaiting, Blocking, Ledger, Worker, Working, add, parameters, waiting_for_rows
 from onefold import AsyncGuard, Guard, StoreUnavailable
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record, State
 from onefold.stores import mysql
@@ -89,10 +89,10 @@ def test_a_commit_that_never_arrives_is_made_again(worker: Worker, ledger: Ledge
     assert ledger.now == (10, ["earlier", "m1"])
 
 
-@pytest.mark.parametrize("statement", [b"INSERT INTO onefold_records", b"UPDATE wallet", b"UPDATE onefold_records"])
+@pytest.mark.parametrize("statement", ["INSERT INTO {records}", "UPDATE wallet", "UPDATE {records}"])
 @pytest.mark.parametrize("way", ["cut_before", "cut_after"])
 def test_a_connection_that_is_lost_in_a_transaction_is_a_new_transaction(
-    worker: Worker, ledger: Ledger, proxy: Proxy, statement: bytes, way: str
+    worker: Worker, ledger: Ledger, proxy: Proxy, statement: str, way: str
 ) -> None:
     worker.transactional("earlier", Handler())
 
@@ -100,7 +100,8 @@ def test_a_connection_that_is_lost_in_a_transaction_is_a_new_transaction(
         yield from add(tx)
         return "receipt"
 
-    fault = getattr(proxy, way)(statement)
+    records = f"`{parameters(ledger.url)['database']}`.onefold_records"
+    fault = getattr(proxy, way)(statement.format(records=records).encode())
     outcome = worker.transactional("m1", work)
 
     assert fault.reached.is_set()

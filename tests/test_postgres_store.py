@@ -548,9 +548,9 @@ def test_statements_are_prepared_where_no_pooler_stands_between(url: str, pgboun
         async with store._pool.lend() as link:
             opener = store._pool._connect  # type: ignore[attr-defined]
             if "asyncpg" not in source:
-                assert (link.connection.prepare_threshold is not None) == opener._prepare
+                assert (link.connection.prepare_threshold is not None) == opener._session.prepare
         await store.aclose()
-        return bool(opener._prepare)
+        return bool(opener._session.prepare)
 
     found = [asyncio.run(prepared(source)) for source in (url, through_asyncpg(url), pgbouncer_url)]
     behind = asyncio.run(prepared(through_asyncpg(pgbouncer_url)))

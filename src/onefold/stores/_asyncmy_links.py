@@ -17,7 +17,7 @@ from asyncmy.errors import MySQLError, OperationalError
 from onefold._interrupts import heard
 from onefold.stores._mysql_errors import NO_SAVEPOINT, meaning, not_connected, number_of
 from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
-from onefold.stores._mysql_text import PACKET_SURE, filled, in_one
+from onefold.stores._mysql_text import PACKET_SURE, filled, in_one, quoted
 from onefold.stores._mysql_watch import IN_TRANSACTION, Watch
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Standing, Trouble
@@ -113,9 +113,11 @@ class AsyncmyLink:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._packet_max = PACKET_SURE
+        # In front of our tables; empty: they are where the session is.
+        self._where = ""
 
     async def send(self, ask: Ask) -> Reply:
-        text = filled(ask)
+        text = filled(ask, self._where)
         await self._check_size(text)
         async with self._cursor() as cursor:
             await cursor.execute(text)
@@ -230,7 +232,11 @@ class OwnLink(AsyncmyLink):
 
 
 class TransactionLink(OwnLink):
-    """For transactions: the first statement begins one."""
+    """For transactions: the first statement begins one. Handlers may go to other databases."""
+
+    def __init__(self, connection: Watched, database: str) -> None:
+        super().__init__(connection)
+        self._where = f"{quoted(database)}."
 
     async def begin(self) -> None:
         self.connection.watch.begin()
@@ -256,7 +262,9 @@ async def for_operations(place: Place) -> OwnLink:
 
 
 async def for_transactions(place: Place) -> TransactionLink:
-    return TransactionLink(await _connected(place, autocommit=False, init_command=place.isolation_statement))
+    return TransactionLink(
+        await _connected(place, autocommit=False, init_command=place.isolation_statement), place.database
+    )
 
 
 async def beside(connection: Any, database: str) -> OwnLink:

@@ -14,7 +14,7 @@ import asyncpg
 
 from onefold.errors import UsageError
 from onefold.stores._postgres_errors import SPOILING, meaning, one_line
-from onefold.stores._sql import in_numbers
+from onefold.stores._sql import in_numbers, located
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined_talks import ABORTED
 from onefold.stores._sql_links import Kind, Standing, Trouble
@@ -42,16 +42,18 @@ class AsyncpgLink:
 
     spoils_gently = True
 
-    def __init__(self, connection: Any, isolation: str | None = None) -> None:
+    def __init__(self, connection: Any, isolation: str | None = None, where: str = "") -> None:
         # What a pool lends is a shell around the connection.
         self.connection = connection
         self._inner = inner(connection)
         self._isolation = isolation
+        # In front of our tables; empty: they are where the session looks first.
+        self._where = where
         # Somebody was interrupted while the server was at work: what it did is not known.
         self._interrupted = False
 
     async def send(self, ask: Ask) -> Reply:
-        statement, names = in_numbers(ask.statement)
+        statement, names = in_numbers(ask.statement, self._where)
         self._check_open()
         try:
             with self._marked():
@@ -96,7 +98,7 @@ class AsyncpgLink:
 
     async def commit_if(self, check: str) -> None:
         """Commit unless the check fails: both in one message. Without values it may hold several statements."""
-        await self._commit(f"{check}; COMMIT")
+        await self._commit(f"{located(check, self._where)}; COMMIT")
 
     async def _commit(self, statement: str) -> None:
         self._check_open()

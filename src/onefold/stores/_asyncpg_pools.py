@@ -11,6 +11,7 @@ import asyncpg
 from onefold.errors import StoreUnavailable
 from onefold.stores._asyncpg_links import CLOSE_SECONDS, AsyncpgLink, Own, trouble
 from onefold.stores._postgres_errors import meaning, one_line
+from onefold.stores._postgres_session import QUESTION, Session
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
 from onefold.stores._sql_links import Standing
 from onefold.stores._sql_pool import PATIENCE, AsyncReserve
@@ -29,27 +30,29 @@ URL_OPTIONS: Final = (
 
 
 class AsyncOpener:
-    """Opens connections. It finds out with the first one whether statements can be prepared."""
+    """Opens connections."""
 
     def __init__(self, place: Place) -> None:
         check_options(place, list(URL_OPTIONS))
         self._place = place
         self._isolation = place.isolation and place.isolation.replace(" ", "_")
-        self._prepare = place.prepare
+        self._session = Session(place)
 
     async def __call__(self) -> AsyncpgLink:
-        if self._prepare is None:
-            connection = await self._connected(prepare=False)
+        session = self._session
+        # Without a cache until it is known: behind a pooler there must be none.
+        prepares = bool(session.prepare)
+        connection = await self._connected(prepare=prepares)
+        if not session.is_known:
             try:
-                # Behind a pooler, the process that serves a statement is not the one that the connection was told of.
-                self._prepare = await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid()
+                session.learn(await connection.fetchrow(QUESTION), connection.get_server_pid())
             except BaseException:
                 connection.terminate()
                 raise
-            if not self._prepare:
-                return AsyncpgLink(connection, self._isolation)
+        if session.prepare and not prepares:
             await connection.close(timeout=CLOSE_SECONDS)
-        return AsyncpgLink(await self._connected(prepare=self._prepare), self._isolation)
+            connection = await self._connected(prepare=True)
+        return AsyncpgLink(connection, self._isolation, session.where)
 
     async def _connected(self, *, prepare: bool) -> Any:
         try:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX
 from onefold.errors import UsageError
 from onefold.stores._mysql_errors import DUPLICATE, number_of
-from onefold.stores._sql import PLACE, TABLE, Parameters
+from onefold.stores._sql import PLACE, TABLE, Parameters, located
 from onefold.stores._sql_dialect import Ask, Reply, Talk
 
 T = TypeVar("T")
@@ -31,20 +31,25 @@ PACKET_SURE: Final = 1_000_000
 LONGEST: Final = {"scope": SCOPE_MAX, "operation": OPERATION_MAX, "key": KEY_MAX}
 
 
-def filled(ask: Ask) -> str:
-    """The statement with its values in it: there is nothing left that a driver or a session could interpret."""
+def filled(ask: Ask, where: str = "") -> str:
+    """The statement with its values in it: there is nothing left that a driver or a session could interpret.
+
+    `where` is as in `located`.
+    """
     if not ask.values:
-        return ask.statement
-    parts = list(_parts(ask.statement))
+        return located(ask.statement, where)
+    parts = list(_parts(ask.statement, where))
     parts[1::2] = [_checked(name, ask.values[name]) for name in parts[1::2]]
     return "".join(parts)
 
 
 # There are some twenty statements, and pages have a few forms.
 @lru_cache(maxsize=128)
-def _parts(statement: str) -> tuple[str, ...]:
+def _parts(statement: str, where: str) -> tuple[str, ...]:
     """Text and names in turn."""
-    return tuple(PLACE.split(statement))
+    parts = PLACE.split(statement)
+    parts[::2] = [located(text, where) for text in parts[::2]]
+    return tuple(parts)
 
 
 def _checked(name: str, value: Any) -> str:
@@ -59,6 +64,11 @@ class Name(str):
     """A name of ours in a statement, and no value: that of a savepoint."""
 
     __slots__ = ()
+
+
+def quoted(name: str) -> str:
+    """A name that is not ours in a statement."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def literal(value: str | bytes | float | None) -> str:

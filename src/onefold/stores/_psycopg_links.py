@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onefold.stores._postgres_errors import SPOILING, meaning, one_line
-from onefold.stores._sql import in_numbers
+from onefold.stores._sql import in_numbers, located
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Kind, Standing, Trouble
 
@@ -51,20 +51,17 @@ class _AsyncCursor(psycopg.AsyncRawCursor[tuple[Any, ...]]):
 
 
 @cache
-def _numbered(statement: str) -> tuple[bytes, tuple[str, ...]]:
-    text, names = in_numbers(statement)
+def _numbered(statement: str, where: str) -> tuple[bytes, tuple[str, ...]]:
+    text, names = in_numbers(statement, where)
     return text.encode(), names
-
-
-def _spelled(ask: Ask) -> tuple[bytes, Sequence[Any]]:
-    statement, names = _numbered(ask.statement)
-    return statement, [ask.values[name] for name in names]
 
 
 class _Shared:
     """What is the same in both colours: where the connection stands, and a transaction that is yet to be begun."""
 
     connection: Any
+    # In front of our tables; empty: they are where the session looks first.
+    _where: str = ""
     # A BEGIN waits for the first statement, so that both are one network message.
     _waiting: bool = False
     # A transaction of ours is open, and a handler may have its connection.
@@ -113,6 +110,13 @@ class _Shared:
         self._interrupted = True
         self.connection.pgconn.finish()
 
+    def _spelled(self, ask: Ask) -> tuple[bytes, Sequence[Any]]:
+        statement, names = _numbered(ask.statement, self._where)
+        return statement, [ask.values[name] for name in names]
+
+    def _commit_after(self, check: str) -> bytes:
+        return f"{located(check, self._where)}; COMMIT".encode()
+
 
 class PsycopgLink(_Shared):
     """A link on a connection in autocommit mode, or on one whose transaction is its caller's."""
@@ -159,9 +163,8 @@ class PsycopgLink(_Shared):
             self._lend()
         return [self.send(ask) for ask in asks]
 
-    @staticmethod
-    def _sent(cursor: _Cursor, ask: Ask) -> _Cursor:
-        return cursor.execute(*_spelled(ask), binary=True)
+    def _sent(self, cursor: _Cursor, ask: Ask) -> _Cursor:
+        return cursor.execute(*self._spelled(ask), binary=True)
 
     def begin(self) -> None:
         self._waiting = True
@@ -176,7 +179,7 @@ class PsycopgLink(_Shared):
 
     def commit_if(self, check: str) -> None:
         """Commit unless the check fails: both in one message. Without values it may hold several statements."""
-        self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
+        self._cursor.execute(self._commit_after(check), prepare=False)
         self._take_back()
 
     def rollback(self) -> None:
@@ -242,9 +245,8 @@ class AsyncPsycopgLink(_Shared):
             self._lend()
         return [await self.send(ask) for ask in asks]
 
-    @staticmethod
-    async def _sent(cursor: _AsyncCursor, ask: Ask) -> _AsyncCursor:
-        return await cursor.execute(*_spelled(ask), binary=True)
+    async def _sent(self, cursor: _AsyncCursor, ask: Ask) -> _AsyncCursor:
+        return await cursor.execute(*self._spelled(ask), binary=True)
 
     async def begin(self) -> None:
         self._waiting = True
@@ -258,7 +260,7 @@ class AsyncPsycopgLink(_Shared):
             self._take_back()
 
     async def commit_if(self, check: str) -> None:
-        await self._cursor.execute(f"{check}; COMMIT".encode(), prepare=False)
+        await self._cursor.execute(self._commit_after(check), prepare=False)
         self._take_back()
 
     async def rollback(self) -> None:

@@ -15,6 +15,7 @@ from psycopg.rows import tuple_row
 from onefold._interrupts import brought_to_its_end
 from onefold.errors import StoreUnavailable
 from onefold.stores._postgres_errors import one_line
+from onefold.stores._postgres_session import QUESTION, Session
 from onefold.stores._postgres_urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
 from onefold.stores._psycopg_links import AsyncConnection, AsyncPsycopgLink, Connection, PsycopgLink, trouble
 from onefold.stores._sql_links import Standing
@@ -25,21 +26,18 @@ __all__ = ["AsyncOpener", "LentByAsyncPool", "LentByPool", "Opener", "trouble"]
 # Statements are prepared when they have been used so often, as psycopg has it by itself.
 PREPARE_AFTER: Final = 5
 
-# Behind a pooler, the process that serves a statement is not the one that the connection was told of.
-WHO: Final = b"SELECT pg_backend_pid()"
-
 # For messages: what is known of the place of a caller's pool.
 POOLED: Final = "PostgreSQL, by the settings of your pool"
 
 
 class Opener:
-    """Opens connections, blocking. It finds out with the first one whether statements can be prepared."""
+    """Opens connections, blocking."""
 
     def __init__(self, place: Place) -> None:
         self._name = place.name
         self._parameters = _parameters(place)
         self._level = place.isolation and IsolationLevel[place.isolation.upper().replace(" ", "_")]
-        self._prepare = place.prepare
+        self._session = Session(place)
 
     def __call__(self) -> PsycopgLink:
         try:
@@ -47,11 +45,16 @@ class Opener:
         except psycopg.OperationalError as error:
             raise unreachable(self._name, error) from error
         connection.isolation_level = self._level or None
-        if self._prepare is None:
-            served = connection.execute(WHO, prepare=False).fetchone()
-            self._prepare = served == (connection.info.backend_pid,)
-        connection.prepare_threshold = PREPARE_AFTER if self._prepare else None
-        return OwnLink(connection)
+        session = self._session
+        if not session.is_known:
+            try:
+                answer = connection.execute(QUESTION.encode(), prepare=False).fetchone()
+            except BaseException:
+                connection.close()
+                raise
+            session.learn(answer, connection.info.backend_pid)
+        connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
+        return OwnLink(connection, session.where)
 
 
 class AsyncOpener(Opener):
@@ -63,15 +66,16 @@ class AsyncOpener(Opener):
         except psycopg.OperationalError as error:
             raise unreachable(self._name, error) from error
         await connection.set_isolation_level(self._level or None)
-        if self._prepare is None:
+        session = self._session
+        if not session.is_known:
             try:
-                served = await (await connection.execute(WHO, prepare=False)).fetchone()
+                answer = await (await connection.execute(QUESTION.encode(), prepare=False)).fetchone()
             except BaseException:
                 await connection.close()
                 raise
-            self._prepare = served == (connection.info.backend_pid,)
-        connection.prepare_threshold = PREPARE_AFTER if self._prepare else None
-        return AsyncOwnLink(connection)
+            session.learn(answer, connection.info.backend_pid)
+        connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
+        return AsyncOwnLink(connection, session.where)
 
 
 def _parameters(place: Place) -> dict[str, Any]:
@@ -87,7 +91,11 @@ def _parameters(place: Place) -> dict[str, Any]:
 
 
 class OwnLink(PsycopgLink):
-    """On a connection of ours, which each handler gets as if it were new."""
+    """On a connection of ours. Handlers may have left their session anywhere, and classes of their own."""
+
+    def __init__(self, connection: Connection, where: str) -> None:
+        super().__init__(connection)
+        self._where = where
 
     def begin(self) -> None:
         super().begin()
@@ -96,6 +104,10 @@ class OwnLink(PsycopgLink):
 
 class AsyncOwnLink(AsyncPsycopgLink):
     """The same, awaited."""
+
+    def __init__(self, connection: AsyncConnection, where: str) -> None:
+        super().__init__(connection)
+        self._where = where
 
     async def begin(self) -> None:
         await super().begin()

@@ -19,7 +19,7 @@ from pymysql.err import MySQLError, OperationalError
 
 from onefold.stores._mysql_errors import NO_SAVEPOINT, meaning, not_connected, number_of
 from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
-from onefold.stores._mysql_text import PACKET_SURE, filled, in_one
+from onefold.stores._mysql_text import PACKET_SURE, filled, in_one, quoted
 from onefold.stores._mysql_watch import IN_TRANSACTION, Watch
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Standing, Trouble
@@ -92,9 +92,11 @@ class PymysqlLink:
     def __init__(self, connection: Connection[Any]) -> None:
         self.connection = connection
         self._packet_max = PACKET_SURE
+        # In front of our tables; empty: they are where the session is.
+        self._where = ""
 
     def send(self, ask: Ask) -> Reply:
-        text = filled(ask)
+        text = filled(ask, self._where)
         self._check_size(text)
         with self._cursor() as cursor:
             cursor.execute(text)
@@ -211,7 +213,11 @@ class OwnLink(PymysqlLink):
 
 
 class TransactionLink(OwnLink):
-    """For transactions: the first statement begins one."""
+    """For transactions: the first statement begins one. Handlers may go to other databases."""
+
+    def __init__(self, connection: Watched, database: str) -> None:
+        super().__init__(connection)
+        self._where = f"{quoted(database)}."
 
     def begin(self) -> None:
         self.connection.watch.begin()
@@ -238,7 +244,7 @@ def for_operations(place: Place) -> OwnLink:
 
 
 def for_transactions(place: Place) -> TransactionLink:
-    return TransactionLink(_connected(place, autocommit=False, init_command=place.isolation_statement))
+    return TransactionLink(_connected(place, autocommit=False, init_command=place.isolation_statement), place.database)
 
 
 def beside(connection: Any, database: str) -> OwnLink:

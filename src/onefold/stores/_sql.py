@@ -146,6 +146,21 @@ def _or_null(stay: float) -> float | None:
     return None if math.isinf(stay) else stay
 
 
+# Our tables by name, also where a server is asked for one (`to_regclass('…')`).
+_TABLES: Final = re.compile(rf"('?)\b({TABLE}|onefold_schema)\b")
+
+
+def located(statement: str, where: str) -> str:
+    """Return the statement with `where`, a quoted database or schema and a dot, in front of our tables.
+
+    A handler may leave its session anywhere (`USE other`, `SET search_path`), and a record has to stay where it is.
+    """
+    if not where:
+        return statement
+    in_text = where.replace("'", "''")
+    return _TABLES.sub(lambda found: f"{found[1]}{in_text if found[1] else where}{found[2]}", statement)
+
+
 # Not a cast (`::text`), and no part of a word.
 PLACE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
 
@@ -158,8 +173,8 @@ def in_words(statement: str) -> str:
 
 
 @cache
-def in_numbers(statement: str) -> tuple[str, tuple[str, ...]]:
-    """The statement for a driver that takes `$1`, and the names in their order."""
+def in_numbers(statement: str, where: str = "") -> tuple[str, tuple[str, ...]]:
+    """The statement for a driver that takes `$1`, and the names in their order; `where` is as in `located`."""
     names: list[str] = []
 
     def number(found: re.Match[str]) -> str:
@@ -167,4 +182,4 @@ def in_numbers(statement: str) -> tuple[str, tuple[str, ...]]:
             names.append(found[1])
         return f"${names.index(found[1]) + 1}"
 
-    return PLACE.sub(number, statement), tuple(names)
+    return located(PLACE.sub(number, statement), where), tuple(names)
