@@ -19,6 +19,15 @@ PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 EXAMPLE = "Example: "
 
 
+def test_a_store_in_the_wrong_place_is_named_without_its_password() -> None:
+    ended = CliRunner().invoke(app, ["held", "postgresql://me:geheim@host/shop?sslpassword=geheim"])
+
+    assert ended.exit_code == 2
+    assert "geheim" not in ended.output
+    assert "me:***@host/shop" in ended.output
+    assert "--store" in ended.output
+
+
 def commands_of(group: typer.Typer) -> dict[str, Any]:
     found: dict[str, Any] = getattr(get_command(group), "commands", {})
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ from onefold.cli.schema import schema
 from onefold.cli.stats import stats
 from onefold.cli.top import top
 from onefold.cli.trace import trace
+from onefold.stores._open import without_password
+
+# An argument that may hold a password.
+_URL: Final = re.compile(r"[\w+.-]+://[^\s()]+")
 
 # What `typer.BadParameter` is a kind of. Typer brings a click of its own, or uses yours.
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -51,7 +56,9 @@ def _usage_in_one_line() -> Iterator[None]:
             raise
         context = getattr(error, "ctx", None)
         name = f" {context.info_name}" if context is not None and context.parent is not None else ""
-        said = str(error.format_message()).rstrip()  # type: ignore[attr-defined]
+        said = _URL.sub(lambda url: without_password(url[0]), str(error.format_message()).rstrip())  # type: ignore[attr-defined]
+        if "extra argument" in said and _URL.search(said):
+            said = f"{said.rstrip('.')}. Name the store with --store"
         note(f"{said}{'' if said.endswith(('.', '?')) else '.'} See onefold{name} --help")
         raise typer.Exit(WRONG_USAGE) from None
 
