@@ -6,12 +6,13 @@ import os
 from typing import Any
 
 import msgspec
+import pytest
 
 from onefold import Policy, StoreUnavailable
 from onefold._flow_joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
 from onefold._flow_seen import write_seen
 from onefold._model import GONE, Asked, Commit, Entry, Record, State
-from onefold._steps import Beginning, Claiming, Committing, Ended, Finishing, Flow, Pausing, Running
+from onefold._steps import Beginning, Claiming, Committing, Ended, Finishing, Flow, Pausing, RollingBack, Running
 from onefold._work import Work
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
@@ -47,6 +48,16 @@ class Hand:
             self.step = self._flow.send(answer)
         except StopIteration as end:
             self.step, self.value = None, end.value
+        return self.step
+
+    def fail_for_good(self, error: Exception) -> None:
+        """Give it this error of the store, which no further transaction would mend."""
+        if isinstance(self.fail(error), RollingBack):
+            self.reply(False)
+
+    def fail(self, error: Exception) -> Any:
+        """Return the next step after this error of the store."""
+        self.step = self._flow.throw(error)
         return self.step
 
 
@@ -110,6 +121,39 @@ def test_the_answer_to_a_lost_commit_of_ones_own_is_the_run_itself_and_no_replay
 
     assert (hand.value.value, hand.value.replayed) == ("paid", False)
     assert heard.kinds == ["started", "finished"]
+
+
+@pytest.mark.parametrize("at", [Beginning, Claiming])
+def test_a_lost_commit_that_nobody_can_be_asked_about_is_never_told_as_nothing(at: type[Any]) -> None:
+    hand = Hand(transact(work(Heard())))
+    answers: dict[type[Any], Any] = {
+        Claiming: None,
+        Running: Ended(value="paid"),
+        Finishing: True,
+        Committing: Commit.UNKNOWN,
+    }
+    while not isinstance(hand.step, Committing):
+        hand.reply(answers.get(type(hand.step)))
+    hand.reply(Commit.UNKNOWN)
+    while not isinstance(hand.step, at):
+        hand.reply(0.0 if isinstance(hand.step, Pausing) else None)
+
+    away = StoreUnavailable("the server is not reached. Nothing ran")
+    with pytest.raises(StoreUnavailable, match="it ran, the answer to its COMMIT was lost") as told:
+        hand.fail_for_good(away)
+
+    assert "Nothing ran" not in str(told.value)
+    assert told.value.__cause__ is away
+
+
+def test_a_store_that_is_away_before_any_commit_is_told_as_it_is() -> None:
+    hand = Hand(transact(work(Heard())))
+    away = StoreUnavailable("the server is not reached. Nothing ran")
+
+    with pytest.raises(StoreUnavailable) as told:
+        hand.fail(away)
+
+    assert told.value is away
 
 
 def given_up(hand: Hand) -> tuple[list[float], int]:

@@ -68,10 +68,16 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
     becomes of it. Each transaction has a token of its own, so that its record is never taken for a claim to run.
     """
     ours: dict[bytes, Outcome[Any]] = {}
+    committed = Commit.CONFLICT
     for before in range(TRANSACTIONS_MAX):
         if before:
             yield pause_after(before, work.mint())
-        yield Beginning()
+        try:
+            yield Beginning()
+        except StoreUnavailable as problem:
+            if committed is Commit.UNKNOWN:
+                raise _in_doubt(work) from problem
+            raise
         try:
             result = yield from _attempt(work, ours)
         except GeneratorExit:
@@ -79,8 +85,10 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
         except BaseException as problem:
             if (yield RollingBack(problem)):
                 continue
+            if committed is Commit.UNKNOWN and isinstance(problem, StoreUnavailable):
+                raise _in_doubt(work) from problem
             raise
-        committed: Commit = yield Committing()
+        committed = yield Committing()
         if committed is Commit.DONE or (committed is Commit.UNKNOWN and _is_known(result)):
             _tell_committed(work, result)
             if isinstance(result, Exception):
@@ -90,6 +98,15 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
     raise StoreUnavailable(
         f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
         "Deliver it again: if one of them was committed after all, it is replayed"
+    )
+
+
+def _in_doubt(work: Work) -> StoreUnavailable:
+    """Say that it ran: whatever the store says now is about the question what became of it."""
+    address = work.asked.address
+    return StoreUnavailable(
+        f"{address.operation} [key {address.digest}]: it ran, the answer to its COMMIT was lost, and now the store "
+        "cannot be asked whether it was committed. Deliver it again: if it was, it is replayed"
     )
 
 

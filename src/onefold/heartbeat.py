@@ -411,7 +411,8 @@ def _warn(beats: Sequence[Beat], cause: str) -> None:
         first.claim.address.digest,
         others,
         f"ends in {in_words(left)}" if left > 0 else "has ended",
-        cause,
+        # As a store says it of a claim. Here the handler runs.
+        cause.replace("Nothing ran. ", ""),
     )
 
 
