@@ -178,7 +178,16 @@ def test_an_effect_that_cannot_be_remembered_is_returned_and_marked_so(
     assert [kind for kind in heard.kinds if kind != "store_failed"] == ["started", "not_remembered"]
 
 
-def test_an_effect_that_cannot_be_remembered_is_returned_when_awaited_too(stall: Stall) -> None:
+def told_of_it(caplog: pytest.LogCaptureFixture) -> int:
+    """How many warnings say that an effect is not remembered, and of which key."""
+    digest = address("charge", "pay_1").digest
+    words = [line.getMessage() for line in caplog.records if line.levelname == "WARNING" and line.name == "onefold"]
+    return sum(digest in line and "could not be told so in time" in line for line in words)
+
+
+def test_an_effect_that_cannot_be_remembered_is_returned_when_awaited_too(
+    stall: Stall, caplog: pytest.LogCaptureFixture
+) -> None:
     store, heard = AsyncProxyStore(), Heard()
 
     async def handler() -> str:
@@ -189,6 +198,7 @@ def test_an_effect_that_cannot_be_remembered_is_returned_when_awaited_too(stall:
     outcome = asyncio.run(AsyncGuard(store, on_event=heard).run("charge", "pay_1", handler))
 
     assert (outcome.value, outcome.remembered, store.calls["finish"]) == ("paid", False, 2)
+    assert told_of_it(caplog) == 1
     # A beat may fail too, whenever it comes.
     assert [kind for kind in heard.kinds if kind != "store_failed"] == ["started", "not_remembered"]
 
@@ -293,7 +303,9 @@ def test_a_result_finished_after_another_took_over_is_a_lost_claim_not_a_lost_re
     assert found.state is State.RUNNING
 
 
-def test_seen_mode_returns_the_value_although_it_cannot_be_written_down(heard: Heard) -> None:
+def test_seen_mode_returns_the_value_although_it_cannot_be_written_down(
+    heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
     store = AsyncProxyStore(AsyncMemoryStore())
     store.down = {*EVERYTHING} - {"read"}
 
@@ -303,3 +315,4 @@ def test_seen_mode_returns_the_value_although_it_cannot_be_written_down(heard: H
 
     assert (outcome.value, outcome.remembered) == ("ok", False)
     assert heard.kinds == ["started", "store_failed", "store_failed", "store_failed", "not_remembered"]
+    assert told_of_it(caplog) == 1

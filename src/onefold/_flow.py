@@ -28,7 +28,7 @@ from onefold._steps import (
     Running,
     Watching,
 )
-from onefold._work import Work, done, failed, refused, replay, stored_error, tell_if_uncompared
+from onefold._work import Work, done, failed, refused, replay, stored_error, tell_if_uncompared, tell_not_remembered
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind, Teller
 
@@ -225,7 +225,10 @@ def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False
     if kept is False:
         work.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
-    work.tell(FINISHED if kept else Kind.NOT_REMEMBERED, entry.address, entry.attempt)
+    if kept:
+        work.tell(FINISHED, entry.address, entry.attempt)
+    else:
+        tell_not_remembered(work, entry.attempt)
     return Outcome(value=ended.value, replayed=replayed, attempt=entry.attempt, remembered=kept is True)
 
 
@@ -261,11 +264,10 @@ def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[
         case _:
             kind, ending = Kind.HELD, _held(f"attempt {entry.attempt} ended in {name}", ended.notes)
     kept = yield from finish(work, claim_of(entry), ending)
-    if kept is False:
-        kind = Kind.LOST
-    elif kept is None:
-        kind = Kind.NOT_REMEMBERED
-    work.tell(kind, work.asked.address, entry.attempt, name)
+    if kept is None:
+        tell_not_remembered(work, entry.attempt, name)
+    else:
+        work.tell(kind if kept else Kind.LOST, work.asked.address, entry.attempt, name)
 
 
 def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:

@@ -9,7 +9,7 @@ from onefold._decide import Then
 from onefold._flow import FINISH_PAUSE_FIRST, answer, without_store
 from onefold._model import GONE, Ending, Entry, Outcome, Record
 from onefold._steps import Claiming, Ended, Flow, Pausing, Reading, Running
-from onefold._work import Work, done, failed
+from onefold._work import Work, done, failed, tell_not_remembered
 from onefold.errors import StoreUnavailable
 from onefold.events import Kind
 
@@ -45,7 +45,10 @@ def look(work: Work) -> Flow[Outcome[Any]]:
         work.tell(kind, asked.address, attempt, type(ended.error).__name__)
         raise ended.error
     remembered = yield from write_seen(work, _ended_entry(entry, done(work, ended.value, attempt)), found)
-    work.tell(Kind.FINISHED if remembered else Kind.NOT_REMEMBERED, asked.address, attempt)
+    if remembered:
+        work.tell(Kind.FINISHED, asked.address, attempt)
+    else:
+        tell_not_remembered(work, attempt)
     return Outcome(value=ended.value, attempt=attempt, remembered=remembered)
 
 

@@ -48,6 +48,17 @@ def tell_if_uncompared(work: Work, found: bytes | None) -> None:
         work.tell.warn(work.asked.address, UNCOMPARED, about="payload")
 
 
+NOT_REMEMBERED: Final = (
+    "it ran to its end, but the store could not be told so in time. A later duplicate finds it as if its worker had "
+    "crashed: under after_crash='rerun' it runs again"
+)
+
+
+def tell_not_remembered(work: Work, attempt: int, detail: str = "") -> None:
+    work.tell(Kind.NOT_REMEMBERED, work.asked.address, attempt, detail)
+    work.tell.warn_each(work.asked.address, NOT_REMEMBERED)
+
+
 def refused(work: Work, error: OnefoldError) -> OnefoldError:
     work.tell(Kind.REFUSED, work.asked.address, detail=type(error).__name__)
     return error

@@ -113,10 +113,11 @@ class Teller:
         if (operation, about) in _warned or len(_warned) == WARNED_MAX:
             return
         _warned.add((operation, about))
-        import logging
+        _log_warning(operation, where, words)
 
-        found_at = "" if isinstance(where, str) else f" [key {where.digest}]"
-        logging.getLogger("onefold").warning("%s%s: %s", operation, found_at, words)
+    def warn_each(self, address: Address, words: str) -> None:
+        """Log a warning about one delivery, each time: somebody has to look at every one of them."""
+        _log_warning(address.operation, address, words)
 
 
 _to_all: Final = Teller()
@@ -125,6 +126,13 @@ _to_all: Final = Teller()
 def tell(kind: Kind, address: Address, *, detail: str = "") -> None:
     """For adapters: tell the listeners of the process what became of a message outside of its guard."""
     _to_all(kind, address, detail=detail)
+
+
+def _log_warning(operation: str, where: Address | str, words: str) -> None:
+    import logging
+
+    found_at = "" if isinstance(where, str) else f" [key {where.digest}]"
+    logging.getLogger("onefold").warning("%s%s: %s", operation, found_at, words)
 
 
 def _log_failure(event: Event, error: Exception) -> None:

@@ -14,7 +14,7 @@ from onefold._flow_joined import transact
 from onefold._flow_moving import looking_back
 from onefold._flow_records import resolve
 from onefold._flow_seen import look
-from onefold._model import Asked, Done, Rerun
+from onefold._model import Address, Asked, Done, Rerun
 from onefold._steps import Flow
 from onefold._work import Work
 from onefold.codecs import MsgspecCodec
@@ -137,10 +137,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return Plan(name=name, flow=flow, work=lambda: _work(name, self.policy, bypass=bypass), steps=self.steps)
 
 
+class Silent(Teller):
+    """Writes no log: what would be a warning there is one of millions of histories here."""
+
+    __slots__ = ()
+
+    def warn_each(self, address: Address, words: str) -> None:
+        pass
+
+
 def _work(name: str, policy: Policy, *, bypass: bool = False) -> Work:
     tokens = (f"{name} token {number}".encode() for number in count(1))
     asked = Asked(ADDRESS, bypass=bypass)
-    return Work(asked, policy, _never_called, Any, MsgspecCodec(), Teller(), lambda: next(tokens))
+    return Work(asked, policy, _never_called, Any, MsgspecCodec(), Silent(), lambda: next(tokens))
 
 
 def _deliver_looking_back(work: Work) -> Flow[Any]:
