@@ -549,7 +549,7 @@ def test_where_it_cannot_be_opened_nothing_runs_and_the_error_says_why(postgres_
         assert guard.read("charge", "pay_1") is None
         guard.close()
     assert ran == []
-    assert "the one connection beside the pool, to renew claims" in str(refusal.value)
+    assert "the connection to renew claims, one beside the pool" in str(refusal.value)
     assert "a store opens a connection of its own" in "".join(refusal.value.__notes__)
 
 

@@ -32,7 +32,8 @@ _FULL: Final = "the server has no room left. Nothing was written. Free some spac
 _CROWDED: Final = (
     "the server has no connection left for us. Nothing ran. Lower pool_size, or raise max_connections on the server"
 )
-_ABSENT: Final = "the server is not reached. Nothing ran. Look whether it runs, and at host and port of the URL"
+_LOOK: Final = "Nothing ran. Look whether it runs, and at host and port of the URL"
+_ABSENT: Final = f"the server is not reached. {_LOOK}"
 _REFUSED: Final = "the server refuses this user or its password. Nothing ran. Look at the URL, and who may connect"
 _PLUGIN: Final = (
     "the server wants a way to log in that this driver does not have here. Nothing ran. Use TLS (ssl_mode=required), "
@@ -87,6 +88,8 @@ def meaning(error: BaseException) -> Trouble:
     if number is None:
         # The driver and the server no longer understand each other: packets out of order.
         return Trouble(Kind.LOST, _LOST)
+    if number == NOT_REACHED and (why := _why(error)):
+        return Trouble(Kind.DOWN, f"the server is not reached: {why}. {_LOOK}")
     known = MEANINGS.get(number)
     return known or Trouble(Kind.MISTAKE, f"the database answered with error {number}")
 
@@ -100,4 +103,10 @@ def not_connected(error: Exception, cause: BaseException | None = None) -> tuple
         number = TLS_FAILED
     elif number is None or meaning(error).kind is Kind.LOST:
         number = NOT_REACHED
-    return number, "the connection did not come about"
+    return number, _why(error) or (str(cause) if cause is not None else "the connection did not come about")
+
+
+def _why(error: BaseException) -> str:
+    """What a driver says of a connection that did not come about: there is no key in it, and no password."""
+    found = getattr(error, "orig", None) or error
+    return " ".join(str(found.args[1]).split()) if len(found.args) > 1 else ""

@@ -19,7 +19,7 @@ def unsent() -> Iterator[None]:
     except StoreUnavailable as error:
         error.reached = False
         # In the message too: logs have no notes, and whoever reads of a limit wonders which connection was too many.
-        error.args = (f"{error} (this was the one connection beside the pool, to renew claims)",)
+        error.args = (f"{error} (this was the connection to renew claims, one beside the pool and the first to open)",)
         error.add_note(WHY)
         raise
 
