@@ -130,8 +130,10 @@ class Daemon:
         wait_until(lambda: not any(born and birth(pid) == born for pid, born in family), f"{self.name} does not die")
 
     def stop(self) -> None:
-        """Freeze it: it holds its connections, and answers nobody."""
+        """Freeze it: it holds its connections, and answers nobody. When it returns, every thread stands still."""
         self._signal_all(signal.SIGSTOP)
+        family = (self.pid, *descendants(self.pid))
+        wait_until(lambda: all(map(stands_still, family)), f"{self.name} does not stop", STOP_SECONDS_MAX)
 
     def cont(self) -> None:
         self._signal_all(signal.SIGCONT)
@@ -163,6 +165,22 @@ def signal_one(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def stands_still(pid: int) -> bool:
+    """Whether every thread has stopped, or ended. The signal stops one, which has to run to stop the others.
+
+    Where the system does not show it, it is believed.
+    """
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            # The name before may hold anything, parentheses and spaces too.
+            state = thread.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in "TtZX":
+            return False
+    return True
 
 
 def nobody(unprivileged: bool) -> dict[str, Any]:  # noqa: FBT001

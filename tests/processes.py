@@ -15,6 +15,7 @@ from onefold import Guard, OnefoldError
 from onefold._model import Claim, Close, Commit, Ending, Entry, Gone, Record
 from onefold.stores._sqlite_joined import SqliteTransaction
 from onefold.stores.sqlite import SqliteStore
+from services.processes import stands_still
 from support import PATIENCE, eventually
 
 # Children are forked from a server that has no threads, and that has imported what takes long.
@@ -59,8 +60,11 @@ class Child:
         self._pipe.send("go on")
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        pid = self._process.pid
+        assert pid is not None
+        os.kill(pid, number)
+        if number is signal.SIGSTOP:
+            assert eventually(lambda: stands_still(pid)), "it does not stop"
 
     def kill(self) -> None:
         """SIGKILL; when it returns, nothing of the child can reach a store any more."""

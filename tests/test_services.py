@@ -25,10 +25,10 @@ from services import postgres as postgres_server
 from services import redis as redis_servers
 from services.home import PROJECT, Home, reachable
 from services.house import UP, House
-from services.processes import Daemon, ServerFailed, birth, wait_until
+from services.processes import Daemon, ServerFailed, birth, stands_still, wait_until
 from services.redis import Pair
 from services.servers import Server
-from support import WITHOUT_PLUGINS
+from support import WITHOUT_PLUGINS, eventually
 
 # Far more than any of it needs, and a session that starts RabbitMQ needs some; it bounds how long a broken one hangs.
 PATIENCE = 300.0
@@ -125,6 +125,29 @@ class TestCrashes:
         with redis_servers.named_client(url) as client:
             assert client.get("kept") == b"1"
             assert client.set("written", "1")
+
+    def test_whoever_is_frozen_stands_still_with_all_threads(self) -> None:
+        busy = textwrap.dedent("""
+            import threading, time
+
+            def work():
+                while True:
+                    time.sleep(0)
+
+            for _ in range(4):
+                threading.Thread(target=work).start()
+            print("busy")
+        """)
+        with subprocess.Popen([sys.executable, "-uc", busy], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            try:
+                before = stands_still(process.pid)
+                process.send_signal(signal.SIGSTOP)
+                assert eventually(lambda: stands_still(process.pid))
+            finally:
+                process.kill()
+        assert before is (sys.platform != "linux")
 
     @pytest.mark.parametrize("name", ["own_postgres", "own_redis"])
     def test_a_frozen_server_answers_when_it_is_let_go(self, request: pytest.FixtureRequest, name: str) -> None:
