@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -184,6 +184,43 @@ def test_it_works_in_pipeline_mode(driver: type[Worker], url: str) -> None:
     assert worker.play(story) == [True, True]
     worker.close()
     assert (balance(url), records(url)) == (10, ["m1", "m2"])
+
+
+@asynccontextmanager
+async def pipelined(caller: Caller) -> AsyncIterator[None]:
+    if isinstance(caller.connection, psycopg.Connection):
+        with caller.connection.pipeline():
+            yield
+    else:
+        async with caller.connection.pipeline():
+            yield
+
+
+async def queue(caller: Caller, statement: str) -> None:
+    """Send it in a pipeline, and do not ask for its answer."""
+    sent: Any = caller.connection.execute(statement)
+    if not isinstance(sent, psycopg.Cursor):
+        await sent
+
+
+@pytest.mark.parametrize("driver", [Psycopg, AsyncPsycopg])
+def test_in_a_pipeline_where_the_server_has_not_answered_yet_a_transaction_is_not_taken_for_granted(
+    driver: type[Worker], url: str
+) -> None:
+    worker, handler = driver(url, source=never_opened), Handler()
+
+    async def story(worker: Worker) -> bool:
+        async with worker.connected(autocommit=True) as caller, pipelined(caller):
+            await queue(caller, "SELECT 1")
+            with pytest.raises(NotInTransaction, match="no transaction is open"):
+                await caller.within("m1", handling(handler))
+            async with caller.transaction():
+                await queue(caller, "SELECT 1")
+                return (await caller.within("m2", add)).replayed
+
+    assert worker.play(story) is False
+    worker.close()
+    assert (handler.starts, records(url), balance(url)) == (0, ["m2"], 10)
 
 
 def test_a_statement_that_fails_shows_its_own_error(worker: Worker, url: str) -> None:

@@ -51,6 +51,11 @@ def _check_inside(connection: Connection | AsyncConnection) -> None:
     match connection.pgconn.transaction_status:
         case TransactionStatus.IDLE if connection.autocommit:
             not_in_transaction("Enter `with connection.transaction()` before, or connect without autocommit=True")
+        # In pipeline mode the server has not said yet where it stands.
+        case TransactionStatus.ACTIVE if connection.autocommit and not connection._num_transactions:
+            not_in_transaction(
+                "Enter `with connection.transaction()` in the pipeline, or sync it after a BEGIN of yours"
+            )
         case TransactionStatus.INERROR:
             raise UsageError(FAILED_BEFORE)
 
