@@ -252,6 +252,33 @@ def test_a_result_that_is_not_kept_is_logged_once_an_operation_without_its_value
     assert not any(hidden in "".join(logged) for hidden in ("1.10", "secret", "pay_"))
 
 
+@pytest.mark.parametrize("made", [bytearray, memoryview])
+def test_what_a_codec_makes_reaches_every_store_as_bytes(made: type[Any]) -> None:
+    class Buffered(MsgspecCodec):
+        def encode(self, value: Any, type_: Any) -> Any:
+            return made(super().encode(value, type_))
+
+    guard = Guard("memory:", codec=Buffered())
+    guard.run("charge", "pay_1", lambda: "receipt")
+    kept = guard.read("charge", "pay_1")
+
+    assert kept is not None
+    assert type(kept.result) is bytes
+
+
+def test_a_codec_that_makes_no_bytes_loses_the_result_and_not_the_effect() -> None:
+    class Text(MsgspecCodec):
+        def encode(self, value: Any, type_: Any) -> Any:
+            return super().encode(value, type_).hex()
+
+    guard, handler = Guard("memory:", codec=Text()), Handler("receipt")
+    outcomes = [guard.run("charge", "pay_1", handler) for _ in range(2)]
+
+    assert handler.starts == 1
+    assert [(one.replayed, one.omitted) for one in outcomes] == [(False, False), (True, True)]
+    assert "str instead of bytes" in outcomes[1].remark
+
+
 def test_a_codec_of_the_users_own_that_fails_does_not_lose_the_effect() -> None:
     class Locked(MsgspecCodec):
         def encode(self, value: Any, returns: Any) -> bytes:

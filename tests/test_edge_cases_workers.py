@@ -165,6 +165,34 @@ class ForkedBetweenBeats(ProxyStore):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="THIS SYSTEM HAS NO FORK: that a guard survives one is not proven")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_while_the_store_is_opened_opens_its_own() -> None:
+    begun, forked, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def opened() -> MemoryStore:
+        if os.getpid() == parent:
+            begun.set()
+            assert forked.wait(PATIENCE)
+        return MemoryStore()
+
+    guard = Guard(opened)
+    opening = threading.Thread(target=lambda: guard.run("charge", "pay_1", lambda: "paid"))
+    opening.start()
+    assert begun.wait(PATIENCE)
+
+    def deliver() -> int:
+        return guard.run("charge", "pay_1", lambda: 7).value
+
+    try:
+        status = ForkedBetweenBeats().status_of_a_child(deliver)
+    finally:
+        forked.set()
+        opening.join()
+
+    assert status == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="THIS SYSTEM HAS NO FORK: that a guard survives one is not proven")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_claims_and_a_heartbeat_of_its_own(long_lease: float) -> None:
     proxy = ForkedBetweenBeats()

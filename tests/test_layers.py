@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_forks", "_interrupts", "_model"}
 RULES = BOTTOM | {"_bypass", "_canonical", "_decide", "_fingerprint", "_steps", "_work", "codecs", "events"}
 FLOWS = {
     "_flow",
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
+    "_forks": set(),
     "_interrupts": {"errors"},
     "_model": BOTTOM,
     "_bypass": {"_model"},

@@ -26,6 +26,7 @@ from onefold._flow import deliver
 from onefold._flow_joined import join, transact
 from onefold._flow_moving import looking_back, looking_back_first, looking_back_joined
 from onefold._flow_seen import look
+from onefold._forks import set_lock
 from onefold._model import Address, Asked, Fresh, Outcome, Policy
 from onefold._steps import Flow
 from onefold._toolbox import Opened, Place, Toolbox
@@ -59,6 +60,7 @@ class Front:
     # Of its colour: the driver of flows, and the heartbeat.
     _conduct: Callable[..., Any]
     _heartbeat: type[Heartbeat | AsyncHeartbeat]
+    _opening: threading.Lock
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Front:
         self._source = store
         self._also_read = also_read
         self._opened: Opened | None = None
-        self._opening = threading.Lock()
+        set_lock(self, "_opening")
         self._closed = False
 
     def address(self, operation: str, key: Key, *, scope: str | None = None) -> Address:

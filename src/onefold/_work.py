@@ -103,12 +103,21 @@ def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | No
 def as_stored(work: Work, value: Any, returns: Any) -> tuple[bytes | None, str]:
     """The bytes of a value of this type; or none, and why."""
     try:
-        stored = work.codec.encode(value, returns)
+        stored = _as_bytes(work.codec.encode(value, returns))
     except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
         return None, plain(str(error))
     if len(stored) <= work.policy.result_bytes_max:
         return stored, ""
     return None, f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
+
+
+def _as_bytes(encoded: Any) -> bytes:
+    """Return what a codec made as the bytes that every store takes. Raises `TypeError` where it made something else."""
+    if isinstance(encoded, bytes):
+        return encoded
+    if isinstance(encoded, (bytearray, memoryview)):
+        return bytes(encoded)
+    raise TypeError(f"the codec gave {type(encoded).__name__} instead of bytes")
 
 
 def plain(text: str) -> str:
@@ -151,7 +160,7 @@ def failed(work: Work, error: Exception | str) -> Ending:
         facts["args"] = list(error.args)
     for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
         try:
-            result: bytes | None = work.codec.encode(attempt, Any)
+            result: bytes | None = _as_bytes(work.codec.encode(attempt, Any))
             break
         except Exception:  # noqa: BLE001 - the arguments cannot be stored: the name and the message can
             result = None

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple, Protocol
 
+from onefold._forks import set_lock
+
 # A `Date` leaves out the part of the second that had passed.
 RESOLUTION: Final = 1.0
 
@@ -81,10 +83,12 @@ class _Bounds(NamedTuple):
 class DateClock:
     """The clock of DynamoDB, by the `Date` of its replies. Safe to share between threads, and over a fork."""
 
+    _mutex: threading.Lock
+
     def __init__(self, ticks: Callable[[], float] = count_seconds) -> None:
         self.ticks = ticks
         self._bounds: _Bounds | None = None
-        self._mutex = threading.Lock()
+        set_lock(self, "_mutex")
 
     @property
     def is_fresh(self) -> bool:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from msgspec.structs import replace
 
+from onefold._forks import set_lock
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores.base import Query
@@ -45,6 +46,8 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class MemoryStore:
     """A `Store`, `Batching` and `Browsable`; safe to share between threads."""
 
+    _mutex: threading.Lock
+
     def __init__(self, *, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         if limit is not None and limit < 1:
             raise UsageError(f"limit={limit} has to be 1 or more")
@@ -54,7 +57,7 @@ class MemoryStore:
         self._rows: OrderedDict[Address, Row] = OrderedDict()
         # No record was ever written with an earlier end: until then there is nothing to sweep.
         self._first_end = math.inf
-        self._mutex = threading.Lock()
+        set_lock(self, "_mutex")
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -1,0 +1,28 @@
+"""Locks that a forked child finds free: whoever held one in the parent is not there to release it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+# By owner, the attributes that hold its locks, and how each is made.
+_owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+def set_lock(owner: Any, attribute: str, make: Callable[[], Any] = threading.Lock) -> None:
+    """Give the owner a lock, and in each forked child a new one."""
+    setattr(owner, attribute, make())
+    _owners.setdefault(owner, {})[attribute] = make
+
+
+def _begin_anew() -> None:
+    for owner, locks in list(_owners.items()):
+        for attribute, make in locks.items():
+            setattr(owner, attribute, make())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
