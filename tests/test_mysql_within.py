@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pymysql.constants import CLIENT
 
-from mysql_wallet import COLOURS, Blocking, Call, Ledger, Worker, Working, add, deadlocking
-from onefold import InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
+from mysql_wallet import COLOURS, Blocking, Call, Ledger, Worker, Working, add, connected, deadlocking
+from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError, guard_async
+from onefold import guard as sync_guard
 from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
 from onefold.transactions import _mysql, asyncmy, pymysql
 from services.proxy import Proxy
@@ -307,6 +308,26 @@ def test_what_a_delivery_costs(worker: Worker, ledger: Ledger, case: str) -> Non
             worker.within(connection, case.partition(",")[0], handler)
 
     assert [flight[5:].split()[0].decode() for flight in count.flights] == expected
+
+
+def test_a_fresh_of_which_a_later_part_fails_cannot_be_committed(
+    worker: Worker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for door in (sync_guard, guard_async):
+        monkeypatch.setattr(door, "BATCH_MAX", 2)
+    keys, refused = ["m1", "m2", "m3"], list[bool]()
+    # To close what is closed already is an error of PyMySQL's.
+    with suppress(worker.error.Error), worker.connection(ledger.url) as connection, connected(ledger.url) as other:
+        worker.fresh(connection, ["earlier"])
+        worker.on(connection, COMMIT, "SET innodb_lock_wait_timeout = 1")
+        Guard("memory:").within(other).run("credit", "m3", lambda: None)
+        with pytest.raises(worker.error.OperationalError, match="Lock wait timeout"):
+            worker.fresh(connection, keys)
+        refused.append(True)
+        worker.on(connection, COMMIT)
+
+    assert refused
+    assert ledger.records == ["earlier"]
 
 
 def test_a_batch_of_500_asks_once(worker: Worker, ledger: Ledger, dialect: Mysql) -> None:

@@ -13,6 +13,7 @@ from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._interrupts import When
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._steps import Flow, drive
 from onefold._work import Work
@@ -342,7 +343,13 @@ class Within:
         verdicts: list[bool | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
             flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
-            verdicts += drive(flow, tools)
+            try:
+                verdicts += drive(flow, tools)
+            except Exception:
+                if verdicts:
+                    # Earlier parts are recorded as done, and nobody learns which: they must not be committed.
+                    joined.spoil(When.AFTER)
+                raise
         return sorted_by(messages, verdicts)
 
     def _check_thread(self) -> None:

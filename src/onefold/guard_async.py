@@ -13,6 +13,7 @@ from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._interrupts import When
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._nested import Nest
 from onefold._steps import Flow, drive_async
@@ -314,7 +315,12 @@ class AsyncWithin:
         async with self._turn():
             for start in range(0, len(works), BATCH_MAX):
                 flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
-                verdicts += await drive_async(flow, tools)
+                try:
+                    verdicts += await drive_async(flow, tools)
+                except Exception:
+                    if verdicts:
+                        await joined.spoil(When.AFTER)
+                    raise
         return sorted_by(messages, verdicts)
 
     def _turn(self) -> AbstractAsyncContextManager[None]:
