@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, exc, text
+from sqlalchemy import Column, Engine, String, create_engine, event, exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
@@ -312,6 +312,28 @@ def test_what_is_no_engine_is_refused(path: Path) -> None:
     with pytest.raises(UsageError, match="an AsyncGuard takes an AsyncEngine or an async_sessionmaker"):
         asyncio.run(AsyncGuard(engine).run("charge", "c1", _awaited(Handler())))
     engine.dispose()
+
+
+def test_a_session_of_several_engines_is_refused(path: Path) -> None:
+    engine, other = (create_engine(f"sqlite:///{path}") for _ in range(2))
+    base: Any = declarative_base()
+    mapped = type("Wallet", (base,), {"__tablename__": "wallet", "account": Column(String, primary_key=True)})
+    both, one = sessionmaker(engine, binds={mapped: other}), sessionmaker(engine, binds={mapped: engine})
+    handler = Handler()
+
+    with pytest.raises(UsageError, match="several engines"):
+        Guard(both).run("charge", "c1", handler)
+    with both.begin() as session, pytest.raises(UsageError, match="several engines"):
+        Guard("memory:").within(session).run("charge", "c1", handler)
+    assert handler.starts == 0
+
+    with one.begin() as session:
+        assert not Guard("memory:").within(session).run("charge", "c1", handler).replayed
+    with both.begin() as session:
+        meant = session.connection(bind_arguments={"mapper": mapped})
+        assert Guard("memory:").within(meant).run("charge", "c1", handler).replayed
+    for made in (engine, other):
+        made.dispose()
 
 
 def test_within_takes_the_connections_and_sessions_of_its_own_colour(path: Path) -> None:

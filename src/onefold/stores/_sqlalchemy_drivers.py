@@ -6,7 +6,7 @@ logs and pools see everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from sqlalchemy import exc
@@ -20,8 +20,9 @@ from onefold.stores._sql_dialect import Ask, Dialect, Reply
 from onefold.stores._sql_links import Standing, Trouble
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, CursorResult
+    from sqlalchemy import Connection, CursorResult, Engine
     from sqlalchemy.engine.interfaces import Dialect as Engines
+    from sqlalchemy.orm import Session
 
 
 class Driver(NamedTuple):
@@ -59,6 +60,18 @@ def driver_of(dialect: Engines) -> Driver:
 def _version(dialect: Engines) -> str:
     numbers = ".".join(str(part) for part in getattr(dialect, "server_version_info", None) or ())
     return f"{numbers}-MariaDB" if getattr(dialect, "is_mariadb", False) else numbers
+
+
+def check_one_engine(session: Session, engine: Engine) -> None:
+    """Raise `UsageError` where some classes or tables are on another engine (`binds`): its transactions are apart."""
+    # Public in newer versions only.
+    binds: Mapping[Any, Any] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})
+    if any(bind.engine is not engine for bind in binds.values()):
+        raise UsageError(
+            "this session has several engines (binds=), and each commits by itself: the record could stay where the "
+            "work does not. Pass the connection on which the work is done to within(): "
+            "session.connection(bind_arguments=...). Nothing ran"
+        )
 
 
 def raw(connection: Connection) -> Any:

@@ -24,6 +24,7 @@ except ImportError as missing:
 
 from onefold.stores._sql_pool import AsyncReserve, Reserve
 from onefold.stores._sql_store import AsyncSqlStore, SqlStore
+from onefold.stores._sqlalchemy_drivers import check_one_engine
 from onefold.stores._sqlalchemy_links import AwaitedLink, HeldLink, RenewalLink, Source, StoresLink, database_of
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ def _engine_of(session: Session) -> Engine:
         raise UsageError(f"this sessionmaker has no engine of its own, and the store needs one: {error}") from error
     if not isinstance(found, Engine):
         raise UsageError("this sessionmaker is bound to one connection, and the store needs an engine")
+    check_one_engine(session, found)
     return _checked(found)
 
 

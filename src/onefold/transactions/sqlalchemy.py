@@ -15,6 +15,7 @@ from onefold.errors import UsageError
 from onefold.stores import _sqlite_through as sqlite
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_joined import AsyncJoinedRecords, JoinedRecords
+from onefold.stores._sqlalchemy_drivers import check_one_engine
 from onefold.stores._sqlalchemy_links import AwaitedLink, Held, HeldLink, Source, StoresLink, database_of
 from onefold.transactions import Column
 from onefold.transactions._through import rows_of, send_finding
@@ -112,4 +113,6 @@ def _engine_of(held: Held) -> Engine:
             f"within({type(held).__name__}): it is not clear which of its engines is meant. Pass "
             "session.connection(bind_arguments=...)"
         ) from error
+    if isinstance(held, Session):
+        check_one_engine(held, found.engine)
     return found.engine
