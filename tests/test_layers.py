@@ -13,7 +13,17 @@ import onefold
 ROOT = Path(onefold.__file__).parent
 
 BOTTOM = {"errors", "durations", "_checks", "_interrupts", "_model"}
-RULES = BOTTOM | {"_bypass", "_canonical", "_decide", "_fingerprint", "_steps", "_work", "codecs", "events"}
+RULES = BOTTOM | {
+    "_bypass",
+    "_canonical",
+    "_decide",
+    "_fingerprint",
+    "_log_writes",
+    "_steps",
+    "_work",
+    "codecs",
+    "events",
+}
 FLOWS = {
     "_flow",
     "_flow_batch",
@@ -46,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "events": {"_model"},
     "keys": {"_canonical", "_model", "errors"},
     "_steps": {"_interrupts", "_model", "errors"},
+    "_log_writes": {"_interrupts", "_model", "_steps"},
     "_work": {"_decide", "_model", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},

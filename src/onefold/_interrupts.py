@@ -105,12 +105,12 @@ async def _in_its_lease(step: Any, hands: Any) -> Any:
     claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
     left = None if not claims or is_in_process(hands.store) else hands.heartbeat.left_of(claims)
     if left is None:
-        return await step.send(hands.store)
+        return await step.send_async(hands.store)
     import asyncio
 
     try:
         async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
-            return await step.send(hands.store)
+            return await step.send_async(hands.store)
     except TimeoutError as error:
         if not bound.expired():
             raise
@@ -169,7 +169,7 @@ async def _ask_again(step: Any, store: Any, interrupt: BaseException) -> Answere
     """
     import asyncio
 
-    task = asyncio.ensure_future(step.send(store))
+    task = asyncio.ensure_future(step.send_async(store))
     if not await ended(task):
         leave(task)
         raise interrupt

@@ -45,6 +45,10 @@ class Ask(Step, frozen=True):
         """The reply, or in colour the awaitable of it."""
         raise NotImplementedError
 
+    def send_async(self, store: Any) -> Any:
+        """Return the awaitable of the reply."""
+        return self.send(store)
+
 
 class Claiming(Ask, frozen=True):
     entry: Entry
