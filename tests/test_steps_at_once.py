@@ -22,6 +22,9 @@ from support import PATIENCE, Clock
 CHARGE = address("charge", "pay_1")
 MANY = 20
 
+# Turns of an event loop: far more than the tasks of a test need.
+PATIENCE_TURNS = 10_000
+
 
 class Killed(BaseException):
     """The end of a process: under `hold` its claim stays, as after a kill."""
@@ -75,13 +78,10 @@ class Steps:
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
-        self.all_ran = threading.Event()
         self.dies = True
 
     def run(self, name: str) -> str:
         self.ran[name] += 1
-        if len(self.ran) == MANY:
-            self.all_ran.set()
         return name
 
     def end(self) -> None:
@@ -116,6 +116,15 @@ def by_threads(steps: Steps, store: Store) -> None:
     steps.end()
 
 
+async def ran(steps: Steps, count: int) -> None:
+    """Let the tasks go on until so many steps have run: each of them then waits for its turn."""
+    for _ in range(PATIENCE_TURNS):
+        if len(steps.ran) == count:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(steps.ran)
+
+
 async def by_tasks(steps: Steps, store: AsyncStore) -> None:
     async def take(name: str) -> str:
         async def part() -> str:
@@ -126,8 +135,7 @@ async def by_tasks(steps: Steps, store: AsyncStore) -> None:
     taken = [asyncio.create_task(take(NAMES[0]))]
     await store.under_way.wait()
     taken += [asyncio.create_task(take(name)) for name in NAMES[1:]]
-    while not steps.all_ran.is_set():
-        await asyncio.sleep(0)
+    await ran(steps, MANY)
     store.go_on.set()
     assert await asyncio.gather(*taken) == NAMES
     steps.end()
@@ -192,8 +200,7 @@ def test_a_step_that_is_cancelled_while_it_writes_or_waits_for_its_turn_stops_no
             first = asyncio.create_task(take(NAMES[0]))
             await store.under_way.wait()
             others = [asyncio.create_task(take(name)) for name in NAMES[1:3]]
-            while len(steps.ran) < 3:
-                await asyncio.sleep(0)
+            await ran(steps, 3)
             cancelled = [first, *others][which]
             cancelled.cancel()
             await asyncio.sleep(0)
