@@ -85,7 +85,7 @@ class JoinedRecords(Talks):
         check_open(self.link)
 
     def spoil(self, when: When) -> None:
-        # A handler's own interrupt is as its errors are: the record was taken back, and the transaction is the caller's.
+        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides.
         if when is not When.INSIDE:
             self.link.spoil()
 

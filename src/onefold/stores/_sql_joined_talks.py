@@ -32,9 +32,9 @@ ABORTED: Final = (
 )
 
 INTERRUPTED: Final = (
-    "a delivery inside of this one was interrupted (a cancelled task, a time-out, Ctrl-C), and the handler around it went "
-    "on: what was written in the transaction is not committed, of neither, and the next delivery runs. Let the interrupt "
-    "out, or shield the delivery from it with asyncio.shield and await it"
+    "a delivery inside of this one was interrupted (a cancelled task, a time-out, Ctrl-C), and the handler around it "
+    "went on: what was written in the transaction is not committed, of neither, and the next delivery runs. Let the "
+    "interrupt out, or shield the delivery from it with asyncio.shield and await it"
 )
 
 
