@@ -13,7 +13,17 @@ import onefold
 ROOT = Path(onefold.__file__).parent
 
 BOTTOM = {"errors", "durations", "_checks", "_forks", "_interrupts", "_model"}
-RULES = BOTTOM | {"_bypass", "_canonical", "_decide", "_fingerprint", "_steps", "_work", "codecs", "events"}
+RULES = BOTTOM | {
+    "_bypass",
+    "_canonical",
+    "_decide",
+    "_fingerprint",
+    "_log_writes",
+    "_steps",
+    "_work",
+    "codecs",
+    "events",
+}
 FLOWS = {
     "_flow",
     "_flow_batch",
@@ -46,7 +56,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_canonical", "_model", "errors"},
-    "_steps": {"_interrupts", "_model", "errors"},
+    "_returned": {"errors"},
+    "_steps": {"_interrupts", "_model", "_returned"},
+    "_log_writes": {"_interrupts", "_model", "_steps"},
     "_work": {"_decide", "_model", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},

@@ -9,8 +9,9 @@ import msgspec
 
 from onefold._bypass import EARLIER
 from onefold._flow import claim_of, insist
+from onefold._log_writes import Logging, Turns
 from onefold._model import Entry
-from onefold._steps import Ended, Extending, Flow, Running
+from onefold._steps import Ended, Flow, Running
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
 from onefold.events import Kind, Teller
@@ -25,14 +26,28 @@ MAY_RETURN: Final = (
 
 
 class StepLog:
-    """What one handler has finished so far: results by name, `None` where a result could not be kept."""
+    """What one handler has finished so far: results by name, `None` where a result could not be kept.
+
+    Steps may be taken at once, by threads or by tasks of the handler.
+    """
 
     def __init__(self, entry: Entry, codec: Codec, tell: Teller) -> None:
         self.entry = entry
         self.codec = codec
         self.tell = tell
-        self.notes = entry.notes
+        self.turns = Turns()
         self._results: dict[str, bytes | None] = msgspec.msgpack.decode(entry.notes) if entry.notes else {}
+        self._notes = entry.notes
+        # The newest log that the store has kept of this run, and the names of the steps in it.
+        self._written: bytes | None = None
+        self._kept: frozenset[str] = frozenset()
+        # Whether the handler has ended: what it left behind as its log stays as it is.
+        self._ended = False
+
+    @property
+    def notes(self) -> bytes | None:
+        """The newest log."""
+        return self._notes
 
     def __contains__(self, name: str) -> bool:
         return name in self._results
@@ -43,19 +58,54 @@ class StepLog:
         if len(self._results) - (EARLIER in self._results) >= STEPS_MAX and name not in self._results:
             raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
 
-    def add(self, name: str, value: Any, returns: Any) -> None:
-        """Write the step down. A result that cannot be kept leaves only the fact that it is finished."""
-        try:
-            self._results[name] = self.codec.encode(value, returns)
-        except Exception:  # noqa: BLE001 - the step happened, whatever its value is
-            self._leave_out(name, value, "which cannot be stored")
-        self.notes = msgspec.msgpack.encode(self._results)
-        if len(self.notes) > NOTES_BYTES_MAX:
-            self._leave_out(name, value, f"with which the log has more than NOTES_BYTES_MAX={NOTES_BYTES_MAX} bytes")
-            self.notes = msgspec.msgpack.encode(self._results)
+    def add(self, name: str, value: Any, returns: Any) -> bool:
+        """Add a finished step; False: its handler has ended, so that nothing can be added any more.
 
-    def _leave_out(self, name: str, value: Any, why: str) -> None:
-        self._results[name] = None
+        A result that cannot be kept leaves only the fact that the step is finished.
+        """
+        stored, problem = None, ""
+        try:
+            stored = self.codec.encode(value, returns)
+        except Exception:  # noqa: BLE001 - the step happened, whatever its value is
+            problem = "which cannot be stored"
+        with self.turns.adding:
+            if self._ended:
+                return False
+            notes = msgspec.msgpack.encode({**self._results, name: stored})
+            if len(notes) > NOTES_BYTES_MAX:
+                problem = f"with which the log has more than NOTES_BYTES_MAX={NOTES_BYTES_MAX} bytes"
+                stored = None
+                notes = msgspec.msgpack.encode({**self._results, name: None})
+            self._results[name] = stored
+            self._notes = notes
+        if problem:
+            self._tell_left_out(name, value, problem)
+        return True
+
+    def unwritten(self, name: str) -> bytes | None:
+        """Return the newest log, if it is to be written; None: the store has one with this step in it.
+
+        A write that was under way when the handler ended may have overtaken the log with which it did, in a record that
+        is held: then that one is written once more.
+        """
+        if name in self._kept and (not self._ended or self._written is self._notes):
+            return None
+        return self._notes
+
+    def written(self, notes: bytes, *, kept: bool) -> bool:
+        """Note whether the store has kept this log."""
+        if kept:
+            self._written = notes
+            self._kept = frozenset(msgspec.msgpack.decode(notes, type=dict[str, msgspec.Raw]))
+        return kept
+
+    def end(self) -> bytes | None:
+        """Return the log with which the handler ends: what finishes or releases the claim carries all of it."""
+        with self.turns.adding:
+            self._ended = True
+            return self._notes
+
+    def _tell_left_out(self, name: str, value: Any, why: str) -> None:
         kind = type_name(type(value))
         words = f"the step {name!r} returned {kind}, {why}: no later attempt can go on from it. {MAY_RETURN}"
         self.tell.warn(self.entry.address, words, about=f"a step's {kind}")
@@ -89,7 +139,8 @@ def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) ->
     ended: Ended = yield Running(call)
     if ended.error is not None:
         raise ended.error
-    log.add(name, ended.value, returns)
+    if not log.add(name, ended.value, returns):
+        raise _lost(log, name, ended.value)
     yield from _write_down(log, name, ended.value)
     return ended.value
 
@@ -98,10 +149,9 @@ def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
     """Keep the log before the handler goes on: only then does no later attempt run this step again."""
     entry = log.entry
     claim = claim_of(entry)
-    kept = yield from insist(log.tell, claim, Extending(claim, log.notes), f"step {name}")
+    kept = yield from insist(log.tell, claim, Logging(claim, log, name), f"step {name}")
     if kept is False:
-        log.tell(Kind.LOST, entry.address, entry.attempt, f"step {name}")
-        raise ClaimLost.about(entry.address, value=value)
+        raise _lost(log, name, value)
     if isinstance(kept, Exception):
         log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
         raise OutcomeUnknown(
@@ -109,3 +159,9 @@ def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
             f"not be told of it within the lease ({type(kept).__name__}: {kept}). Let this run end here: if its end "
             "cannot be told either, the next attempt runs the step again"
         ) from kept
+
+
+def _lost(log: StepLog, name: str, value: Any) -> ClaimLost:
+    """The claim is another's by now, or its handler has ended while a task or a thread of it went on."""
+    log.tell(Kind.LOST, log.entry.address, log.entry.attempt, f"step {name}")
+    return ClaimLost.about(log.entry.address, value=value)

@@ -105,12 +105,12 @@ async def _in_its_lease(step: Any, hands: Any) -> Any:
     claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
     left = None if not claims or is_in_process(hands.store) else hands.heartbeat.left_of(claims)
     if left is None:
-        return await step.send(hands.store)
+        return await step.send_async(hands.store)
     import asyncio
 
     try:
         async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
-            return await step.send(hands.store)
+            return await step.send_async(hands.store)
     except TimeoutError as error:
         if not bound.expired():
             raise
@@ -169,7 +169,7 @@ async def _ask_again(step: Any, store: Any, interrupt: BaseException) -> Answere
     """
     import asyncio
 
-    task = asyncio.ensure_future(step.send(store))
+    task = asyncio.ensure_future(step.send_async(store))
     if not await ended(task):
         leave(task)
         raise interrupt
@@ -216,23 +216,16 @@ def struck(error: Exception, handed: BaseException | None, hands: Any, *, answer
 def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
     """After an interrupt inside a transaction: nothing that was written in it may be committed.
 
-    `ended` is how the handler did, if it has run. An interrupt of its own has taken its record back, as errors do.
+    `ended` is how the handler did, if it has run. The store knows what an interrupt of the handler itself means.
     """
-    if hands.joined and (ended is None or interrupt is not ended.error):
+    if hands.joined:
         hands.store.spoil(_when(interrupt, ended))
 
 
 async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
-    """The same, awaited; a further cancellation does not tear it.
-
-    Of a statement of the handler's that was cancelled nobody knows whether it was executed. So its transaction, too, is
-    not to be committed, if its connection can be used after that.
-    """
-    import asyncio
-
-    when = _when(interrupt, ended)
-    if hands.joined and (when is not When.INSIDE or isinstance(interrupt, asyncio.CancelledError)):
-        await brought_to_its_end(hands.store.spoil(when), hands.store.abandon)
+    """The same, awaited; a further cancellation does not tear it."""
+    if hands.joined:
+        await brought_to_its_end(hands.store.spoil(_when(interrupt, ended)), hands.store.abandon)
 
 
 def _when(interrupt: BaseException, ended: Any) -> When:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
 from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
-from onefold.errors import UsageError
+from onefold._returned import SUSPENDED, mistake
 
 T = TypeVar("T")
 
@@ -44,6 +43,10 @@ class Ask(Step, frozen=True):
     def send(self, store: Any) -> Any:
         """The reply, or in colour the awaitable of it."""
         raise NotImplementedError
+
+    def send_async(self, store: Any) -> Any:
+        """Return the awaitable of the reply."""
+        return self.send(store)
 
 
 class Claiming(Ask, frozen=True):
@@ -347,7 +350,7 @@ def _run(step: Running, hands: Hands) -> Ended:
             value = step.call(current) if step.probing else step.call()
         except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
             return Ended(error=error, notes=hands.leave(current))
-        return _returned(value, hands.leave(current))
+        return _returned(step, value, hands.leave(current))
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
         return Ended(error=error, notes=hands.put_back(around, current), started=started)
 
@@ -370,33 +373,22 @@ async def _call_async(step: Running, hands: Hands) -> Ended:
             hands.heartbeat.cancel_when_lost(token)
         try:
             value = step.call(current) if step.probing else step.call()
-            if hasattr(value, "__await__"):
+            awaits = hasattr(value, "__await__")
+            if awaits:
                 value = await value
         except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
             if token is not None:
                 return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
             return Ended(error=unmasked(error, before) if hands.joined else error, notes=hands.leave(current))
-        return _returned(value, hands.leave(current))
+        return _returned(step, value, hands.leave(current), awaited=awaits)
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
         return Ended(error=error, notes=hands.put_back(around, current), started=started)
 
 
-def _returned(value: Any, notes: bytes | None) -> Ended:
-    if isinstance(value, UNSTARTED):
-        return Ended(error=_not_run(value), notes=notes)
+def _returned(step: Running, value: Any, notes: bytes | None, *, awaited: bool = False) -> Ended:
+    if isinstance(value, SUSPENDED):
+        return Ended(value=value, error=mistake(step.call, value, awaited=awaited), notes=notes)
     return Ended(value=value, notes=notes)
-
-
-# What a lambda can hand back instead of running it.
-UNSTARTED = (CoroutineType, GeneratorType, AsyncGeneratorType)
-
-
-def _not_run(value: Any) -> UsageError:
-    if isinstance(value, (CoroutineType, GeneratorType)):
-        value.close()
-    if isinstance(value, CoroutineType):
-        return UsageError("the handler is async, and this guard is not: nothing ran. Use an AsyncGuard")
-    return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar, Token
-from typing import Any, Protocol, TypeVar
+from threading import Lock
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -131,7 +132,8 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         if not name or not isinstance(name, str):
             raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
         if self._taken is None:
-            self._taken = {}
+            with _making:
+                self._taken = {} if self._taken is None else self._taken
         mine = object()
         # One operation of a dictionary: of two threads of a handler only one gets the name.
         if self._taken.setdefault(name, mine) is not mine:
@@ -148,13 +150,24 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     def _take(self, name: str, call: Callable[[], T], returns: Any) -> Any:
         if self._beat is None:
             return call()
-        if self._log is None:
-            self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
-        return self._tools.conduct(take_step(self._log, name, call, returns))
+        return self._tools.conduct(take_step(self._log or self._begin_log(), name, call, returns))
+
+    def _begin_log(self) -> StepLog:
+        with _making:
+            if self._log is None:
+                self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
+            log = self._log
+        # Looked at after the log is there to be found: `_left` does it the other way round.
+        if not self.is_running:
+            log.end()
+        return log
 
     def __repr__(self) -> str:
         return f"<current {self.operation} [key {self._entry.address.digest}] attempt {self.attempt}>"
 
+
+# Held while one thread of a handler begins what all of them share; for all deliveries, as it takes no time.
+_making: Final = Lock()
 
 _current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
 
@@ -216,7 +229,7 @@ def _left(inside: Current) -> bytes | None:
     inside._reset = None
     if inside._beat is not None:
         inside._beat.cancel = None
-    return inside._entry.notes if inside._log is None else inside._log.notes
+    return inside._entry.notes if inside._log is None else inside._log.end()
 
 
 def is_inside(address: Address, home: object) -> bool:

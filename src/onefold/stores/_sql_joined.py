@@ -13,7 +13,15 @@ from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk, carry, carry_async
-from onefold.stores._sql_joined_talks import ENDED, Talks, check_open, tell_if_ended, tell_no_savepoint
+from onefold.stores._sql_joined_talks import (
+    ENDED,
+    Talks,
+    check_committable,
+    check_open,
+    is_to_spoil,
+    tell_if_ended,
+    tell_no_savepoint,
+)
 from onefold.stores._sql_links import (
     AsyncLink,
     Database,
@@ -76,8 +84,10 @@ class JoinedRecords(Talks):
     def _check_standing(self) -> None:
         check_open(self.link)
 
-    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
-        self.link.spoil()
+    def spoil(self, when: When) -> None:
+        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides.
+        if when is not When.INSIDE:
+            self.link.spoil()
 
     def _do(self, talk: Talk[T]) -> T:
         return carry(talk, self.link)
@@ -114,7 +124,7 @@ class SqlTransaction(JoinedRecords):
     def _begin(self) -> None:
         self.let_go()
         self.link = self._lent.enter_context(self._pool.lend())
-        self._begun, self._check = True, None
+        self._begun, self._check, self._spoiled = True, None, False
         self.link.begin()
 
     def _begin_once_more(self) -> None:
@@ -154,13 +164,16 @@ class SqlTransaction(JoinedRecords):
         if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
             self._undo_handler()
             return False
-        again = tries_again(error, self.database, self.link)
-        tell_if_ended(error, self.database, self.link)
+        again = tries_again(error, self.database, self.link) and not self._spoiled
+        tell_if_ended(error, self.database, self.link, spoiled=self._spoiled)
         self._undo()
         if self.link.standing() is Standing.BROKEN:
             # What waits in the pool was probably cut with it.
             self._pool.drop_idle()
         return again
+
+    def _check_standing(self) -> None:
+        check_committable(self.link, spoiled=self._spoiled)
 
     def _undo_handler(self) -> None:
         try:
@@ -169,9 +182,10 @@ class SqlTransaction(JoinedRecords):
             tell_no_savepoint(error, self.database)
             raise
 
-    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
+    def spoil(self, when: When) -> None:
         """Leave nothing that could be committed: it may be a nested delivery that was interrupted, and be caught."""
-        if self._begun and self.link.standing() is not Standing.BROKEN:
+        if self._begun and is_to_spoil(self.link, when):
+            self._spoiled = True
             self.link.spoil()
 
     def let_go(self) -> None:
@@ -257,6 +271,8 @@ class AsyncJoinedRecords(Talks):
         check_open(self.link)
 
     async def spoil(self, when: When) -> None:
+        # Of a statement of the handler's that was cancelled nobody knows whether it was executed. So the transaction is
+        # not to be committed, if its connection can be used after that.
         if self.link.spoils_gently or when is not When.INSIDE:
             await self.link.spoil()
 
@@ -296,7 +312,7 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
     async def _begin(self) -> None:
         await self.let_go()
         self.link = await self._lent.enter_async_context(self._pool.lend())
-        self._begun, self._check = True, None
+        self._begun, self._check, self._spoiled = True, None, False
         await self.link.begin()
 
     async def _begin_once_more(self) -> None:
@@ -336,12 +352,15 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
             await self._undo_handler()
             return False
-        again = tries_again(error, self.database, self.link)
-        tell_if_ended(error, self.database, self.link)
+        again = tries_again(error, self.database, self.link) and not self._spoiled
+        tell_if_ended(error, self.database, self.link, spoiled=self._spoiled)
         await self._undo()
         if self.link.standing() is Standing.BROKEN:
             await self._pool.drop_idle()
         return again
+
+    async def _check_standing(self) -> None:
+        check_committable(self.link, spoiled=self._spoiled)
 
     async def _undo_handler(self) -> None:
         try:
@@ -352,7 +371,8 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
 
     async def spoil(self, when: When) -> None:
         """Leave nothing that could be committed. What was interrupted on the way is closed when it is let go."""
-        if self._begun and when is not When.INSIDE and self.link.standing() is not Standing.BROKEN:
+        if self._begun and is_to_spoil(self.link, when):
+            self._spoiled = True
             await self.link.spoil()
 
     def abandon(self) -> None:

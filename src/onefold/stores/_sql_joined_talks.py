@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from onefold._interrupts import When
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores._sql_dialect import Talk
@@ -30,6 +31,12 @@ ABORTED: Final = (
     "roll it back at its end without a word. Let the error out, or put what may fail into a savepoint"
 )
 
+INTERRUPTED: Final = (
+    "a delivery inside of this one was interrupted (a cancelled task, a time-out, Ctrl-C), and the handler around it "
+    "went on: what was written in the transaction is not committed, of neither, and the next delivery runs. Let the "
+    "interrupt out, or shield the delivery from it with asyncio.shield and await it"
+)
+
 
 # Whose errors are the database's, also those that `Database.trouble` has no meaning for.
 SPEAKERS: Final = frozenset(
@@ -44,6 +51,8 @@ class Talks:
     link: Any
     # A statement that is to be sent with the COMMIT.
     _check: str | None = None
+    # Whether an interrupt has made sure that the transaction is not committed.
+    _spoiled = False
 
     def knows(self, error: BaseException) -> bool:
         """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
@@ -78,6 +87,24 @@ class Talks:
         return released
 
 
+def check_committable(link: Link | AsyncLink, *, spoiled: bool) -> None:
+    """Raise `UsageError` where a transaction of our own cannot be committed any more, and say why."""
+    if spoiled:
+        raise UsageError(INTERRUPTED)
+    check_open(link)
+
+
+def is_to_spoil(link: Link | AsyncLink, when: When) -> bool:
+    """Whether a transaction of our own could be committed although a delivery in it was interrupted.
+
+    After an interrupt in the handler of the outermost delivery it was rolled back. If it is still open, the interrupted
+    handler is a nested one's, whose record was taken back, and whose writes are there.
+    """
+    if when is When.INSIDE:
+        return link.standing() in (Standing.OPEN, Standing.ABORTED)
+    return link.standing() is not Standing.BROKEN
+
+
 def check_open(link: Link | AsyncLink) -> None:
     """Raise `UsageError` where what follows could not be committed together with the work."""
     match link.standing():
@@ -94,7 +121,9 @@ def tell_no_savepoint(error: Exception, database: Database) -> None:
         raise UsageError(ENDED) from error
 
 
-def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink) -> None:
+def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink, *, spoiled: bool) -> None:
     """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
-    if link.standing() in (Standing.IDLE, Standing.CLOSED) and cause_of(error, database) is None:
+    if spoiled:
+        error.add_note(f"onefold: {INTERRUPTED}")
+    elif link.standing() in (Standing.IDLE, Standing.CLOSED) and cause_of(error, database) is None:
         error.add_note(f"Besides, {ENDED}")

@@ -19,7 +19,7 @@ from onefold._interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores._sql import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
-from onefold.stores._sql_joined_talks import WHAT_STAYS
+from onefold.stores._sql_joined_talks import INTERRUPTED, WHAT_STAYS
 from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores._sqlite_line import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
 from onefold.stores._sqlite_records import Records
@@ -154,7 +154,8 @@ class JoinedRecords:
 
         A rollback would take the owner's earlier work along, and what they write after it would be committed.
         """
-        if not self.tx.in_transaction:
+        # A handler's own interrupt is as its errors are: the record was taken back.
+        if when is When.INSIDE or not self.tx.in_transaction:
             return
         if when is not When.BEFORE:
             self.tx.close()
@@ -184,6 +185,8 @@ class SqliteTransaction(JoinedRecords):
         super().__init__(records)
         self._path = path
         self.patience = patience
+        # Whether an interrupt has made sure that it is not committed.
+        self._spoiled = False
 
     def begin(self) -> None:
         """Wait for other writers within the store's patience. IMMEDIATE: what is read now is still true at the end."""
@@ -231,15 +234,27 @@ class SqliteTransaction(JoinedRecords):
         if to_savepoint and self._is_inside():
             self._undo_handler()
             return False
-        if not self._is_inside() and not isinstance(error, sqlite3.Error):
+        if self._spoiled:
+            error.add_note(f"onefold: {INTERRUPTED}")
+        elif not self._is_inside() and not isinstance(error, sqlite3.Error):
             error.add_note(f"Besides, {ENDED}")
         self._undo()
         # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
         return False
 
-    def spoil(self, when: When) -> None:  # noqa: ARG002 - whenever it was
-        """Close the connection. After a rollback, what a handler around this delivery still writes would be kept."""
-        self.tx.close()
+    def spoil(self, when: When) -> None:
+        """Close the connection. After a rollback, what a handler around this delivery still writes would be kept.
+
+        After an interrupt in the outermost handler it was rolled back; in a nested one's it is still open.
+        """
+        if when is not When.INSIDE or self._is_inside():
+            self._spoiled = True
+            self.tx.close()
+
+    def _check_inside(self) -> None:
+        if self._spoiled:
+            raise UsageError(INTERRUPTED)
+        super()._check_inside()
 
     def _do(self, work: Callable[[Records], T]) -> T:
         try:
@@ -298,8 +313,7 @@ class AsyncJoinedRecords:
         self.sync.judge(claim, error)
 
     async def spoil(self, when: When) -> None:
-        if when is not When.INSIDE:
-            self.sync.spoil(when)
+        self.sync.spoil(when)
 
     def abandon(self) -> None:
         """Close the connection, which rolls back: what still runs on it is told."""

@@ -128,6 +128,8 @@ class Transaction(Protocol):
     def spoil(self, when: When) -> None:
         """After an interrupt (KeyboardInterrupt, a cancellation): nothing that was written here may be committed.
 
+        `When.INSIDE`: the interrupt came in a handler. That of the outermost delivery was rolled back before; if the
+        transaction is still open, it was a nested delivery's, and the handler around it may catch it and go on.
         An async transaction has `abandon()` besides, which is not awaited: it closes the connection at once, without
         waiting for the server. One that has `knows(error)` says by it whether an error is the database's own: any other
         that comes out of an operation is an interrupt, too, as what a signal's handler raises.

@@ -13,8 +13,9 @@ import msgspec
 
 from onefold import StoreUnavailable
 from onefold._flow_steps import StepLog, take_step
+from onefold._log_writes import Logging
 from onefold._model import Done, NotDone, Unknown, downstream
-from onefold._steps import Ask, Ended, Flow, LeaseLeft, Pausing, Running, Watching
+from onefold._steps import Ask, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Watching
 from onefold._work import Work
 
 
@@ -156,10 +157,15 @@ def _take(log: StepLog, name: str, key: str) -> Generator[Any, Any, Any]:
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
-        else:
-            reply = yield step
+        elif isinstance(step, Logging):
+            notes = log.unwritten(name)
+            reply = yield Extending(step.claim, notes)
             if isinstance(reply, Fails):
                 reply, failure = None, StoreUnavailable("no answer")
+            elif notes is not None:
+                log.written(notes, kept=reply)
+        else:
+            reply = yield step
 
 
 def _probed(way: str) -> Ended:
