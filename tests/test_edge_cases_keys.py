@@ -211,6 +211,9 @@ def test_a_tenant_that_went_missing_is_an_error_and_never_the_common_scope(store
         Guard(store, scope=lambda: nobody).run("charge", "pay_1", pytest.fail)
     with pytest.raises(UsageError, match=r"charge: scope= gave .* has to name a tenant"):
         charge("pay_1")
+    for guard in (Guard(store), Guard(store, scope="acme")):
+        problem = guard.run_batch("charge", ["pay_1"], key=str, handler=pytest.fail, scope=lambda _message: nobody)[0]
+        assert isinstance(problem, UsageError)
 
     assert len(store) == 0
 

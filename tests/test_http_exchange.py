@@ -154,7 +154,8 @@ def test_a_header_that_was_sent_twice_is_refused(body: Spooled) -> None:
         ("application/x-www-form-urlencoded", b"id=evt_1&type=paid", "evt_1"),
         ("application/json", b'{"type": "paid"}', None),
         ("application/json", b'["evt_1"]', None),
-        ("application/json", b"not json", None),
+        ("application/json", b"", None),
+        ("text/plain", b"not json", None),
     ],
 )
 def test_a_webhooks_key_comes_from_a_field_of_its_body(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -232,6 +233,108 @@ def test_a_form_that_was_read_before_is_a_bug_and_not_an_empty_body(app: flask.F
     app.config["TESTING"] = True
     with pytest.raises(UsageError, match="read before"):
         post(app, data={"amount": "5"})
+
+
+def chunked(data: bytes) -> dict[str, Any]:
+    """A body without a length, as a server hands it over that ends it itself."""
+    more = {"wsgi.input_terminated": True, "CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked"}
+    return {"input_stream": io.BytesIO(data), "data": None, "environ_overrides": more}
+
+
+FORM = "application/x-www-form-urlencoded"
+READERS: dict[str, Callable[[], object]] = {
+    "the form": lambda: flask.request.form,
+    "the form, and then the data": lambda: (flask.request.form, flask.request.data),
+    "the data of a form": lambda: flask.request.data,
+    "the form, and then all of it": lambda: (flask.request.form, flask.request.get_data()),
+    "all of it, and keeps nothing": lambda: (flask.request.get_data(cache=False), flask.request.get_data()),
+    "a part of the stream": lambda: (flask.request.stream.read(3), flask.request.data),
+    "the stream": lambda: (flask.request.stream.read(), flask.request.data),
+}
+
+
+# Of a part of the stream without a length nobody knows how long it was.
+READ_BEFORE = [(reads, "with its length") for reads in READERS] + [
+    (reads, "chunked") for reads in READERS if reads != "a part of the stream"
+]
+
+
+@pytest.mark.parametrize(("reads", "sent"), READ_BEFORE)
+def test_a_form_of_which_a_hook_left_nothing_is_never_compared_as_empty(
+    app: flask.Flask, reads: str, sent: str
+) -> None:
+    app.before_request(lambda: (READERS[reads](), None)[1])
+    app.config["TESTING"] = True
+
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="read before"):
+        post(app, content_type=FORM, **({"data": b"amount=5"} if sent == "with its length" else chunked(b"amount=5")))
+
+
+@pytest.mark.parametrize("reads", ["the form", "the form, and then the data", "the data of a form"])
+def test_what_is_no_form_is_still_there_after_a_look_for_one(app: flask.Flask, reads: str) -> None:
+    app.before_request(lambda: (READERS[reads](), None)[1])
+
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        return {"amount": flask.request.json["amount"]}
+
+    bodies = [{"data": b'{"amount": %d}' % amount, "content_type": "application/json"} for amount in (5, 5, 6)]
+    answers = [post(app, **body) for body in bodies]
+
+    assert [one.status_code for one in answers] == [200, 200, 422]
+    assert answers[0].json == {"amount": 5}
+
+
+@pytest.mark.parametrize("kind", [FORM, "application/json", "text/plain"])
+@pytest.mark.parametrize("reads", [None, *READERS])
+def test_a_body_that_is_empty_is_no_body_that_was_read(app: flask.Flask, kind: str, reads: str | None) -> None:
+    if reads is not None:
+        app.before_request(lambda: (READERS[reads](), None)[1])
+
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        return "paid"
+
+    answers = [post(app, data=b"", content_type=kind) for _ in range(2)]
+    if reads is None:
+        answers += [post(app, content_type=kind, **chunked(b"")) for _ in range(2)]
+
+    assert [one.status_code for one in answers] == [200] * len(answers)
+    assert replays(*answers)[1:] == [True] * (len(answers) - 1)
+
+
+def test_a_hook_that_keeps_the_body_before_it_reads_the_form_does_no_harm(app: flask.Flask) -> None:
+    app.before_request(lambda: (flask.request.get_data(), flask.request.form, flask.request.data, None)[3])
+
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        return flask.request.form["amount"]
+
+    answers = [post(app, data={"amount": amount}) for amount in ("5", "5", "6")]
+
+    assert [one.status_code for one in answers] == [200, 200, 422]
+    assert answers[0].data == b"5"
+
+
+def test_of_a_part_of_a_body_nothing_runs(app: flask.Flask) -> None:
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        raise AssertionError
+
+    # As a server hands it over that ends the body itself, when its client has gone.
+    cut = {"wsgi.input_terminated": True, "CONTENT_LENGTH": "8"}
+    answer = post(app, data=None, input_stream=io.BytesIO(b"amou"), environ_overrides=cut)
+
+    assert (answer.status_code, answer.json["code"]) == (400, "body_incomplete")
 
 
 def test_json_that_was_read_before_is_still_there(app: flask.Flask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 
-from onefold import AsyncGuard, Guard, UsageError
+from onefold import AsyncGuard, Guard, Policy, UsageError
 from onefold.http import asgi, fastapi, flask, wsgi
 from onefold.http._exchange import Exchange
 from onefold.http._messages import Refused, Request, Spooled
@@ -336,6 +337,27 @@ def test_a_path_that_the_schema_does_not_have_is_a_warning(caplog: pytest.LogCap
     app.openapi()
 
     assert caplog.messages == ["describe: the schema has no path '/orders/:id': did you mean '/orders/{id}'?"]
+
+
+# Guards that claim nothing.
+
+
+@pytest.mark.parametrize("kind", sorted(OWNERS))
+def test_a_guard_that_claims_nothing_is_refused(kind: str) -> None:
+    awaits = kind in ("asgi", "fastapi")
+    guard = (AsyncGuard if awaits else Guard)("memory:", policy=Policy(mode="seen"))
+    makers: dict[str, Callable[..., Any]] = {
+        "asgi": functools.partial(asgi.IdempotencyMiddleware, passing),
+        "wsgi": functools.partial(wsgi.IdempotencyMiddleware, lambda *_: []),
+        "fastapi": fastapi.idempotent_route,
+        "flask": flask.idempotent,
+        "django middleware": django("middleware"),
+        "django view": django("idempotent"),
+        "django mixin": django("Idempotency"),
+    }
+
+    with pytest.raises(UsageError, match='mode="seen" makes no claim'):
+        makers[kind](guard=guard, scope=single_tenant)
 
 
 # Packages that are not there.

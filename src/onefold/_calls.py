@@ -131,12 +131,7 @@ class Call:
             ) from error
 
     def _scope_of(self, found: str | None) -> str:
-        """A function that finds no scope must not let two tenants share a record."""
-        if not found:
-            raise UsageError(
-                f"{self.operation}: scope= gave {found!r} for this call: it has to name a tenant or caller"
-            )
-        return keys.checked_scope(found)
+        return named_scope(found, f"{self.operation}: scope=")
 
     def _joined_key(self, bound: Sequence[Any]) -> str:
         return keys.joined({name: bound[self._names.index(name)] for name in self._key_names})
@@ -226,6 +221,13 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         raise UsageError(f"{name}() is async, and {guard} is not: use an AsyncGuard")
     if not inspect.iscoroutinefunction(function) and awaited:
         raise UsageError(f"{name}() is not async, and {guard} awaits its handlers: use a Guard, or write async def")
+
+
+def named_scope(found: str | None, of: str) -> str:
+    """Return what a function gave as a scope. One that finds none must not let two tenants share a record."""
+    if not found:
+        raise UsageError(f"{of} gave {found!r}: it has to name a tenant or caller")
+    return keys.checked_scope(found)
 
 
 def check_scope_is_no_argument(function: Callable[..., Any], scope: str) -> None:

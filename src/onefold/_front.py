@@ -18,6 +18,7 @@ from onefold._calls import (
     check_scope_is_no_argument,
     full_name,
     name_of,
+    named_scope,
     returns_of,
 )
 from onefold._canonical import has_no_form
@@ -248,10 +249,7 @@ class Front:
     def _scoped(self, scope: str | None) -> str | None:
         if scope is not None or not callable(self._scope):
             return self._scope if scope is None else scope  # type: ignore[return-value]
-        found = self._scope()
-        if not found:
-            raise UsageError(f"the guard's scope= gave {found!r}: it has to name a tenant or caller")
-        return found
+        return named_scope(self._scope(), "the guard's scope=")
 
     def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Work:
         """What the record tools need: an address, and nothing to run."""
@@ -271,7 +269,7 @@ class Front:
     ) -> Work | Exception:
         """The work for one message; where its key is unusable, the error that takes its place."""
         try:
-            whose = scope(message) if callable(scope) else scope
+            whose = named_scope(scope(message), f"{operation}: scope=") if callable(scope) else scope
             payload = None if fingerprint is None else fingerprint(message)
             asked = self._asked(operation, key(message), whose, payload)
             self._check_outside(asked, home)

@@ -15,11 +15,12 @@ from onefold import AsyncGuard, Guard, Outcome, Policy, ResultUnreadable
 from onefold.http._exchange import Ask
 from onefold.http._messages import Answer, plain_answer
 from onefold.http._rules import NotFinal
+from onefold.http._tenants import joined
 
 
 def deliver(guard: Guard, asked: Ask, perform: Callable[[], Answer], policy: Policy) -> Outcome[Answer]:
     """Run it once for this key, or find its answer. Raises what the guard raises, and `NotFinal`."""
-    asks: dict[str, Any] = {"scope": asked.scope, "fingerprint": asked.fingerprint, "policy": policy}
+    asks = _asks(guard, asked, policy)
     try:
         return guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
     except ResultUnreadable as unreadable:
@@ -33,7 +34,7 @@ async def deliver_async(
     guard: AsyncGuard, asked: Ask, perform: Callable[[], Awaitable[Answer]], policy: Policy
 ) -> Outcome[Answer]:
     """The same, awaited."""
-    asks: dict[str, Any] = {"scope": asked.scope, "fingerprint": asked.fingerprint, "policy": policy}
+    asks = _asks(guard, asked, policy)
     try:
         return await guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
     except ResultUnreadable as unreadable:
@@ -41,6 +42,12 @@ async def deliver_async(
             return _as_answer(await guard.run(asked.operation, asked.key, _gone_awaited, **asks))
         except (NotFinal, ResultUnreadable, TypeError):
             raise unreadable from None
+
+
+def _asks(guard: Guard | AsyncGuard, asked: Ask, policy: Policy) -> dict[str, Any]:
+    """Return what is asked of the guard: for the caller, at the tenant that the guard itself may be for."""
+    tenant = guard.address(asked.operation, asked.key).scope
+    return {"scope": joined(tenant, asked.scope), "fingerprint": asked.fingerprint, "policy": policy}
 
 
 def _as_answer(found: Outcome[Any]) -> Outcome[Answer]:

@@ -198,6 +198,11 @@ class Exchange:
     def policy(self, guard: Guard | AsyncGuard) -> Policy:
         """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""
         guard.idempotent(self.operation, key="key")
+        if guard.policy.mode == "seen":
+            raise UsageError(
+                'mode="seen" makes no claim: of requests with one key that come at the same time all would run. Give '
+                'HTTP a guard with mode="claim"'
+            )
         return _rules.policy_for(guard.policy, self.body_max)
 
     def answered(self, request: Request, answer: Answer, *, unmatched: bool = False) -> Answer:

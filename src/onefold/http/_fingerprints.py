@@ -47,8 +47,19 @@ def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
 
 def spooled_for(request: Request) -> Spooled:
     """Return what takes the body of this request, and compares it as it comes: an event loop is not kept for it."""
-    boundary = _boundary_of(*_media_type(request))
+    boundary = boundary_of(request)
     return Spooled() if boundary is None else _SpooledParts(boundary)
+
+
+def boundary_of(request: Request) -> bytes | None:
+    """Return what separates the parts of this request's body. None: it is no multipart, or its boundary is none."""
+    return _boundary_of(*_media_type(request))
+
+
+def parameters_of(value: str) -> list[tuple[str, str]]:
+    """Return the parameters of a header such as `form-data; name="id"`."""
+    _, semicolon, rest = value.partition(";")
+    return [(name.lower(), _bare(found)) for name, found in PARAMETER.findall(semicolon + rest)]
 
 
 def _boundary_of(kind: str, parameters: list[tuple[str, str]]) -> bytes | None:
@@ -59,9 +70,8 @@ def _boundary_of(kind: str, parameters: list[tuple[str, str]]) -> bytes | None:
 
 
 def _media_type(request: Request) -> tuple[str, list[tuple[str, str]]]:
-    kind, semicolon, rest = (request.header("Content-Type") or "").partition(";")
-    found = PARAMETER.findall(semicolon + rest)
-    return kind.strip().lower(), [(name.lower(), _bare(value)) for name, value in found]
+    value = request.header("Content-Type") or ""
+    return value.partition(";")[0].strip().lower(), parameters_of(value)
 
 
 def _bare(value: str) -> str:

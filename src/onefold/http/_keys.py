@@ -5,14 +5,15 @@ What cannot be a key is refused in words, and never guessed: a request that name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final
-from urllib.parse import parse_qs
 
 import msgspec
 
 from onefold import KEY_MAX, UsageError
+from onefold.http import _forms
 from onefold.http._messages import Refused, Request, Spooled
 from onefold.http._options import check_yes_or_no, header_name
 
@@ -20,6 +21,9 @@ HEADER: Final = "Idempotency-Key"
 
 # What a request is asked for its key; None: it has none. With `needs_body = False` the body is not read for it.
 KeyOf = Callable[[Request, Spooled], str | None]
+
+# Media types that say that a body is JSON; what ends in `+json` does, too. One that says nothing may be.
+JSON: Final = ("application/json", "text/json")
 
 # A body is read for its key only up to here: an event that a webhook sends is far smaller.
 KEY_BODY_MAX: Final = 1 << 20
@@ -71,7 +75,7 @@ class BodyField:
     def __call__(self, request: Request, body: Spooled) -> str | None:
         if body.size > KEY_BODY_MAX:
             raise Refused("key_malformed", f"a body of more than {KEY_BODY_MAX} bytes is not searched for its key")
-        found = _field(_document(request, body.read()), self._names)
+        found = self._found(request, body)
         if found is None:
             return None
         if isinstance(found, bool) or not isinstance(found, (str, int)):
@@ -79,6 +83,31 @@ class BodyField:
         if isinstance(found, int) and found.bit_length() > NUMBER_BITS_MAX:
             raise Refused("key_malformed", f"the field {self._path} is too large a number")
         return _checked(str(found), f"the field {self._path}")
+
+    def _found(self, request: Request, body: Spooled) -> Any:
+        """Return the field. Raises `Refused` for JSON, or a form, that cannot be read: it may name a key."""
+        kind = (request.header("Content-Type") or "").partition(";")[0].strip().lower()
+        is_form = kind in (_forms.URLENCODED, _forms.MULTIPART)
+        is_searched = is_form or kind in JSON or kind.endswith("+json")
+        if is_searched and (request.header("Content-Encoding") or "identity").lower() != "identity":
+            raise Refused("key_malformed", f"a compressed body is not searched for its key, the field {self._path}")
+        try:
+            return self._of_form(request, kind, body) if is_form else _field(_decoded(body.read()), self._names)
+        except RecursionError as error:
+            raise Refused("key_malformed", "the body is nested too deeply to be searched for its key") from error
+        except ValueError as error:
+            if not is_searched or not body.read().strip():
+                return None
+            what = "form" if is_form else "JSON"
+            raise Refused("key_malformed", f"the body is no {what}, and the key is its field {self._path}") from error
+
+    def _of_form(self, request: Request, kind: str, body: Spooled) -> str | None:
+        """Return the field of a form, whose names are whole: `event.id` is one."""
+        found = _forms.values_of(request, kind, body.read(), self._path)
+        if len(found) > 1:
+            # Some frameworks take the first, and others the last.
+            raise Refused("key_malformed", f"the field {self._path} was sent {len(found)} times: send it once")
+        return found[0] if found else None
 
 
 def header_key(name: str, *, strict: bool = False) -> KeyOf:
@@ -124,16 +153,12 @@ def _checked(key: str, name: str) -> str:
     return key
 
 
-def _document(request: Request, body: bytes) -> Any:
-    kind = (request.header("Content-Type") or "").partition(";")[0].strip().lower()
-    if kind == "application/x-www-form-urlencoded":
-        return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+def _decoded(body: bytes) -> Any:
+    """Return what JSON says, whatever `json.loads` reads. Half of a surrogate pair, or UTF-16, is not msgspec's."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    except RecursionError as error:
-        raise Refused("key_malformed", "the body is nested too deeply to be searched for its key") from error
+        return json.loads(body)
 
 
 def _field(document: Any, names: list[str]) -> Any:

@@ -34,6 +34,8 @@ try:
     from django.http import Http404, HttpResponse
     from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
+
+    from onefold.http._django_views import AwaitedView, check_mixed, check_view, finalized, responding
 except ImportError as missing:
     raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
 
@@ -117,12 +119,11 @@ def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], 
     rules = Idempotency(guard=guard, **known("idempotent", options))
 
     def decorate(view: View) -> View:
-        if iscoroutinefunction(view):
-            raise UsageError(f"{view.__qualname__} is async, and this decorator is not. Use the middleware")
+        check_view(view)
 
         @functools.wraps(view)
         def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
-            return rules.exchanged(request, lambda: view(request, *args, **kwargs), inside=True)
+            return rules.exchanged(request, responding(view, request, args, kwargs), inside=True)
 
         return guarded  # type: ignore[return-value]
 
@@ -174,6 +175,10 @@ class Idempotency(Views):
                 # Remembered as what Django makes of it, and raised all the same: who stands around has to see it.
                 responses.append(error)
                 return self._captured(request, response_for_exception(request, error))
+            except AwaitedView as error:
+                # It has not run: nothing is remembered of it, and nothing is held, whatever the rules are.
+                responses.append(error)
+                raise NotFinal from None
             responses.append(response)
             if not isinstance(response, HttpResponseBase):
                 # Django itself says what is wrong with it.
@@ -202,7 +207,7 @@ class Idempotency(Views):
 
 
 class IdempotentMixin:
-    """For a view of Django REST framework: after authentication, permissions and throttles.
+    """For a view of Django REST framework: after authentication, permissions and throttles. It is named first.
 
     class Payments(IdempotentMixin, APIView):
         idempotency = Idempotency(guard=guard, scope=by_user)
@@ -210,24 +215,21 @@ class IdempotentMixin:
 
     idempotency: Idempotency
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_mixed(IdempotentMixin, cls)
+
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         name = request.method.lower()
         handler = getattr(self, name, None)
         if handler is not None:
+            check_view(handler)
             # The framework looks its handler up after this, and finds the guarded one.
             setattr(self, name, functools.partial(self._guarded, handler))
 
     def _guarded(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        view: Any = self
-
-        def respond() -> Any:
-            try:
-                response = handler(request, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - the framework makes an answer of it, or raises it again
-                response = view.handle_exception(error)
-            return view.finalize_response(request, response, *args, **kwargs)
-
+        respond = functools.partial(finalized, self, handler, request, args, kwargs)
         return self.idempotency.exchanged(request, respond, inside=True)
 
 

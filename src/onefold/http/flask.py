@@ -106,13 +106,21 @@ def request_of(request: Any) -> Request:
 
 
 def _body_of(request: flask.Request) -> bytes:
-    known = vars(request)
-    if "stream" in known and "_cached_data" not in known:
+    """Return the whole body. Where somebody has read it before, Flask keeps what was left: of a form, nothing."""
+    was_read, was_kept = "stream" in vars(request), "_cached_data" in vars(request)
+    body = request.get_data(cache=True)
+    missing = (request.content_length or 0) - len(body)
+    # Nobody knows how long this one was: all of it is kept, or it is taken for read.
+    is_chunked = "Transfer-Encoding" in request.headers
+    is_gone = missing > 0 or (is_chunked and not (was_kept and body))
+    if was_read and is_gone:
         raise UsageError(
-            "the body was read before its view (request.form, say), so that it cannot be compared any more. Put "
-            "@idempotent above what reads it, or use the middleware"
+            "the body was read before its view (request.form or request.data, say), so that it cannot be compared any "
+            "more. Put @idempotent above what reads it, call request.get_data() before that, or use the middleware"
         )
-    return request.get_data(cache=True)
+    if missing > 0:
+        raise Refused("body_incomplete", f"{missing} bytes of the body are missing. Nothing was processed.")
+    return body
 
 
 def _response(answer: Answer) -> flask.Response:

@@ -1,0 +1,90 @@
+"""How a view of Django is called, and which views nobody could guard. Those are refused before they run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.views import View
+
+from onefold import UsageError
+
+
+class AwaitedView(UsageError):
+    """The view is async, and nobody awaits it here: awaited later, by Django, it would run outside of its claim."""
+
+    def __init__(self, view: Any) -> None:
+        name = getattr(view, "__qualname__", None) or type(view).__name__
+        super().__init__(f"{name} is async, and is not awaited inside its claim. Nothing ran. Use the middleware")
+
+
+def check_view(view: Any) -> None:
+    """Refuse what cannot be decorated."""
+    if isinstance(view, type):
+        raise UsageError(
+            f"{view.__qualname__} is a class: decorate what it dispatches to, with "
+            "@method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
+        )
+    # `method_decorator` hands over a method of the view, in a partial; to `dispatch` nobody sees that it is async.
+    owner = getattr(getattr(view, "func", view), "__self__", None)
+    if iscoroutinefunction(view) or getattr(type(owner), "view_is_async", False) is True:
+        raise AwaitedView(view)
+
+
+def check_mixed(mixin: type[Any], view: type[Any]) -> None:
+    """Refuse a view that would never call the mixin's `initial`, and so run unguarded."""
+    if not issubclass(view, View):
+        # A mixin of the user's, on its way to one.
+        return
+    place = view.__mro__.index(mixin)
+    before, after = view.__mro__[1:place], view.__mro__[place + 1 :]
+    if any("initial" in vars(base) for base in after):
+        return
+    rest = next((base for base in before if hasattr(base, "initial") and issubclass(base, View)), None)
+    if rest is None:
+        raise UsageError(
+            f"{view.__qualname__} is no view of Django REST framework, and would run unguarded with {mixin.__name__}. "
+            "Decorate it: @method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
+        )
+    raise UsageError(
+        f"{view.__qualname__} would run unguarded: {rest.__name__} does not call what stands after it. Name "
+        f"the mixin first: class {view.__name__}({mixin.__name__}, {rest.__name__})"
+    )
+
+
+def responding(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
+    """Return what makes the response of a decorated view; below `@api_view`, as the framework would finish it."""
+    if not hasattr(request, "_request"):
+        return functools.partial(called, view, request, args, kwargs)
+    rest = (getattr(request, "parser_context", None) or {}).get("view")
+    if rest is None:
+        raise UsageError(
+            "this request of Django REST framework does not say whose it is, and nobody could render its response. "
+            "Nothing ran. Put @idempotent right below @api_view, or above it"
+        )
+    return functools.partial(finalized, rest, view, request, args, kwargs)
+
+
+def finalized(view: Any, handler: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
+    """Return the response of a handler of Django REST framework, rendered as its view would."""
+    try:
+        response = called(handler, request, args, kwargs)
+    except AwaitedView:
+        raise
+    except Exception as error:  # noqa: BLE001 - the framework makes an answer of it, or raises it again
+        response = view.handle_exception(error)
+    return view.finalize_response(request, response, *args, **kwargs)
+
+
+def called(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
+    """Call the view. Raises `AwaitedView`, and nothing has run then, if it turns out to be async."""
+    response = view(request, *args, **kwargs)
+    if not inspect.isawaitable(response):
+        return response
+    # A coroutine has not begun, and never will; neither will a task of this moment.
+    for name in ("close", "cancel"):
+        getattr(response, name, lambda: None)()
+    raise AwaitedView(view)
