@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from onefold import MissingKey, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka_places import Spot
-from onefold.queues.keys import Key, Message, minted
+from onefold.queues.keys import Key, Message, with_key
 
 # How long a delivery report may take.
 WITHIN: Final = 30.0
@@ -126,7 +126,6 @@ class Unreadable(Mapping[str, Any]):
 def sent_headers(
     headers: Mapping[str, str | bytes] | None, key: Key | None, name: str
 ) -> tuple[str, list[tuple[str, bytes]]]:
-    """The idempotency key, minted where none is given, and the headers that carry it."""
-    chosen = minted(key)
-    all_headers = {**(headers or {}), name: chosen}
-    return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in all_headers.items()]
+    """The idempotency key, minted where none is given here or among the headers, and the headers that carry it."""
+    chosen, carried = with_key(headers, key, name)
+    return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in carried.items()]
