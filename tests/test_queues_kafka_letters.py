@@ -120,7 +120,7 @@ class NoText(str):
 
     __slots__ = ()
 
-    def encode(self, *_: Any) -> bytes:  # type: ignore[override]
+    def encode(self, *_: Any) -> bytes:
         return b"\xff\xfe"
 
 

@@ -57,8 +57,7 @@ def body() -> PayloadOf:
 
 def header(name: str = KEY_HEADER) -> KeyOf:
     """The key in a header that the sender set. Its name is compared without regard to case, as in HTTP."""
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"header({name!r}) has to name a header: header(), header('x-event-id')")
+    _check_name(name)
 
     def of(message: Message) -> object:
         found = [_decoded_header(value, name) for one, value in message.headers.items() if is_header(one, name)]
@@ -68,6 +67,11 @@ def header(name: str = KEY_HEADER) -> KeyOf:
         return known[0] if known else None
 
     return of
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"header({name!r}) has to name a header: header(), header('x-event-id')")
 
 
 def is_header(spelled: object, name: str) -> bool:
