@@ -30,7 +30,7 @@ ALL_FIELDS = {
     "after_crash": "rerun",
     "rerun_within": "20h",
     "attempts_max": 3,
-    "unknown": ["httpx.TransportError", "TimeoutError"],
+    "unknown": ["httpx.TransportError", "builtins.TimeoutError"],
     "remember": ["builtins:PermissionError"],
     "store_down": "run",
     "result_bytes_max": 1000,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onefold import UsageError
 from onefold.retention import RULES, _store_identity, findings, read
 from onefold.retention._store_identity import is_in_memory, place_of
 from onefold.stores import dynamodb, redis
@@ -221,6 +222,49 @@ def test_money_does_not_remember_what_says_nothing_about_the_effect(tmp_path: Pa
 )
 def test_money_may_remember_a_final_answer(tmp_path: Path, name: str) -> None:
     assert codes(tmp_path, f"store: database, {MONEY}, remember: ['{name}']") == []
+
+
+@pytest.mark.parametrize("after_crash", ["hold", "'shop:ask'"])
+@pytest.mark.parametrize(
+    ("unknown", "missing"),
+    [
+        ("", "TimeoutError and builtins.ConnectionError"),
+        ("httpx.TransportError", "TimeoutError and builtins.ConnectionError"),
+        # Its class is made in builtins, and that is the name by which it is found.
+        ("asyncio.TimeoutError, builtins.ConnectionError", "TimeoutError"),
+        ("builtins.TimeoutError", "ConnectionError"),
+        ("builtins.ConnectionResetError, builtins.TimeoutError", "ConnectionError"),
+    ],
+)
+def test_money_does_not_take_a_timeout_for_a_no(tmp_path: Path, after_crash: str, unknown: str, missing: str) -> None:
+    fields = f"store: database, money: true, keep: forever, after_crash: {after_crash}, unknown: [{unknown}]"
+
+    (found,) = linted(tmp_path, fields)
+
+    assert (found.code, found.fix) == ("OF017", f"Leave unknown out, or add builtins.{missing}")
+    assert codes(tmp_path, fields.replace("money: true, ", "")) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        MONEY,
+        f"{MONEY}, unknown: [builtins.TimeoutError, builtins.ConnectionError, shop.Doubt]",
+        f"{MONEY}, unknown: [builtins.OSError]",
+        f"{MONEY}, unknown: [builtins.Exception]",
+        # Nothing is unknown there, or nothing is asked.
+        "money: true, keep: forever, mode: transactional, unknown: []",
+        "money: true, keep: forever, provider_memory: forever, unknown: []",
+    ],
+)
+def test_money_may_name_what_is_unknown(tmp_path: Path, fields: str) -> None:
+    assert codes(tmp_path, f"store: database, {fields}") == []
+
+
+@pytest.mark.parametrize("name", ["TimeoutError", "builtins:TimeoutError", "builtins.", ".TimeoutError", "a b.C"])
+def test_a_name_that_no_error_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="names no exception by its module: write"):
+        linted(tmp_path, f"store: database, after_crash: hold, unknown: ['{name}']")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from aiormq.abc import AbstractConnection, DeliveredMessage
 from onefold import UsageError
 from onefold.queues import _rabbitmq
 from onefold.queues._rabbitmq import Dead, Delivery, fitted
-from onefold.queues.keys import Key, minted
+from onefold.queues.keys import Key, with_key
 
 
 def delivery_of(message: AbstractIncomingMessage) -> Delivery:
@@ -73,8 +73,8 @@ async def send(
         raise UsageError(
             "send() needs a channel with publisher_confirms=True: without it a lost message is not noticed"
         )
-    chosen = minted(key)
-    message = Message(body, **_rabbitmq.sent_properties(chosen, headers, content_type))
+    chosen, carried = with_key(headers, key)
+    message = Message(body, **_rabbitmq.sent_properties(chosen, carried, content_type))
     for pause in (*_rabbitmq.pauses(), None):
         try:
             place = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange

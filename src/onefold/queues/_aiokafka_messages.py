@@ -14,6 +14,7 @@ from onefold.queues._kafka_messages import (
     WITHIN,
     NotConfirmed,
     check_letters,
+    letter_forms,
     letter_headers,
     message_of,
     sent_headers,
@@ -45,7 +46,13 @@ class DeadLetters:
         """Whether the broker has confirmed it."""
         message = delivery.native
         headers = letter_headers(message.headers, delivery.spot, operation, reason)
-        why = await _confirmed(self._producer, self._topic, message.value, message.key, headers, self._within)
+        why: object = None
+        for value, carried in letter_forms(message.value, headers):
+            try:
+                why = await _confirmed(self._producer, self._topic, value, message.key, carried, self._within)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
+                why = f"the producer refuses to write it ({type(error).__name__})"
         if why is not None:
             log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
         return why is None

@@ -42,7 +42,8 @@ log = logging.getLogger("onefold.queues.celery")
 
 def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
     """The headers with a key. The id of a task is fixed when its chain is sent: so is the key of each of its steps."""
-    return {KEY_HEADER: task_id, **(headers or {})}
+    given = dict(headers or {})
+    return given if any(keys.is_header(name, KEY_HEADER) for name in given) else {KEY_HEADER: task_id, **given}
 
 
 def links_of(app: Any, task_id: str, links: Any) -> list[Any] | None:
@@ -66,12 +67,19 @@ UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgsp
 
 def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """The arguments by name, as JSON, for keys that are read from them. A wrong call raises what it always would."""
-    arguments = _bound(run, args, kwargs)
+    arguments = _spread(run, _bound(run, args, kwargs))
     try:
         return msgspec.json.encode(arguments)
     except UNWRITABLE:
         # An amount of more than 64 bits is no reason to miss the key beside it.
         return msgspec.json.encode({name: found for name, found in arguments.items() if _can_be_written(found)})
+
+
+def _spread(run: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the sender has named them: what `**options` has caught stands beside the others."""
+    kinds = inspect.signature(run).parameters.values()
+    rest = next((one.name for one in kinds if one.kind is one.VAR_KEYWORD), None)
+    return arguments if rest is None else {**arguments, **arguments.get(rest, {})}
 
 
 def _can_be_written(found: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,7 +14,9 @@ from onefold.queues._kafka import Ledger
 from onefold.queues._kafka_messages import (
     WITHIN,
     NotConfirmed,
+    Unreadable,
     check_letters,
+    letter_forms,
     letter_headers,
     message_of,
     sent_headers,
@@ -33,6 +36,9 @@ __all__ = ["Consumer", "DeadLetters", "KafkaException", "Message", "Producer", "
 # A delivery report is looked for so often.
 REPORT_POLL: Final = 0.1
 
+# Called so, Python looks whether the client has set an error beside its answer. A plain call may go on with both.
+_asked_for_headers: Final = operator.methodcaller("headers")
+
 TOO_LATE: Final = "Set max.poll.interval.ms above your longest handler, or poll, and above wait="
 
 
@@ -49,7 +55,14 @@ class DeadLetters:
         """Whether the broker has confirmed it."""
         message = delivery.native
         headers = letter_headers(message.headers(), delivery.spot, operation, reason)
-        why = _confirmed(self._producer, self._topic, message.value(), message.key(), headers, self._within)
+        whole = not isinstance(delivery.message.headers, Unreadable)
+        why: object = None
+        for value, carried in letter_forms(message.value(), headers, whole=whole):
+            try:
+                why = _confirmed(self._producer, self._topic, value, message.key(), carried, self._within)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
+                why = f"the producer refuses to write it ({type(error).__name__})"
         if why is not None:
             log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
         return why is None
@@ -104,7 +117,16 @@ def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: An
 
 def delivery_of(message: Any, ledger: Ledger) -> Delivery:
     spot = ledger.spot(message.topic(), message.partition(), message.offset())
-    return Delivery(spot, message_of(message.value(), message.headers(), spot), message)
+    return Delivery(spot, message_of(message.value(), _headers_of(message), spot), message)
+
+
+def _headers_of(message: Any) -> Any:
+    try:
+        return _asked_for_headers(message)
+    except (SystemError, UnicodeDecodeError):
+        # The client has kept a list with holes in it; whoever reads that one ends the process.
+        message.set_headers([])
+        return Unreadable()
 
 
 def is_news(message: Any) -> bool:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-from onefold import UsageError
+from onefold import MissingKey, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka_places import Spot
-from onefold.queues.keys import Key, Message, minted
+from onefold.queues.keys import Key, Message, with_key
 
 # How long a delivery report may take.
 WITHIN: Final = 30.0
+
+# Says what of a message its dead letter could not keep.
+CHANGED_HEADER: Final = "x-onefold-changed"
+# What a dead letter says of itself. A sender's header whose name only begins like that is the sender's.
+OURS: Final = frozenset(
+    {CHANGED_HEADER, *map("x-onefold-{}".format, ("topic", "partition", "offset", "operation", "reason"))}
+)
+
+UNREADABLE: Final = "the name of one of its headers is not UTF-8, and they cannot be read"
 
 
 class NotConfirmed(RuntimeError):
@@ -64,9 +73,10 @@ def dead_letter_stops(dead_letter: object, kind: type) -> bool:
     raise UsageError(f"dead_letter={dead_letter!r}: name DeadLetters(producer, topic), or say 'stop' to raise instead")
 
 
-def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | None, spot: Spot) -> Message:
+def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | Unreadable | None, spot: Spot) -> Message:
     """A message as the keys see it. Of headers with one name the last counts, as everywhere in Kafka."""
-    return Message(body or b"", dict(headers or ()), position=f"{'/'.join(map(str, spot.partition))}/{spot.offset}")
+    known = headers if isinstance(headers, Unreadable) else dict(headers or ())
+    return Message(body or b"", known, position=f"{'/'.join(map(str, spot.partition))}/{spot.offset}")
 
 
 def letter_headers(
@@ -75,14 +85,47 @@ def letter_headers(
     """What a dead letter carries besides what its message had."""
     origin = {"topic": spot.partition.topic, "partition": spot.partition.number, "offset": spot.offset}
     facts = {**origin, "operation": operation, "reason": reason}
-    ours = [(f"x-onefold-{name}", str(value).encode()) for name, value in facts.items()]
-    return [*(pair for pair in headers or () if not pair[0].startswith("x-onefold-")), *ours]
+    ours = [(f"x-onefold-{name}", str(value).encode(errors="replace")) for name, value in facts.items()]
+    return [*(pair for pair in headers or () if pair[0] not in OURS), *ours]
+
+
+class Letter(NamedTuple):
+    """What a dead letter is produced with."""
+
+    value: bytes | None
+    headers: list[tuple[str, Any]]
+
+
+def letter_forms(value: bytes | None, headers: list[tuple[str, Any]], *, whole: bool = True) -> Iterator[Letter]:
+    """Yield the dead letter as it was, then the forms to try where the producer refuses to write that.
+
+    A client can read what it cannot write: aiokafka refuses a message with neither a value nor a key. Only such a
+    letter is changed, and says so in a header. It may lose its headers, never its value.
+    """
+    if whole:
+        yield Letter(value, headers)
+        filled = [(name, b"" if found is None else found) for name, found in headers]
+        yield Letter(value or b"", [*filled, (CHANGED_HEADER, b"what was null is empty here")])
+    ours = [pair for pair in headers if pair[0] in OURS]
+    yield Letter(value or b"", [*ours, (CHANGED_HEADER, b"the headers of the message cannot be written here")])
+
+
+class Unreadable(Mapping[str, Any]):
+    """The headers of a message whose names are not text: whoever asks for its key there gets a reason for a letter."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise MissingKey(UNREADABLE)
+
+    def __iter__(self) -> Iterator[str]:
+        raise MissingKey(UNREADABLE)
+
+    def __len__(self) -> int:
+        raise MissingKey(UNREADABLE)
 
 
 def sent_headers(
     headers: Mapping[str, str | bytes] | None, key: Key | None, name: str
 ) -> tuple[str, list[tuple[str, bytes]]]:
-    """The idempotency key, minted where none is given, and the headers that carry it."""
-    chosen = minted(key)
-    all_headers = {**(headers or {}), name: chosen}
-    return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in all_headers.items()]
+    """The idempotency key, minted where none is given here or among the headers, and the headers that carry it."""
+    chosen, carried = with_key(headers, key, name)
+    return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in carried.items()]

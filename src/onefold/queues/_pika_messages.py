@@ -13,7 +13,7 @@ from pika.exceptions import AMQPError, UnroutableError
 
 from onefold.queues import _rabbitmq
 from onefold.queues._rabbitmq import Dead, Delivery, fitted
-from onefold.queues.keys import Key, minted
+from onefold.queues.keys import Key, with_key
 from onefold.stores.base import Address
 
 
@@ -82,8 +82,8 @@ def send(
     With a function that gives an open channel, it is sent again after a lost connection, always with the same key.
     Raises pika's own error once its tries are used up, and at once if no queue takes the message.
     """
-    chosen = minted(key)
-    properties = BasicProperties(**_rabbitmq.sent_properties(chosen, headers, content_type))
+    chosen, carried = with_key(headers, key)
+    properties = BasicProperties(**_rabbitmq.sent_properties(chosen, carried, content_type))
     for pause in (*_rabbitmq.pauses(), None):
         try:
             here = channel() if callable(channel) else channel

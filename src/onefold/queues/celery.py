@@ -19,7 +19,7 @@ from onefold.durations import Duration, seconds
 from onefold.queues._checked import takes_tx
 from onefold.queues._consuming import WAIT, MissingKeyRule
 from onefold.queues._verdict import Failed, Later, Never, of_error
-from onefold.queues.keys import KEY_HEADER, Key, KeyOf, Message, header, minted, usable
+from onefold.queues.keys import Key, KeyOf, Message, header, usable, with_key
 
 try:
     from celery import Celery, Task
@@ -145,7 +145,6 @@ def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | None = Non
 
     For an `AsyncResult`, name the task too: `send(…, key=key, task_id=key)`, then `task.AsyncResult(key)`.
     """
-    chosen = minted(key)
-    options["headers"] = {**(options.get("headers") or {}), KEY_HEADER: chosen}
+    chosen, options["headers"] = with_key(options.get("headers"), key)
     task.apply_async(args, kwargs, **options)
     return chosen

@@ -56,15 +56,31 @@ def body() -> PayloadOf:
 
 
 def header(name: str = KEY_HEADER) -> KeyOf:
-    """The key in a header that the sender set."""
+    """The key in a header that the sender set. Its name is compared without regard to case, as in HTTP."""
+    _check_name(name)
 
     def of(message: Message) -> object:
-        value = message.headers.get(name)
-        if isinstance(value, (bytes, bytearray)):
-            return _text(bytes(value), f"the header {name}")
-        return value
+        found = [_decoded_header(value, name) for one, value in message.headers.items() if is_header(one, name)]
+        known = [value for value in found if value is not None]
+        if len(set(map(str, known))) > 1:
+            raise MissingKey(f"the header {name} comes in several spellings with different values: none is the key")
+        return known[0] if known else None
 
     return of
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"header({name!r}) has to name a header: header(), header('x-event-id')")
+
+
+def is_header(spelled: object, name: str) -> bool:
+    """Return whether this is the header of that name: `Idempotency-Key` is `idempotency-key`."""
+    return isinstance(spelled, str) and spelled.lower() == name.lower()
+
+
+def _decoded_header(value: object, name: str) -> object:
+    return _text(bytes(value), f"the header {name}") if isinstance(value, (bytes, bytearray)) else value
 
 
 def message_id() -> KeyOf:
@@ -178,6 +194,16 @@ def minted(key: Key | None) -> str:
     """The key of a message that is sent: the sender's, or a new one."""
     found = usable(key)
     return str(uuid.uuid4()) if found is None else found
+
+
+def with_key(headers: Mapping[str, Any] | None, key: Key | None, name: str = KEY_HEADER) -> tuple[str, dict[str, Any]]:
+    """Return the key of a message that is sent, and its headers with that key alone.
+
+    It is the sender's, from `key` or else from a header that the sender has set itself, or a new one.
+    """
+    given = headers or {}
+    chosen = minted(usable(header(name)(Message(b"", given))) if key is None else key)
+    return chosen, {**{one: value for one, value in given.items() if not is_header(one, name)}, name: chosen}
 
 
 def usable(found: object) -> str | None:

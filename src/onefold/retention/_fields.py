@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from onefold import OPERATION_MAX, UsageError
 from onefold.durations import UNITS, seconds
-from onefold.retention._shape import PYTHON_NAME, Mode, StoreDown
+from onefold.retention._shape import DOTTED_NAME, PYTHON_NAME, Mode, StoreDown
 from onefold.retention._words import did_you_mean, shown
 
 Meaning = Callable[[Any], Any]
@@ -113,6 +113,15 @@ def after_crash(value: Any) -> str:
     )
 
 
+def dotted_names(value: Any) -> tuple[str, ...]:
+    """Classes by module and name. Any other spelling would match no error, and nobody would notice."""
+    for one in texts(value):
+        if not re.fullmatch(DOTTED_NAME, one):
+            says = f"{shown(one)} names no exception by its module: write module.Class, such as builtins.TimeoutError"
+            raise ValueError(says)
+    return texts(value)
+
+
 def errors(value: Any) -> tuple[str, ...]:
     return tuple(python_name(one) for one in texts(value))
 
@@ -127,7 +136,7 @@ POLICY: Final[dict[str, Meaning]] = {
     "after_crash": after_crash,
     "rerun_within": span,
     "attempts_max": whole,
-    "unknown": texts,
+    "unknown": dotted_names,
     "remember": errors,
     "store_down": one_of(get_args(StoreDown)),
     "result_bytes_max": whole,

@@ -228,6 +228,27 @@ def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
             )
 
 
+def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
+    """Under rerun `unknown` has no meaning, and in a transaction nothing is unknown."""
+    if not guard.money or guard.mode != "claim" or guard.policy.after_crash == "rerun":
+        return
+    missing = [kind.__name__ for kind in (TimeoutError, ConnectionError) if not _is_named(kind, guard.policy.unknown)]
+    if missing:
+        yield Said(
+            "unknown",
+            f"money with an unknown that leaves out {' and '.join(missing)}: it replaces the usual ones, so that a "
+            "payment which timed out, or lost its connection, counts as one that did not happen, and every retry pays "
+            "again",
+            f"Leave unknown out, or add {' and '.join(f'builtins.{name}' for name in missing)}",
+        )
+
+
+def _is_named(kind: type[Exception], unknown: tuple[type[BaseException] | str, ...]) -> bool:
+    """Whether such an error is taken for a doubt: by its class, or by the dotted name of one of its classes."""
+    names = {f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__}
+    return any(one in names if isinstance(one, str) else issubclass(kind, one) for one in unknown)
+
+
 def probe_that_knows_nothing(guard: DeclaredGuard) -> Iterator[Said]:
     module = (guard.probe or "").partition(":")[0].partition(".")[0]
     if module == "onefold" or module in sys.stdlib_module_names:

@@ -14,11 +14,14 @@ from msgspec import UNSET, Meta, UnsetType
 VARIABLE: Final = r".*\$\{[A-Za-z_][A-Za-z0-9_]*\}.*"
 DURATION: Final = rf"^(forever|[0-9]+(\.[0-9]*)?(ms|s|m|h|d|w)|{VARIABLE})$"
 PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
+DOTTED_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+"
 
 Span = Annotated[str | float, Meta(extra_json_schema={"pattern": DURATION, "minimum": 0})]
 Mode = Literal["claim", "seen", "transactional"]
 StoreDown = Literal["refuse", "run"]
 AfterCrash = Annotated[str, Meta(pattern=rf"^(rerun|hold|skip|{PYTHON_NAME})$")]
+
+Dotted = Annotated[str, Meta(pattern=rf"^{DOTTED_NAME}$")]
 
 
 def about(words: str) -> Meta:
@@ -52,7 +55,7 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     after_crash: Annotated[AfterCrash, about("rerun, hold, skip, or a probe: module:function")] = "rerun"
     rerun_within: Annotated[Span | UnsetType, about("Past this age a rerun is held instead")] = UNSET
     attempts_max: Annotated[int, Meta(ge=1, description="Handler starts; used up by crashes, it is held")] = 5
-    unknown: Annotated[list[str] | UnsetType, about("Dotted names of exceptions after which nobody knows")] = UNSET
+    unknown: Annotated[list[Dotted] | UnsetType, about("Dotted names of exceptions after which nobody knows")] = UNSET
     remember: Annotated[list[str], about("Exceptions that are final answers: module:Class")] = []
     store_down: Annotated[StoreDown, about("refuse, or run unprotected")] = "refuse"
     result_bytes_max: Annotated[int, Meta(ge=0, description="A larger result is not stored")] = 1_048_576

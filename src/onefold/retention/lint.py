@@ -204,4 +204,11 @@ RULES: Final = (
         "no other connection could see its records: the store refuses to open it",
         _rules.sqlite_in_memory,
     ),
+    Rule(
+        "OF017",
+        "money that takes a doubt for a no",
+        "unknown replaces the usual errors: without TimeoutError and ConnectionError a payment that timed out counts "
+        "as one that did not happen, and every retry pays again",
+        _rules.money_that_takes_doubt_for_no,
+    ),
 )
