@@ -71,6 +71,7 @@ class IdempotencyMiddleware:
                 await self.app(scope, reading_again(body, receive), send)
                 return
             performance = Performance(self.app, request, body, receive, send, self.exchange)
+            closes.callback(performance.let_go)
             kept = closes.pop_all()
         await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance.forsake)
 

@@ -181,6 +181,7 @@ class _Rules:
                 return
             visit = _Visit(self, request, body)
             performance = Performance(_visiting(visit, route), request, body, receive, send, self.exchange)
+            closes.callback(performance.let_go)
             kept = closes.pop_all()
         await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
 
