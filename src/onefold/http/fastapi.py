@@ -196,6 +196,8 @@ class _Visit:
         # The endpoint's, once its dependencies have passed.
         self.arguments: dict[str, Any] = {}
         self._claimed: asyncio.Task[Outcome[Answer]] | None = None
+        # The endpoint, in a task of its own: a cancellation that it leaves pending there is not the claim's.
+        self._running: asyncio.Task[None] | None = None
         # Its claim was cancelled from outside, and so is the endpoint.
         self._is_called_off = False
         # What the endpoint returned, and what has become of it at the end of the route.
@@ -209,6 +211,9 @@ class _Visit:
                 answer: Answer | NotFinal = await performance.settled()
             except NotFinal as unsettled:
                 answer = unsettled
+            except asyncio.CancelledError:
+                await self._call_off()
+                raise
             if self._claimed is None or self._claimed.done():
                 # Never claimed, a replay, a refusal, or a claim that was lost on the way.
                 await performance.end()
@@ -235,7 +240,7 @@ class _Visit:
         if asked is None:
             return await _called(endpoint, arguments)
         claimed = self._claimed = asyncio.ensure_future(self._claim(asked, endpoint, arguments))
-        await asyncio.wait({claimed, self._returned}, return_when=asyncio.FIRST_COMPLETED)
+        await self._entered(claimed)
         if self._returned.done():
             return self._returned.result()
         try:
@@ -243,10 +248,31 @@ class _Visit:
         except OnefoldError as error:
             return _response(exchange.refused(error))
 
+    async def _entered(self, claimed: asyncio.Task[Outcome[Answer]]) -> None:
+        """Wait for what the endpoint returns, or for a claim that has ended without it.
+
+        Whoever cancels the route (a time-out in a dependency, the end of the loop) cancels the endpoint, and goes on when
+        that has ended: as if it had been called in this task.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not (claimed.done() or self._returned.done()):
+            try:
+                await asyncio.wait({claimed, self._returned}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                (self._running or claimed).cancel()
+        if cancelled is not None and not self._returned.done():
+            raise cancelled
+
+    async def _call_off(self) -> None:
+        """End the claim of a route that was cancelled: nobody will tell it an answer."""
+        if self._claimed is not None and not self._claimed.done():
+            self._claimed.cancel()
+            await asyncio.wait({self._claimed})
+
     async def _claim(self, asked: Ask, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Outcome[Answer]:
         async def perform() -> Answer:
-            # In a task of its own: a cancellation that the endpoint leaves pending on its task is not the claim's.
-            running = asyncio.ensure_future(self._run(endpoint, arguments))
+            running = self._running = asyncio.ensure_future(self._run(endpoint, arguments))
             while not running.done():
                 try:
                     await asyncio.wait({running})
@@ -254,23 +280,33 @@ class _Visit:
                     # The claim is lost, or the loop ends. It may end only when the endpoint has.
                     self._is_called_off = True
                     running.cancel()
+            if self._is_called_off:
+                raise asyncio.CancelledError
             if not self._returned.done():
                 running.result()
-            return await self._answer
+            # Not awaited itself: a cancellation of the claim would become the answer's.
+            await asyncio.wait({self._answer})
+            return self._answer.result()
 
         return await deliver_async(self._rules.guard, asked, perform, self._rules.policy)
 
     async def _run(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> None:
         """Run the endpoint and keep what comes of it: a task with a pending cancellation has no result at its end."""
+        returned: Any = None
+        raised: BaseException | None = None
         try:
-            self._returned.set_result(await _called(endpoint, arguments))
-        except asyncio.CancelledError as error:
-            if self._is_called_off:
-                raise
-            # The endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to have.
-            self._returned.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
-            self._returned.set_exception(error)
+            returned = await _called(endpoint, arguments)
+        # A cancellation is the endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to
+        # have. Of any other error FastAPI makes an answer, and that decides.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            raised = error
+        if raised is None and not self._is_called_off:
+            self._returned.set_result(returned)
+        elif raised is not None and not self._is_called_off:
+            self._returned.set_exception(raised)
+        elif raised is not None:
+            # The claim says what follows, whatever the endpoint made of it; the loop logs an error.
+            raise raised
 
 
 # The request that a guarded endpoint belongs to. A parameter for it would be one that FastAPI has to know.
