@@ -26,7 +26,7 @@ from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._openapi import PARAMETER, described, responses
 from onefold.http._performance import App, Performance, Receive, Scope, Send, send_answer
 from onefold.http._rules import NotFinal, checked
-from onefold.http._shelter import Shelter
+from onefold.http._shelter import drain, shelter_of
 from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
 from onefold.http.scopes import ScopeOf, by_header, single_tenant
 
@@ -44,6 +44,7 @@ __all__ = [
     "by_header",
     "by_user",
     "describe",
+    "drain",
     "header_key",
     "idempotent_route",
     "single_tenant",
@@ -158,7 +159,7 @@ class _Rules:
         self.guard = awaited(guard)
         self.exchange = exchange
         self.policy = exchange.policy(self.guard)
-        self._shelter = Shelter()
+        self._shelter = shelter_of(self.guard)
 
     async def exchanged(self, route: App, scope: Scope, receive: Receive, send: Send) -> None:
         """One request of a route. Its endpoint comes back to the `_Visit` to be claimed."""
@@ -183,7 +184,18 @@ class _Rules:
             performance = Performance(_visiting(visit, route), request, body, receive, send, self.exchange)
             closes.callback(performance.let_go)
             kept = closes.pop_all()
+        self._drain_at_shutdown(scope.get("app"))
         await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
+
+    def _drain_at_shutdown(self, app: Any) -> None:
+        """Have the application wait for who is under way, before its own handlers of the shutdown.
+
+        A route sees no lifespan. These handlers run where the application has no lifespan of its own; one that has calls
+        `drain`.
+        """
+        handlers = getattr(getattr(app, "router", None), "on_shutdown", None)
+        if isinstance(handlers, list) and self._shelter.empty not in handlers:
+            handlers.insert(0, self._shelter.empty)
 
 
 class _Visit:
@@ -251,8 +263,8 @@ class _Visit:
     async def _entered(self, claimed: asyncio.Task[Outcome[Answer]]) -> None:
         """Wait for what the endpoint returns, or for a claim that has ended without it.
 
-        Whoever cancels the route (a time-out in a dependency, the end of the loop) cancels the endpoint, and goes on when
-        that has ended: as if it had been called in this task.
+        Whoever cancels the route (a time-out in a dependency, the end of the loop) cancels the endpoint, and goes on
+        when that has ended: as if it had been called in this task.
         """
         cancelled: asyncio.CancelledError | None = None
         while not (claimed.done() or self._returned.done()):
