@@ -90,8 +90,8 @@ class IdempotencyMiddleware:
         async def draining_first() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                # Before the application hears of it: it may close what its handlers use, and this guard, whose heartbeat
-                # keeps their claims.
+                # Before the application hears of it: it may close what its handlers use, and this guard, whose
+                # heartbeat keeps their claims.
                 await self._shelter.empty()
             return message
 
