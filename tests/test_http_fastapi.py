@@ -156,6 +156,21 @@ def test_without_a_key_every_request_runs_and_other_methods_are_not_touched(rout
     assert [one.json()["id"] for one in answers] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("is_included", [True, False])
+def test_a_method_counts_however_it_is_written(router: APIRouter, bank: Bank, is_included: bool) -> None:
+    app = FastAPI()
+    app.router.route_class = router.route_class
+
+    @(router if is_included else app).api_route("/pay", methods=["post"])
+    async def pay() -> Receipt:
+        return bank.pay(1)
+
+    app.include_router(router)
+
+    assert replays(sent(app, {}, {})) == [False, True]
+    assert bank.paid == [1]
+
+
 def test_a_large_body_reaches_the_endpoint(router: APIRouter) -> None:
     @router.post("/pay")
     async def pay(request: Request) -> int:

@@ -61,7 +61,9 @@ def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> 
 
     class IdempotentRoute(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
-            self.is_guarded = rules.exchange.guards_any(settings.get("methods") or ["GET"])
+            # In capitals, as FastAPI takes them.
+            methods = [method.upper() for method in settings.get("methods") or ["GET"]]
+            self.is_guarded = rules.exchange.guards_any(methods)
             if self.is_guarded:
                 extra = settings.get("openapi_extra") or {}
                 parameters = [one for one in extra.get("parameters", []) if one.get("name") != PARAMETER["name"]]
