@@ -838,7 +838,7 @@ def test_without_a_key_in_it_the_body_is_there_again_and_the_client_can_go() -> 
 
 
 class Named(BaseUser):
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: Any) -> None:
         self._identity = identity
 
     @property
@@ -846,7 +846,7 @@ class Named(BaseUser):
         return True
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> Any:
         return self._identity
 
 
@@ -875,7 +875,8 @@ def test_the_user_of_an_authentication_above_is_the_caller(user: str) -> None:
     in_time(story())
 
 
-@pytest.mark.parametrize("user", [None, Named("")])
+# The text of an object would be its address in memory.
+@pytest.mark.parametrize("user", [None, Named(""), Named(object())])
 def test_a_user_that_is_not_there_or_has_no_name_is_a_bug(user: Any) -> None:
     scope = {} if user is None else {"user": user}
 

@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -276,6 +277,41 @@ def test_an_argument_of_the_endpoint_is_the_caller(bank: Bank) -> None:
     assert replays(answers) == [False, False, True, False]
     assert (answers[3].status_code, answers[3].json()["code"]) == (400, "caller_unknown")
     assert bank.paid == [1, 1]
+
+
+@pytest.mark.parametrize("user", ["7", 7, UUID(int=7)], ids=lambda user: type(user).__name__)
+def test_a_caller_is_a_text_a_number_or_a_uuid(bank: Bank, user: Any) -> None:
+    guard = AsyncGuard("memory:")
+    router = APIRouter(route_class=idempotent_route(guard=guard, scope=by_argument("user")))
+
+    found = Depends(lambda: user)
+
+    @router.post("/pay")
+    async def pay(user: Any = found) -> Receipt:
+        return bank.pay(1)
+
+    assert replays(sent(app_of(router), {}, {})) == [False, True]
+    assert in_time(guard.read("http", "key", scope=str(user))) is not None
+
+
+class Row:
+    """As a model of an ORM: its text is its address in memory."""
+
+    id = 7
+
+
+@pytest.mark.parametrize("user", [Row(), {"id": 7}, True, 7.0, b"7"], ids=lambda user: type(user).__name__)
+def test_an_object_is_no_caller(user: Any) -> None:
+    router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), scope=by_argument("user")))
+
+    found = Depends(lambda: user)
+
+    @router.post("/pay")
+    async def pay(user: Any = found) -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match=r"by_argument\('user', lambda user: user\.id\)"):
+        in_time(Visitor(app_of(router)).visit())
 
 
 def test_an_argument_that_is_nobody_is_no_caller() -> None:

@@ -21,7 +21,7 @@ from onefold.http._paths import path_of
 from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
 from onefold.http._rules import NotFinal
 from onefold.http._shelter import drain, shelter_of
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http.scopes import by_header, name_of, single_tenant
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain", "header_key", "single_tenant"]
 
@@ -144,5 +144,5 @@ def by_user(request: Request) -> str | None:
         # Starlette's users have an identity that raises until somebody defines it.
         with suppress(NotImplementedError):
             if (identity := getattr(user, name, None)) not in (None, ""):
-                return str(identity)
+                return name_of(identity, f"by_user: the {name} of {type(user).__name__}", "Pass a function as scope=")
     raise UsageError(f"by_user: {type(user).__name__} has neither identity, pk nor username. Pass a function as scope=")

@@ -28,7 +28,7 @@ from onefold.http._performance import App, Performance, Receive, Scope, Send, se
 from onefold.http._rules import NotFinal, checked
 from onefold.http._shelter import drain, shelter_of
 from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
-from onefold.http.scopes import ScopeOf, by_header, single_tenant
+from onefold.http.scopes import ScopeOf, by_header, name_of, single_tenant
 
 try:
     from fastapi import FastAPI, Response
@@ -121,7 +121,11 @@ class _ByArgument:
         _options.check_not_awaited("by_argument's function", caller)
         if caller is None or caller == "":
             raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-        return str(caller)
+        return name_of(
+            caller,
+            f"by_argument({self._name!r})",
+            f"Name the part that identifies it: by_argument({self._name!r}, lambda {self._name}: {self._name}.id)",
+        )
 
 
 def describe(
