@@ -204,6 +204,7 @@ def test_the_end_of_the_application_waits_for_who_is_under_way() -> None:
             if scope["type"] == "http":
                 await app(scope, receive, send)
             else:
+                told.append((await receive())["type"])
                 await send({"type": "lifespan.shutdown.complete"})
 
         middleware = guarded(service)
@@ -216,15 +217,16 @@ def test_the_end_of_the_application_waits_for_who_is_under_way() -> None:
             told.append(message["type"])
 
         async def receive() -> Any:
-            raise AssertionError
+            return {"type": "lifespan.shutdown"}
 
         shutdown = asyncio.ensure_future(middleware({"type": "lifespan"}, receive, send))
         for _ in range(10):
             await asyncio.sleep(0)
+        # Nor has the application heard of it, which may close what its handlers use.
         assert told == []
         goes_on.set()
         await shutdown
-        assert (told, app.bodies) == (["lifespan.shutdown.complete"], [b"{}"])
+        assert (told, app.bodies) == (["lifespan.shutdown", "lifespan.shutdown.complete"], [b"{}"])
 
     in_time(story())
 
@@ -836,7 +838,7 @@ def test_without_a_key_in_it_the_body_is_there_again_and_the_client_can_go() -> 
 
 
 class Named(BaseUser):
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: Any) -> None:
         self._identity = identity
 
     @property
@@ -844,7 +846,7 @@ class Named(BaseUser):
         return True
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> Any:
         return self._identity
 
 
@@ -873,7 +875,8 @@ def test_the_user_of_an_authentication_above_is_the_caller(user: str) -> None:
     in_time(story())
 
 
-@pytest.mark.parametrize("user", [None, Named("")])
+# The text of an object would be its address in memory.
+@pytest.mark.parametrize("user", [None, Named(""), Named(object())])
 def test_a_user_that_is_not_there_or_has_no_name_is_a_bug(user: Any) -> None:
     scope = {} if user is None else {"user": user}
 

@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -156,6 +157,21 @@ def test_without_a_key_every_request_runs_and_other_methods_are_not_touched(rout
     assert [one.json()["id"] for one in answers] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("is_included", [True, False])
+def test_a_method_counts_however_it_is_written(router: APIRouter, bank: Bank, is_included: bool) -> None:
+    app = FastAPI()
+    app.router.route_class = router.route_class
+
+    @(router if is_included else app).api_route("/pay", methods=["post"])
+    async def pay() -> Receipt:
+        return bank.pay(1)
+
+    app.include_router(router)
+
+    assert replays(sent(app, {}, {})) == [False, True]
+    assert bank.paid == [1]
+
+
 def test_a_large_body_reaches_the_endpoint(router: APIRouter) -> None:
     @router.post("/pay")
     async def pay(request: Request) -> int:
@@ -261,6 +277,41 @@ def test_an_argument_of_the_endpoint_is_the_caller(bank: Bank) -> None:
     assert replays(answers) == [False, False, True, False]
     assert (answers[3].status_code, answers[3].json()["code"]) == (400, "caller_unknown")
     assert bank.paid == [1, 1]
+
+
+@pytest.mark.parametrize("user", ["7", 7, UUID(int=7)], ids=lambda user: type(user).__name__)
+def test_a_caller_is_a_text_a_number_or_a_uuid(bank: Bank, user: Any) -> None:
+    guard = AsyncGuard("memory:")
+    router = APIRouter(route_class=idempotent_route(guard=guard, scope=by_argument("user")))
+
+    found = Depends(lambda: user)
+
+    @router.post("/pay")
+    async def pay(user: Any = found) -> Receipt:
+        return bank.pay(1)
+
+    assert replays(sent(app_of(router), {}, {})) == [False, True]
+    assert in_time(guard.read("http", "key", scope=str(user))) is not None
+
+
+class Row:
+    """As a model of an ORM: its text is its address in memory."""
+
+    id = 7
+
+
+@pytest.mark.parametrize("user", [Row(), {"id": 7}, True, 7.0, b"7"], ids=lambda user: type(user).__name__)
+def test_an_object_is_no_caller(user: Any) -> None:
+    router = APIRouter(route_class=idempotent_route(guard=AsyncGuard("memory:"), scope=by_argument("user")))
+
+    found = Depends(lambda: user)
+
+    @router.post("/pay")
+    async def pay(user: Any = found) -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match=r"by_argument\('user', lambda user: user\.id\)"):
+        in_time(Visitor(app_of(router)).visit())
 
 
 def test_an_argument_that_is_nobody_is_no_caller() -> None:

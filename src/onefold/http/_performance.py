@@ -1,6 +1,7 @@
 """One run of an ASGI application inside a claim: its answer is captured as it passes on, and its end is held back.
 
-The application runs in a task of its own. What it does after its answer (background tasks) is no part of the claim.
+The application runs in a task of its own. What it does after its answer (background tasks) is no part of the claim, and
+begins when that has ended.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Performance:
         self._watch = DisconnectWatch(receive, self._give_up)
         # An event stream, which nobody waits for. Its client sees it once the claim has been given back.
         self._freed = False
+        # Set once the claim has ended and what was held back is sent. Until then the application goes no further than
+        # its answer: what it does next may end the process, or keep it busy.
         self._claim_ended = asyncio.Event()
         self._holds_back = True
         # Whether the client has seen a part of the answer.
@@ -100,8 +103,7 @@ class Performance:
             # Nobody has seen its beginning, so that a better answer can still be made of the error.
             self._held.clear()
         await self._flush()
-        self._holds_back = False
-        self._claim_ended.set()
+        self._let_on()
         await self._last()
         if failure is not None:
             raise failure
@@ -140,8 +142,8 @@ class Performance:
             return
         self._held.clear()
         await send_answer(self._to_client, answer)
-        self._holds_back = False
         self.forsake()
+        self._let_on()
         await self._last()
 
     def forsake(self) -> None:
@@ -151,9 +153,23 @@ class Performance:
             # It is guarded by nobody, and may be endless: it ends as it would without a key.
             self._task.cancel()
 
+    def let_go(self) -> None:
+        """Let the application go on, however the exchange has ended: nobody may wait for the end of its claim any more.
+
+        An exchange that broke off (the guard raised what nobody expected, the loop ends) leaves an answer for nobody.
+        """
+        if not self._claim_ended.is_set():
+            self._held.clear()
+            self.forsake()
+            self._let_on()
+
+    def _let_on(self) -> None:
+        self._holds_back = False
+        self._claim_ended.set()
+        self._may_hear_of_the_client.set()
+
     def _settle(self) -> None:
         self._settled.set()
-        self._may_hear_of_the_client.set()
 
     def _give_up(self) -> None:
         if not self._settled.is_set():
@@ -169,7 +185,7 @@ class Performance:
             self._task.result()
 
     async def _receive(self) -> Message:
-        """The body; then nothing until the answer is whole. A client that goes does not end what has started."""
+        """The body; then nothing until the claim has ended. A client that goes does not end what has started."""
         message = next(self._unread, None)
         if message is not None:
             return message
@@ -200,6 +216,7 @@ class Performance:
             else:
                 self._whole = True
                 self._settle()
+                await self._claim_ended.wait()
 
     async def _begin(self, start: Message) -> None:
         self._capture.begin(start.get("status"), start["headers"])

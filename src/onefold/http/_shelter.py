@@ -6,8 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-# How long the end of the application waits for those whose clients have gone.
+from onefold import AsyncGuard
+
+# How long the shutdown of the application waits for requests that its server has given up.
 GRACE: Final = 30.0
 
 LOG = logging.getLogger("onefold.http")
@@ -37,6 +40,22 @@ class Shelter:
         here = {task for task in self._tasks if task.get_loop() is asyncio.get_running_loop()}
         if here:
             await asyncio.wait(here, timeout=GRACE)
+
+
+def shelter_of(guard: AsyncGuard) -> Shelter:
+    """Return the shelter of all requests that this guard guards, whichever middleware or route they come by."""
+    return _shelters.setdefault(guard, Shelter())
+
+
+async def drain(guard: AsyncGuard) -> None:
+    """Wait until no request of this guard is under way, or the grace of 30 s (`GRACE`) is over.
+
+    For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool.
+    """
+    await shelter_of(guard).empty()
+
+
+_shelters: WeakKeyDictionary[AsyncGuard, Shelter] = WeakKeyDictionary()
 
 
 def _told(task: asyncio.Task[None]) -> None:

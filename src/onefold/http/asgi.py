@@ -20,10 +20,10 @@ from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._paths import path_of
 from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
 from onefold.http._rules import NotFinal
-from onefold.http._shelter import Shelter
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http._shelter import drain, shelter_of
+from onefold.http.scopes import by_header, name_of, single_tenant
 
-__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "single_tenant"]
+__all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain", "header_key", "single_tenant"]
 
 
 class IdempotencyMiddleware:
@@ -38,11 +38,11 @@ class IdempotencyMiddleware:
         self._ours = not isinstance(guard, AsyncGuard)
         self.guard = awaited(guard)
         self._policy = self.exchange.policy(self.guard)
-        self._shelter = Shelter()
+        self._shelter = shelter_of(self.guard)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, self._closing_guard(send))
+            await self.app(scope, self._draining(receive), self._closing_guard(send))
         elif scope["type"] == "http":
             await self._exchanged(scope, receive, send)
         else:
@@ -71,6 +71,7 @@ class IdempotencyMiddleware:
                 await self.app(scope, reading_again(body, receive), send)
                 return
             performance = Performance(self.app, request, body, receive, send, self.exchange)
+            closes.callback(performance.let_go)
             kept = closes.pop_all()
         await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance.forsake)
 
@@ -85,12 +86,21 @@ class IdempotencyMiddleware:
             # Not in the handler of ours: what the application raised would carry it in its traceback.
             await performance.conclude(ended)
 
+    def _draining(self, receive: Receive) -> Receive:
+        async def draining_first() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                # Before the application hears of it: it may close what its handlers use, and this guard, whose
+                # heartbeat keeps their claims.
+                await self._shelter.empty()
+            return message
+
+        return draining_first
+
     def _closing_guard(self, send: Send) -> Send:
         async def closing_first(message: Message) -> None:
-            if message["type"].startswith("lifespan.shutdown."):
-                await self._shelter.empty()
-                if self._ours:
-                    await self.guard.aclose()
+            if self._ours and message["type"].startswith("lifespan.shutdown."):
+                await self.guard.aclose()
             await send(message)
 
         return closing_first
@@ -134,5 +144,5 @@ def by_user(request: Request) -> str | None:
         # Starlette's users have an identity that raises until somebody defines it.
         with suppress(NotImplementedError):
             if (identity := getattr(user, name, None)) not in (None, ""):
-                return str(identity)
+                return name_of(identity, f"by_user: the {name} of {type(user).__name__}", "Pass a function as scope=")
     raise UsageError(f"by_user: {type(user).__name__} has neither identity, pk nor username. Pass a function as scope=")

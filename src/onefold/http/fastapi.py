@@ -26,9 +26,9 @@ from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._openapi import PARAMETER, described, responses
 from onefold.http._performance import App, Performance, Receive, Scope, Send, send_answer
 from onefold.http._rules import NotFinal, checked
-from onefold.http._shelter import Shelter
+from onefold.http._shelter import drain, shelter_of
 from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
-from onefold.http.scopes import ScopeOf, by_header, single_tenant
+from onefold.http.scopes import ScopeOf, by_header, name_of, single_tenant
 
 try:
     from fastapi import FastAPI, Response
@@ -44,6 +44,7 @@ __all__ = [
     "by_header",
     "by_user",
     "describe",
+    "drain",
     "header_key",
     "idempotent_route",
     "single_tenant",
@@ -60,7 +61,9 @@ def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> 
 
     class IdempotentRoute(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
-            self.is_guarded = rules.exchange.guards_any(settings.get("methods") or ["GET"])
+            # In capitals, as FastAPI takes them.
+            methods = [method.upper() for method in settings.get("methods") or ["GET"]]
+            self.is_guarded = rules.exchange.guards_any(methods)
             if self.is_guarded:
                 extra = settings.get("openapi_extra") or {}
                 parameters = [one for one in extra.get("parameters", []) if one.get("name") != PARAMETER["name"]]
@@ -118,7 +121,11 @@ class _ByArgument:
         _options.check_not_awaited("by_argument's function", caller)
         if caller is None or caller == "":
             raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-        return str(caller)
+        return name_of(
+            caller,
+            f"by_argument({self._name!r})",
+            f"Name the part that identifies it: by_argument({self._name!r}, lambda {self._name}: {self._name}.id)",
+        )
 
 
 def describe(
@@ -158,7 +165,7 @@ class _Rules:
         self.guard = awaited(guard)
         self.exchange = exchange
         self.policy = exchange.policy(self.guard)
-        self._shelter = Shelter()
+        self._shelter = shelter_of(self.guard)
 
     async def exchanged(self, route: App, scope: Scope, receive: Receive, send: Send) -> None:
         """One request of a route. Its endpoint comes back to the `_Visit` to be claimed."""
@@ -181,8 +188,20 @@ class _Rules:
                 return
             visit = _Visit(self, request, body)
             performance = Performance(_visiting(visit, route), request, body, receive, send, self.exchange)
+            closes.callback(performance.let_go)
             kept = closes.pop_all()
+        self._drain_at_shutdown(scope.get("app"))
         await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
+
+    def _drain_at_shutdown(self, app: Any) -> None:
+        """Have the application wait for who is under way, before its own handlers of the shutdown.
+
+        A route sees no lifespan. These handlers run where the application has no lifespan of its own; one that has
+        calls `drain`.
+        """
+        handlers = getattr(getattr(app, "router", None), "on_shutdown", None)
+        if isinstance(handlers, list) and self._shelter.empty not in handlers:
+            handlers.insert(0, self._shelter.empty)
 
 
 class _Visit:
@@ -195,6 +214,8 @@ class _Visit:
         # The endpoint's, once its dependencies have passed.
         self.arguments: dict[str, Any] = {}
         self._claimed: asyncio.Task[Outcome[Answer]] | None = None
+        # The endpoint, in a task of its own: a cancellation that it leaves pending there is not the claim's.
+        self._running: asyncio.Task[None] | None = None
         # Its claim was cancelled from outside, and so is the endpoint.
         self._is_called_off = False
         # What the endpoint returned, and what has become of it at the end of the route.
@@ -208,6 +229,9 @@ class _Visit:
                 answer: Answer | NotFinal = await performance.settled()
             except NotFinal as unsettled:
                 answer = unsettled
+            except asyncio.CancelledError:
+                await self._call_off()
+                raise
             if self._claimed is None or self._claimed.done():
                 # Never claimed, a replay, a refusal, or a claim that was lost on the way.
                 await performance.end()
@@ -234,7 +258,7 @@ class _Visit:
         if asked is None:
             return await _called(endpoint, arguments)
         claimed = self._claimed = asyncio.ensure_future(self._claim(asked, endpoint, arguments))
-        await asyncio.wait({claimed, self._returned}, return_when=asyncio.FIRST_COMPLETED)
+        await self._entered(claimed)
         if self._returned.done():
             return self._returned.result()
         try:
@@ -242,10 +266,31 @@ class _Visit:
         except OnefoldError as error:
             return _response(exchange.refused(error))
 
+    async def _entered(self, claimed: asyncio.Task[Outcome[Answer]]) -> None:
+        """Wait for what the endpoint returns, or for a claim that has ended without it.
+
+        Whoever cancels the route (a time-out in a dependency, the end of the loop) cancels the endpoint, and goes on
+        when that has ended: as if it had been called in this task.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not (claimed.done() or self._returned.done()):
+            try:
+                await asyncio.wait({claimed, self._returned}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                (self._running or claimed).cancel()
+        if cancelled is not None and not self._returned.done():
+            raise cancelled
+
+    async def _call_off(self) -> None:
+        """End the claim of a route that was cancelled: nobody will tell it an answer."""
+        if self._claimed is not None and not self._claimed.done():
+            self._claimed.cancel()
+            await asyncio.wait({self._claimed})
+
     async def _claim(self, asked: Ask, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Outcome[Answer]:
         async def perform() -> Answer:
-            # In a task of its own: a cancellation that the endpoint leaves pending on its task is not the claim's.
-            running = asyncio.ensure_future(self._run(endpoint, arguments))
+            running = self._running = asyncio.ensure_future(self._run(endpoint, arguments))
             while not running.done():
                 try:
                     await asyncio.wait({running})
@@ -253,23 +298,33 @@ class _Visit:
                     # The claim is lost, or the loop ends. It may end only when the endpoint has.
                     self._is_called_off = True
                     running.cancel()
+            if self._is_called_off:
+                raise asyncio.CancelledError
             if not self._returned.done():
                 running.result()
-            return await self._answer
+            # Not awaited itself: a cancellation of the claim would become the answer's.
+            await asyncio.wait({self._answer})
+            return self._answer.result()
 
         return await deliver_async(self._rules.guard, asked, perform, self._rules.policy)
 
     async def _run(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> None:
         """Run the endpoint and keep what comes of it: a task with a pending cancellation has no result at its end."""
+        returned: Any = None
+        raised: BaseException | None = None
         try:
-            self._returned.set_result(await _called(endpoint, arguments))
-        except asyncio.CancelledError as error:
-            if self._is_called_off:
-                raise
-            # The endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to have.
-            self._returned.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - FastAPI makes an answer of it, and that decides
-            self._returned.set_exception(error)
+            returned = await _called(endpoint, arguments)
+        # A cancellation is the endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to
+        # have. Of any other error FastAPI makes an answer, and that decides.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            raised = error
+        if raised is None and not self._is_called_off:
+            self._returned.set_result(returned)
+        elif raised is not None and not self._is_called_off:
+            self._returned.set_exception(raised)
+        elif raised is not None:
+            # The claim says what follows, whatever the endpoint made of it; the loop logs an error.
+            raise raised
 
 
 # The request that a guarded endpoint belongs to. A parameter for it would be one that FastAPI has to know.

@@ -6,6 +6,7 @@ A credential is stored as a keyed digest, never as it is.
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Callable
 from typing import Final
 
@@ -53,3 +54,14 @@ def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
 def single_tenant(_request: Request) -> str | None:
     """Every caller is the same: whoever knows a key gets its answer. Only for a service with one client."""
     return None
+
+
+def name_of(caller: object, source: str, instead: str) -> str:
+    """Return the name of a caller: a text, a whole number or a UUID. Raises `UsageError` for any other object.
+
+    The text of most objects is their address in memory, or changes with what they hold: a retry would be a stranger's,
+    and a stranger might be the caller.
+    """
+    if isinstance(caller, (str, int, uuid.UUID)) and not isinstance(caller, bool):
+        return str(caller)
+    raise UsageError(f"{source} is a {type(caller).__name__}, and has to be a str, an int or a UUID. {instead}")

@@ -1,0 +1,164 @@
+"""What an ASGI application does after its answer begins once the answer is remembered and sent, and always begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from starlette.background import BackgroundTask
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from http_service.visitor import Visitor
+from onefold import AsyncGuard, Policy
+from onefold.http.asgi import IdempotencyMiddleware, single_tenant
+from onefold.http.fastapi import idempotent_route
+from support import AsyncProxyStore, in_time
+
+Endpoint = Callable[[], Awaitable[Response]]
+
+
+def behind_middleware(endpoint: Endpoint, guard: AsyncGuard) -> Any:
+    app = FastAPI()
+    app.post("/pay")(endpoint)
+    return IdempotencyMiddleware(app, guard=guard, scope=single_tenant)
+
+
+def behind_route_class(endpoint: Endpoint, guard: AsyncGuard) -> Any:
+    router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
+    router.post("/pay")(endpoint)
+    app = FastAPI()
+    app.include_router(router)
+    return app
+
+
+def behind_both(endpoint: Endpoint, guard: AsyncGuard) -> Any:
+    inner = behind_route_class(endpoint, guard)
+    return IdempotencyMiddleware(inner, guard=guard, scope=single_tenant, operation="outer")
+
+
+@pytest.fixture(params=[behind_middleware, behind_route_class, behind_both], ids=["middleware", "route", "both"])
+def behind(request: pytest.FixtureRequest) -> Callable[[Endpoint, AsyncGuard], Any]:
+    made: Callable[[Endpoint, AsyncGuard], Any] = request.param
+    return made
+
+
+def whole(later: BackgroundTask) -> Response:
+    return PlainTextResponse("paid", background=later)
+
+
+def streamed(later: BackgroundTask) -> Response:
+    async def parts() -> Any:
+        yield b"pa"
+        yield b"id"
+
+    return StreamingResponse(parts(), background=later)
+
+
+@pytest.mark.parametrize("made", [whole, streamed])
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+def test_a_background_task_begins_once_its_answer_is_remembered_and_sent(
+    behind: Callable[..., Any], made: Callable[[BackgroundTask], Response], spec_version: str
+) -> None:
+    async def story() -> None:
+        store, seen = AsyncProxyStore(), []
+
+        async def later() -> None:
+            """It might end the process here, or keep its loop busy."""
+            seen.append((store.count("finish"), visitor.ended))
+
+        async def pay() -> Response:
+            return made(BackgroundTask(later))
+
+        app = behind(pay, AsyncGuard(store))
+        # Before 2.4 an application hears from `receive` that its client has gone, and Starlette listens meanwhile.
+        visitor = Visitor(app, asgi={"version": "3.0", "spec_version": spec_version})
+        await visitor.visit()
+
+        assert seen == [(store.count("claim"), True)]
+        assert visitor.body == b"paid"
+
+    in_time(story())
+
+
+class Broken(Exception):
+    """What no guard raises."""
+
+
+class BrokenGuard(AsyncGuard):
+    """It ends each claim, and breaks."""
+
+    async def run(self, *arguments: Any, **options: Any) -> Any:
+        await super().run(*arguments, **options)
+        raise Broken
+
+
+async def lost(*_: Any) -> bool:
+    return False
+
+
+def unfinishable(store: AsyncProxyStore) -> None:
+    store.inner.finish = lost  # type: ignore[assignment, method-assign]
+
+
+def down(store: AsyncProxyStore) -> None:
+    store.down.update({"finish", "release"})
+
+
+def nothing(_store: AsyncProxyStore) -> None:
+    pass
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("trouble", [unfinishable, down, nothing], ids=lambda trouble: trouble.__name__)
+@pytest.mark.parametrize("kind", [AsyncGuard, BrokenGuard])
+def test_an_application_goes_on_however_its_claim_has_ended(
+    behind: Callable[..., Any], trouble: Callable[[AsyncProxyStore], None], kind: type[AsyncGuard], status: int
+) -> None:
+    async def story() -> None:
+        store, ended = AsyncProxyStore(), asyncio.Event()
+
+        async def later() -> None:
+            ended.set()
+
+        async def pay() -> Response:
+            trouble(store)
+            return Response("paid", status_code=status, background=BackgroundTask(later))
+
+        # Where the store is down, it is asked again for as long as the lease holds.
+        guard = kind(store, policy=Policy(lease=0.2))
+        visiting = asyncio.ensure_future(Visitor(behind(pay, guard)).visit())
+        await ended.wait()
+        # The server hears of what nobody expects, and of nothing else.
+        (error,) = await asyncio.gather(visiting, return_exceptions=True)
+        assert not isinstance(error, BaseException) or isinstance(error, Broken)
+
+    in_time(story())
+
+
+def test_an_application_goes_on_when_the_claim_of_its_answer_is_called_off(behind: Callable[..., Any]) -> None:
+    """As the end of the loop does: every task is cancelled, and none may be left waiting."""
+
+    async def story() -> None:
+        store, asked, ours = AsyncProxyStore(), asyncio.Event(), asyncio.all_tasks()
+
+        async def never() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        store.before["finish"] = never
+
+        async def pay() -> Response:
+            return PlainTextResponse("paid")
+
+        visiting = asyncio.ensure_future(Visitor(behind(pay, AsyncGuard(store))).visit())
+        await asked.wait()
+        others = asyncio.all_tasks() - ours
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        assert visiting.cancelled()
+
+    in_time(story())
