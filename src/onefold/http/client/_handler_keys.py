@@ -19,7 +19,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 from onefold import UsageError, current
-from onefold.current import Current
+from onefold.current import Current, NotOneDelivery
 from onefold.http.client._answers import Answer
 from onefold.http.client._identity import caller, for_whom
 from onefold.http.client._retrying import mint
@@ -243,7 +243,7 @@ _mutex = threading.RLock()
 
 def keyed(request: Request) -> Keyed:
     """Choose the key of a request outside of an intent: the given one, that of the running handler, or a new one."""
-    delivery = _running()
+    delivery = _running(request)
     place = _place(delivery)
     # Its body is digested here, and not while others wait.
     _ = request.name
@@ -286,9 +286,18 @@ def _place(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str
     return (None, None) if delivery is None else (ref(delivery), delivery.step_name)
 
 
-def _running() -> Current | None:
+def _running(request: Request) -> Current | None:
+    """Return the running delivery, if there is one. Raises `UsageError` in a batch, unless a key is given."""
     try:
         delivery = current()
+    except NotOneDelivery:
+        if request.given and request.carried is None:
+            return None
+        raise NotOneDelivery(
+            f"this {request.method} was sent by a handler of a whole batch: it belongs to no single delivery, and a "
+            "rerun would send it with another key, which is a second operation. Nothing was sent. Name its key in the "
+            "header Idempotency-Key, made of the message's own key, or send it inside of a guard.run() or an intent()"
+        ) from None
     except UsageError:
         return None
     return delivery if delivery.is_running else None
