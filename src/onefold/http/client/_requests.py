@@ -301,6 +301,8 @@ def _whole_body(request: requests.PreparedRequest) -> bytes:
     request.body = whole.encode() if isinstance(whole, str) else whole
     request.prepare_content_length(request.body)
     request.headers.pop("Transfer-Encoding", None)
+    # Bytes have no position: a redirect would look for the file, to send it from there again.
+    vars(request)["_body_position"] = None
     return request.body or b""
 
 
