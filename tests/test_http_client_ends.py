@@ -274,6 +274,33 @@ def test_a_redirect_that_requests_does_not_follow_is_sent_again_with_its_key(ser
     assert first == second
 
 
+# What goes around a transport.
+
+
+@pytest.mark.parametrize("mounted", [False, True], ids=["transport", "mounts"])
+def test_a_proxy_of_the_transport_inside_gets_keys_and_retries(server: Scripted, mounted: bool) -> None:
+    server.script = [Say(503), PAID]
+    quick = Retries(pause=0)
+
+    def options(outer: Any, inner: Any) -> dict[str, Any]:
+        transport = outer(inner(proxy=server.url), retries=quick)
+        return {"mounts": {"http://bank.example": transport}} if mounted else {"transport": transport}
+
+    async def awaited() -> None:
+        async with httpx.AsyncClient(**options(AsyncTransport, httpx.AsyncHTTPTransport)) as client:
+            await client.post("http://bank.example/pay", content=b"{}")
+
+    with httpx.Client(**options(Transport, httpx.HTTPTransport)) as client:
+        client.post("http://bank.example/pay", content=b"{}")
+    server.script = [Say(503), PAID]
+    asyncio.run(awaited())
+
+    assert {one.headers["host"] for one in server.got} == {"bank.example"}
+    first, second, third, fourth = server.keys
+    assert None not in server.keys
+    assert first == second != third == fourth
+
+
 # Answers that are streamed.
 
 
@@ -317,7 +344,7 @@ def test_an_answer_that_nobody_closes_is_asked_for_again(server: Scripted) -> No
     assert first == second != third
 
 
-@pytest.mark.parametrize("say", [Say(204), Say(201, body=b"")], ids=["204", "no length"])
+@pytest.mark.parametrize("say", [Say(204), Say(201, body=b"")], ids=["204", "empty"])
 def test_an_answer_without_a_body_is_settled_by_its_head(server: Scripted, say: Say) -> None:
     server.script = [say]
 
