@@ -17,7 +17,7 @@ import requests
 from http_service.scripted import Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, UsageError
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
-from onefold.http.client._handler_keys import Request
+from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._intent import OPERATION
 from onefold.http.client._retrying import ANSWER_MAX, PAUSE_SECONDS_MAX, PROBLEM_MAX, is_short, retry_after
 
@@ -217,10 +217,10 @@ async def left(one: intent, guard: Any, *error: Any) -> None:
         await one.__aexit__(*how)
 
 
-async def key_of(one: intent, guard: Any, body: bytes = b"{}") -> str:
+async def sent_in(one: intent, guard: Any, body: bytes = b"{}") -> Keyed:
     request = Request("POST", "http://127.0.0.1/", body)
-    key: str = await done(one.key_for(request) if isinstance(guard, Guard) else one.key_for_awaited(request))
-    return key
+    call: Keyed = await done(one.call_for(request) if isinstance(guard, Guard) else one.call_for_awaited(request))
+    return call
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["by its answer", "by hand"])
@@ -230,18 +230,19 @@ def test_a_slow_sender_does_not_end_a_newer_intent_of_the_same_name(client: Any,
 
     async def story() -> None:
         slow = await entered(guard)
-        old = await key_of(slow, guard)
+        old = await sent_in(slow, guard)
         # Another process sends the same, and is faster.
         fast = await entered(guard)
-        assert await key_of(fast, guard) == old
-        fast.heard(201, {}, b"")
+        same = await sent_in(fast, guard)
+        assert same.key == old.key
+        same.heard(201, {}, b"").ended()
         await left(fast, guard)
         # A new operation under the name has no answer yet when its process dies; then the slow one hears its own.
         newer = await entered(guard)
-        new = await key_of(newer, guard, body)
+        new = await sent_in(newer, guard, body)
         await left(newer, guard, OSError, OSError(), None)
         if not by_hand:
-            slow.heard(201, {}, b"")
+            old.heard(201, {}, b"").ended()
         elif isinstance(guard, Guard):
             slow.end()
         else:
@@ -249,8 +250,9 @@ def test_a_slow_sender_does_not_end_a_newer_intent_of_the_same_name(client: Any,
         await left(slow, guard)
 
         again = await entered(guard)
-        assert await key_of(again, guard, body) == new != old
-        again.heard(201, {}, b"")
+        last = await sent_in(again, guard, body)
+        assert last.key == new.key != old.key
+        last.heard(201, {}, b"").ended()
         await left(again, guard)
 
     asyncio.run(story())

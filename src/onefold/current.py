@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from threading import Lock
 from typing import Any, Final, Protocol, TypeVar
@@ -187,9 +188,31 @@ async def _awaited_in_step(step: tuple[Current, str], value: Awaitable[Any]) -> 
         _step.reset(outer)
 
 
+# Whether a handler of a whole batch is running here: of its deliveries none is the current one.
+_in_batch: ContextVar[bool] = ContextVar("onefold.in_batch", default=False)
+
+
+class NotOneDelivery(UsageError):
+    """A handler of a whole batch asked for what belongs to one delivery. The worker is wrong, and no message is."""
+
+
+@contextmanager
+def in_batch() -> Iterator[None]:
+    """Mark that a handler works on a whole batch in here."""
+    outer = _in_batch.set(True)
+    try:
+        yield
+    finally:
+        _in_batch.reset(outer)
+
+
 def current() -> Current:
-    """The delivery whose handler is running here. Raises `UsageError` outside of a handler."""
+    """The delivery whose handler is running here. Raises `UsageError` outside of a handler, and in one of a batch."""
     found = _current.get()
+    if found is None and _in_batch.get():
+        raise NotOneDelivery(
+            "current() is one delivery, and this handler works on a whole batch. Take the keys from the messages"
+        )
     if found is None:
         raise UsageError("current() works inside a guarded handler, and none is running here")
     return found

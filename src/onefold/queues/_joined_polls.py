@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import Any, Final
 
 from onefold import AsyncGuard, Guard, NotInTransaction, OnefoldError, Policy, StoreUnavailable, UsageError
+from onefold.current import NotOneDelivery, in_batch
 from onefold.queues._checked import takes_tx
 from onefold.queues._consuming import MissingKeyRule, finished, nothing
 from onefold.queues._polls import Numbers, OnItsWay, Sorted, verdict_of
@@ -97,7 +98,8 @@ class JoinedPolls:
             with _asking():
                 new = sort.take_fresh(self._fresh(tx, sort))
             if new:
-                nothing(self._handler([deliveries[number].native for number in new], tx=tx))
+                with in_batch():
+                    nothing(self._handler([deliveries[number].native for number in new], tx=tx))
             if then is not None:
                 then(tx, sort.finished)
         return sort
@@ -141,7 +143,8 @@ class JoinedPolls:
             with _asking():
                 new = sort.take_fresh(await self._fresh(tx, sort))
             if new:
-                await finished(self._handler([deliveries[number].native for number in new], tx=tx))
+                with in_batch():
+                    await finished(self._handler([deliveries[number].native for number in new], tx=tx))
             if then is not None:
                 await then(tx, sort.finished)
         return sort
@@ -238,7 +241,7 @@ def _away(error: Exception) -> Verdict:
 
 def _settled(error: Exception, count: int) -> list[Verdict] | None:
     """What follows for so many messages from what went wrong; None: each gets a transaction of its own."""
-    if isinstance(error, Misused):
+    if isinstance(error, (Misused, NotOneDelivery)):
         raise error
     if isinstance(error, StoreAway):
         return [error.verdict] * count

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
 from functools import cached_property
@@ -18,9 +19,10 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 from onefold import UsageError, current
-from onefold.current import Current
+from onefold.current import Current, NotOneDelivery
+from onefold.http.client._answers import Answer
 from onefold.http.client._identity import caller, for_whom
-from onefold.http.client._retrying import mint, settles
+from onefold.http.client._retrying import mint
 
 # A longer name is taken by its digest: `key_for` takes a short one.
 NAME_MAX: Final = 1_000
@@ -93,31 +95,53 @@ class Keyed:
         self.method = request.method
         self.names: set[str] = set()
         self.callers: set[str] = set()
-        self.is_settled = False
+        self._answer: Answer | None = None
+        self._is_led_on = False
         self._digest = request.digest
         self._url = request.url
         self._leads_to: str | None = None
         self._is_unauthorized = False
         self.go_on(request)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether its answer is final, and was read to its end."""
+        return self._answer is not None and self._answer.is_settled
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is on its way, or somebody else still reads or follows its answer: nobody retries it yet."""
+        return self.is_on_its_way or (self._answer is not None and self._answer.is_awaited_elsewhere)
+
+    @property
+    def redirect(self) -> Answer | None:
+        """The redirect that is being followed by GET, if one is: it is settled by the answer from there."""
+        return self._answer if self._is_led_on and not self.is_settled else None
+
     def go_on(self, request: Request) -> None:
         """Note that it is sent, or sent again."""
-        self.is_on_its_way, self.is_settled = True, False
+        self.is_on_its_way, self._answer, self._is_led_on = True, None, False
         self._url = request.url
         self.names.add(request.name)
         self.callers.add(caller(request.headers))
 
-    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
-        """Note an answer. The body of a problem document is the decoded one; None: it could not be read."""
-        self.is_settled = settles(status, headers, body)
+    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Note an answer, and return it. The body of a problem document is the decoded one; None: it was not read."""
         self._is_unauthorized = status in UNAUTHORIZED
         goes_on = status in SENT_ON or (status == MOVED and self.method != "POST")
         location = headers.get("Location") if goes_on else None
         self._leads_to = _target(self._url, location) if location else None
+        answer = self._answer = Answer(status, headers, body, self.reopened)
+        self._is_led_on = answer.leads_on
+        return answer
 
-    def broke_off(self) -> None:
-        """Note that the answer was not received in whole: whoever asks again wants this one."""
-        self.is_settled = False
+    def heard_there(self, status: int, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Note the answer from where its redirect leads, and return it."""
+        self._answer = Answer(status, headers, body, self.reopened)
+        return self._answer
+
+    def reopened(self) -> None:
+        """Note that its answer turned out to be none, after it had counted as one."""
 
     def again(self) -> Self:
         """Ask for it once more: until then no equal request is a retry of it."""
@@ -126,7 +150,7 @@ class Keyed:
 
     def is_continued_by(self, request: Request, place: object) -> bool:
         """Whether this request follows from the one that was sent, and is no new one."""
-        if self.is_on_its_way or self.place != place:
+        if self.is_busy or self.place != place:
             return False
         if self.is_sent_on_as(request) and self._leads_to == _plain(request.url):
             return True
@@ -141,7 +165,7 @@ class Keyed:
 
     def is_retried_by(self, who: str) -> bool:
         """Whether an equal request by this caller is a retry: another caller's is another request."""
-        if self.is_on_its_way:
+        if self.is_busy:
             return False
         # Credentials that were refused are renewed. Where there are none, callers cannot be told apart.
         return self._is_unauthorized or not who or who in self.callers or "" in self.callers
@@ -163,8 +187,11 @@ class HandlerCall(Keyed):
 
     def go_on(self, request: Request) -> None:
         super().go_on(request)
-        if self not in self._equals.unsettled:
-            self._equals.unsettled.append(self)
+        self._equals.remember(self)
+
+    def reopened(self) -> None:
+        with _mutex:
+            self._equals.remember(self)
 
 
 class HandlerCalls:
@@ -173,6 +200,10 @@ class HandlerCalls:
     def __init__(self) -> None:
         self.count = 0
         self.unsettled: list[HandlerCall] = []
+
+    def remember(self, call: HandlerCall) -> None:
+        if call not in self.unsettled:
+            self.unsettled.append(call)
 
     def next(self, delivery: Current, name: str, request: Request, place: object) -> HandlerCall:
         """Return the request that this one repeats, or a new one."""
@@ -205,12 +236,14 @@ class DeliveryCalls:
 
 
 _calls: WeakKeyDictionary[Current, DeliveryCalls] = WeakKeyDictionary()
-_mutex = threading.Lock()
+
+# Reentrant: the collector may close an answer that nobody reads while this is held.
+_mutex = threading.RLock()
 
 
 def keyed(request: Request) -> Keyed:
     """Choose the key of a request outside of an intent: the given one, that of the running handler, or a new one."""
-    delivery = _running()
+    delivery = _running(request)
     place = _place(delivery)
     # Its body is digested here, and not while others wait.
     _ = request.name
@@ -224,6 +257,17 @@ def keyed(request: Request) -> Keyed:
         if delivery is None:
             return Keyed(mint(), request, place)
         return _calls.setdefault(delivery, DeliveryCalls()).next(delivery, request, place)
+
+
+@contextmanager
+def following(redirected: Keyed | None) -> Iterator[None]:
+    """Watch the request to where a redirect leads, if it is one: whatever is raised inside, there is no answer."""
+    try:
+        yield
+    except BaseException:
+        if redirected is not None and (answer := redirected.redirect) is not None:
+            answer.broke_off()
+        raise
 
 
 def _given(delivery: Current | None, request: Request, place: object) -> Keyed:
@@ -242,9 +286,18 @@ def _place(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str
     return (None, None) if delivery is None else (ref(delivery), delivery.step_name)
 
 
-def _running() -> Current | None:
+def _running(request: Request) -> Current | None:
+    """Return the running delivery, if there is one. Raises `UsageError` in a batch, unless a key is given."""
     try:
         delivery = current()
+    except NotOneDelivery:
+        if request.given and request.carried is None:
+            return None
+        raise NotOneDelivery(
+            f"this {request.method} was sent by a handler of a whole batch: it belongs to no single delivery, and a "
+            "rerun would send it with another key, which is a second operation. Nothing was sent. Name its key in the "
+            "header Idempotency-Key, made of the message's own key, or send it inside of a guard.run() or an intent()"
+        ) from None
     except UsageError:
         return None
     return delivery if delivery.is_running else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.http.client._handler_keys import Keyed, Request, keyed
+from onefold.http.client._answers import BODYLESS
+from onefold.http.client._handler_keys import Keyed, Request, following, keyed
 from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import (
     HEADER,
@@ -26,7 +27,17 @@ try:
 except ImportError as missing:
     raise UsageError("Transport and AsyncTransport need httpx: pip install 'onefold[client]' httpx") from missing
 
-from onefold.http.client._httpx_bodies import LOST, AsyncResumed, Resumed, problem, read, read_async, with_stream
+from onefold.http.client._httpx_bodies import (
+    LOST,
+    AsyncResumed,
+    AsyncWatched,
+    Response,
+    Resumed,
+    Watched,
+    problem,
+    read,
+    read_async,
+)
 
 # Where a response keeps what happened: `response.extensions["onefold"]` is a `Sent`.
 EXTENSION: Final = "onefold"
@@ -51,25 +62,35 @@ class Transport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if request.method not in METHODS:
-            return self._transport.handle_request(request)
+            return self._follow(request)
         # Read in whole, so that it can be sent again.
         asked, around = _asked(request, request.read()), current_intent()
         with keyed(asked) if around is None else around.call_for(asked) as chosen:
             return self._call(_with_key(request, chosen), Call(chosen.key), chosen)
 
+    def _follow(self, request: httpx.Request) -> httpx.Response:
+        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        redirected = _redirected(request)
+        with following(redirected):
+            response = self._transport.handle_request(request)
+        if redirected is None:
+            return response
+        answer = redirected.heard_there(response.status_code, response.headers, problem(response))
+        return Response.of(response, Watched(response.stream, answer), answer)
+
     def _call(self, request: httpx.Request, call: Call, chosen: Keyed) -> httpx.Response:
         response = self._ask(request, call, self._plan)
-        _hear(response, call, chosen)
-        if isinstance(response.stream, httpx.ByteStream):
-            return response
+        answer = chosen.heard(response.status_code, response.headers, problem(response))
+        response.extensions[EXTENSION] = call.sent(response.headers)
 
         def again(error: httpx.TransportError) -> httpx.Response:
             with chosen.again():
-                answer = self._ask(request, call, resumed(self._plan, self._retries, call), error)
-                _hear(answer, call, chosen)
-                return answer
+                return self._ask(request, call, resumed(self._plan, self._retries, call), error)
 
-        return with_stream(response, Resumed(response, call, chosen, again))
+        stream: Any = response.stream
+        if not isinstance(stream, httpx.ByteStream):
+            stream = Resumed(response, call, again)
+        return Response.of(response, Watched(stream, answer), answer)
 
     def _ask(
         self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
@@ -94,7 +115,7 @@ class Transport(httpx.BaseTransport):
     def _send(self, call: Call, request: httpx.Request) -> httpx.Response:
         try:
             response = self._transport.handle_request(request)
-            if is_short(response.headers) or is_problem(response.headers):
+            if _is_read_at_once(response):
                 response = read(response)
         except LOST as error:
             call.failed(error, sent=not isinstance(error, NOT_SENT))
@@ -116,24 +137,34 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.method not in METHODS:
-            return await self._transport.handle_async_request(request)
+            return await self._follow(request)
         asked, around = _asked(request, await request.aread()), current_intent()
         with keyed(asked) if around is None else await around.call_for_awaited(asked) as chosen:
             return await self._call(_with_key(request, chosen), Call(chosen.key), chosen)
 
+    async def _follow(self, request: httpx.Request) -> httpx.Response:
+        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        redirected = _redirected(request)
+        with following(redirected):
+            response = await self._transport.handle_async_request(request)
+        if redirected is None:
+            return response
+        answer = redirected.heard_there(response.status_code, response.headers, problem(response))
+        return Response.of(response, AsyncWatched(response.stream, answer), answer)
+
     async def _call(self, request: httpx.Request, call: Call, chosen: Keyed) -> httpx.Response:
         response = await self._ask(request, call, self._plan)
-        _hear(response, call, chosen)
-        if isinstance(response.stream, httpx.ByteStream):
-            return response
+        answer = chosen.heard(response.status_code, response.headers, problem(response))
+        response.extensions[EXTENSION] = call.sent(response.headers)
 
         async def again(error: httpx.TransportError) -> httpx.Response:
             with chosen.again():
-                answer = await self._ask(request, call, resumed(self._plan, self._retries, call), error)
-                _hear(answer, call, chosen)
-                return answer
+                return await self._ask(request, call, resumed(self._plan, self._retries, call), error)
 
-        return with_stream(response, AsyncResumed(response, call, chosen, again))
+        stream: Any = response.stream
+        if not isinstance(stream, httpx.ByteStream):
+            stream = AsyncResumed(response, call, again)
+        return Response.of(response, AsyncWatched(stream, answer), answer)
 
     async def _ask(
         self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
@@ -157,7 +188,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
     async def _send(self, call: Call, request: httpx.Request) -> httpx.Response:
         try:
             response = await self._transport.handle_async_request(request)
-            if is_short(response.headers) or is_problem(response.headers):
+            if _is_read_at_once(response):
                 response = await read_async(response)
         except LOST as error:
             call.failed(error, sent=not isinstance(error, NOT_SENT))
@@ -208,6 +239,11 @@ async def _let_go_async(state: tenacity.RetryCallState) -> None:
         await response.aclose()
 
 
-def _hear(response: httpx.Response, call: Call, chosen: Keyed) -> None:
-    chosen.heard(response.status_code, response.headers, problem(response))
-    response.extensions[EXTENSION] = call.sent(response.headers)
+def _is_read_at_once(response: httpx.Response) -> bool:
+    return response.status_code in BODYLESS or is_short(response.headers) or is_problem(response.headers)
+
+
+def _redirected(request: httpx.Request) -> Keyed | None:
+    """Return the call that was redirected to here, if one was."""
+    carried: Keyed | None = request.extensions.get(CARRIED)
+    return carried if carried is not None and carried.redirect is not None else None

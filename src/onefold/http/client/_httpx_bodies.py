@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Final, NoReturn
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn, Self
 
 import httpx
 
-from onefold.http.client._handler_keys import Keyed
+from onefold.http.client._answers import BODYLESS, Answer, watching
 from onefold.http.client._resuming import Another, HandedOut
 from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, Call, is_problem
 
@@ -111,10 +112,9 @@ class Resumed(httpx.SyncByteStream):
         self,
         response: httpx.Response,
         call: Call,
-        chosen: Keyed,
         again: Callable[[httpx.TransportError], httpx.Response],
     ) -> None:
-        self._response, self._call, self._chosen, self._again = response, call, chosen, again
+        self._response, self._call, self._again = response, call, again
         self._handed_out = HandedOut(response.status_code, response.headers)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -132,11 +132,11 @@ class Resumed(httpx.SyncByteStream):
                 lost = error
             except Another:
                 assert lost is not None
-                give_up(lost, self._call, self._chosen)
+                give_up(lost, self._call)
             else:
                 return
             response.close()
-            break_off(lost, self._call, self._chosen, self._handed_out)
+            break_off(lost, self._call, self._handed_out)
             self._response = self._again(lost)
 
     def close(self) -> None:
@@ -150,10 +150,9 @@ class AsyncResumed(httpx.AsyncByteStream):
         self,
         response: httpx.Response,
         call: Call,
-        chosen: Keyed,
         again: Callable[[httpx.TransportError], Awaitable[httpx.Response]],
     ) -> None:
-        self._response, self._call, self._chosen, self._again = response, call, chosen, again
+        self._response, self._call, self._again = response, call, again
         self._handed_out = HandedOut(response.status_code, response.headers)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -171,26 +170,118 @@ class AsyncResumed(httpx.AsyncByteStream):
                 lost = error
             except Another:
                 assert lost is not None
-                give_up(lost, self._call, self._chosen)
+                give_up(lost, self._call)
             else:
                 return
             await response.aclose()
-            break_off(lost, self._call, self._chosen, self._handed_out)
+            break_off(lost, self._call, self._handed_out)
             self._response = await self._again(lost)
 
     async def aclose(self) -> None:
         await self._response.aclose()
 
 
-def break_off(error: httpx.TransportError, call: Call, chosen: Keyed, handed_out: HandedOut) -> None:
+def break_off(error: httpx.TransportError, call: Call, handed_out: HandedOut) -> None:
     """Note that the answer broke off. Raise the error where it cannot go on with another one."""
     call.broke_off(error)
-    chosen.broke_off()
     if not handed_out.can_go_on:
-        give_up(error, call, chosen)
+        give_up(error, call)
 
 
-def give_up(error: httpx.TransportError, call: Call, chosen: Keyed) -> NoReturn:
-    chosen.broke_off()
+def give_up(error: httpx.TransportError, call: Call) -> NoReturn:
     call.gave_up(error)
     raise error
+
+
+class Watched(httpx.SyncByteStream):
+    """The body of an answer, which notes how far it was read."""
+
+    def __init__(self, stream: Any, answer: Answer) -> None:
+        self._stream, self._answer, self._is_closed = stream, answer, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        with watching(self._answer):
+            yield from self._stream
+            # Here, so that nothing can fail any more after its end.
+            self._close()
+
+    def close(self) -> None:
+        self._answer.closed()
+        self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._stream.close()
+
+
+class AsyncWatched(httpx.AsyncByteStream):
+    """The same for an async client."""
+
+    def __init__(self, stream: Any, answer: Answer) -> None:
+        self._stream, self._answer, self._is_closed = stream, answer, False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with watching(self._answer):
+            async for part in self._stream:
+                yield part
+            await self._aclose()
+
+    async def aclose(self) -> None:
+        self._answer.closed()
+        await self._aclose()
+
+    async def _aclose(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await self._stream.aclose()
+
+
+# Where a response keeps its answer, which is not pickled with it.
+ANSWER: Final = "onefold.answer"
+
+
+class Response(httpx.Response):
+    """A response that notes what is found out about its answer after its body was received."""
+
+    @classmethod
+    def of(cls, response: httpx.Response, stream: Any, answer: Answer) -> Self:
+        """Return a response with this stream. One whose body is here already has ended."""
+        if isinstance(response.stream, httpx.ByteStream) or response.status_code in BODYLESS:
+            answer.ended()
+            stream = response.stream
+        extensions = {**response.extensions, ANSWER: answer}
+        return cls(response.status_code, headers=response.headers, stream=stream, extensions=extensions)
+
+    @property
+    def next_request(self) -> httpx.Request | None:
+        return self._next_request
+
+    @next_request.setter
+    def next_request(self, request: httpx.Request | None) -> None:
+        # A client sets it where it does not follow a redirect.
+        self._next_request = request
+        if request is not None and ANSWER in self.extensions:
+            self.extensions[ANSWER].not_followed()
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        with self._decoding():
+            yield from super().iter_bytes(chunk_size)
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        with self._decoding():
+            async for part in super().aiter_bytes(chunk_size):
+                yield part
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Watch a body being decoded: what cannot be decoded shows after it was received, too."""
+        try:
+            yield
+        except GeneratorExit:
+            # Its reader has stopped; what was received counts.
+            raise
+        except BaseException:
+            if ANSWER in self.extensions:
+                self.extensions[ANSWER].broke_off()
+            raise

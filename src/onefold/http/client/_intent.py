@@ -6,7 +6,6 @@ of this name (another process after a crash, say) sends the same key, and is ref
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final, Self
 
@@ -25,7 +24,7 @@ from onefold import (
 from onefold.durations import Duration, in_words, seconds
 from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._identity import for_whom
-from onefold.http.client._retrying import mint, settles
+from onefold.http.client._retrying import mint
 
 OPERATION: Final = "onefold-intent"
 
@@ -51,8 +50,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     def __init__(self, name: str, *, store: Any, server_keeps: Duration = "24h") -> None:
         self.name = name
         self._server_keeps = seconds(server_keeps, "server_keeps")
-        # Whether an answer came after which nothing else can come.
-        self.settled = False
+        # The last request that came by.
+        self._call: Keyed | None = None
         # Whether a request of a client of ours came by, or somebody has ended it by hand.
         self._is_used = False
         self._store = store
@@ -144,17 +143,20 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             raise self._another(reused) from None
         return self._kept(found, await self._guard.read(OPERATION, self.name) if found.replayed else None)
 
-    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
-        """Note an answer. The body of a problem document is the decoded one; None: it could not be read."""
-        self.settled = settles(status, headers, body)
+    @property
+    def settled(self) -> bool:
+        """Whether an answer came, and was read to its end, after which nothing else can come."""
+        return self._call is not None and self._call.is_settled
 
     def call_for(self, request: Request) -> Keyed:
-        """Return the call of this request, which tells its intent what was heard."""
-        return _IntentCall(self, self.key_for(request), request)
+        """Return the call of this request. Until its answer is settled, the intent does not end."""
+        call = self._call = Keyed(self.key_for(request), request, self)
+        return call
 
     async def call_for_awaited(self, request: Request) -> Keyed:
         """The same, awaited."""
-        return _IntentCall(self, await self.key_for_awaited(request), request)
+        call = self._call = Keyed(await self.key_for_awaited(request), request, self)
+        return call
 
     def _forget(self, guard: Guard) -> None:
         """Forget our own key. A slow sender may find a newer one under the name, which is not ours to end."""
@@ -202,7 +204,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         return self._store if isinstance(self._store, AsyncGuard) else AsyncGuard(self._store)
 
     def _entered(self) -> Self:
-        self.settled, self._is_used, self._sent, self._key = False, False, None, None
+        self._call, self._is_used, self._sent, self._key = None, False, None, None
         self._outer = _current.set(self)
         return self
 
@@ -264,23 +266,6 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             )
         self._key = found.value
         return found.value
-
-
-class _IntentCall(Keyed):
-    """The request of an intent. Until its answer is heard in whole, the intent does not end."""
-
-    def __init__(self, around: intent, key: str, request: Request) -> None:
-        super().__init__(key, request, around)
-        self._around = around
-        around.settled = False
-
-    def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> None:
-        super().heard(status, headers, body)
-        self._around.heard(status, headers, body)
-
-    def broke_off(self) -> None:
-        super().broke_off()
-        self._around.settled = False
 
 
 class _NothingKept(Exception):

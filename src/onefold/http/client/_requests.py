@@ -5,12 +5,12 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.http.client._handler_keys import Keyed, Request, keyed
+from onefold.http.client._answers import Answer, breaking_off, watching
+from onefold.http.client._handler_keys import Keyed, Request, following, keyed
 from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import (
     ANSWER_MAX,
@@ -50,13 +50,6 @@ NOT_SENT: Final = (
     urllib3.exceptions.ClosedPoolError,
 )
 
-# What urllib3 raises while a body is read.
-BROKEN_OFF: Final = (
-    urllib3.exceptions.ProtocolError,
-    urllib3.exceptions.ReadTimeoutError,
-    urllib3.exceptions.SSLError,
-)
-
 READ_BYTES: Final = 1 << 16
 
 
@@ -69,7 +62,7 @@ class Adapter(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         if request.method not in METHODS:
-            return super().send(request, *args, **kwargs)
+            return self._follow(request, args, kwargs)
         asked, around = _asked(request, _whole_body(request)), current_intent()
         with keyed(asked) if around is None else around.call_for(asked) as chosen:
             return self._call(_with_key(request, chosen), args, kwargs, Call(chosen.key), chosen)
@@ -78,6 +71,17 @@ class Adapter(HTTPAdapter):
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         pool.ConnectionCls = _careful(pool.ConnectionCls)
         return pool
+
+    def _follow(self, request: requests.PreparedRequest, args: Any, kwargs: Any) -> requests.Response:
+        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        redirected = _redirected(request)
+        with following(redirected):
+            response = super().send(request, *args, **kwargs)
+            if redirected is not None and not _is_streamed(args, kwargs):
+                _ = response.content
+        if redirected is not None:
+            _watch(response, redirected.heard_there(response.status_code, response.headers, _problem(response)))
+        return response
 
     def _call(
         self, request: requests.PreparedRequest, args: Any, kwargs: Any, call: Call, chosen: Keyed
@@ -90,9 +94,7 @@ class Adapter(HTTPAdapter):
         except LOST as error:
             call.gave_up(error)
             raise
-        chosen.heard(response.status_code, response.headers, _problem(response))
-        if _is_streamed(args, kwargs):
-            _watch(response, chosen)
+        _watch(response, chosen.heard(response.status_code, response.headers, _problem(response)))
         return _told(response, call)
 
     def _once(self, call: Call, request: requests.PreparedRequest, args: Any, kwargs: Any) -> requests.Response:
@@ -253,29 +255,37 @@ class _Rest:
         return getattr(self._raw, name)
 
 
-def _watch(response: requests.Response, chosen: Keyed) -> None:
-    """Note where a streamed answer breaks off: it is its reader's, who asks again with an equal request."""
+def _watch(response: requests.Response, answer: Answer) -> None:
+    """Note when an answer was read to its end. A streamed one is its reader's, who asks again for what breaks off."""
     raw: Any = response.raw
-    stream, read = raw.stream, raw.read
+    if isinstance(vars(response)["_content"], bytes) or getattr(raw, "length_remaining", None) == 0:
+        answer.ended()
+        return
+    stream, read, close = raw.stream, raw.read, raw.close
 
     def watched_stream(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        with _watching(chosen):
+        with watching(answer):
             yield from stream(*args, **kwargs)
 
     def watched_read(*args: Any, **kwargs: Any) -> Any:
-        with _watching(chosen):
-            return read(*args, **kwargs)
+        with breaking_off(answer):
+            part = read(*args, **kwargs)
+        asked_for = args[0] if args else kwargs.get("amt")
+        if asked_for is None or asked_for < 0 or (asked_for and not part):
+            answer.ended()
+        return part
 
-    raw.stream, raw.read = watched_stream, watched_read
+    def watched_close() -> None:
+        answer.closed()
+        close()
+
+    raw.stream, raw.read, raw.close = watched_stream, watched_read, watched_close
 
 
-@contextmanager
-def _watching(chosen: Keyed) -> Iterator[None]:
-    try:
-        yield
-    except BROKEN_OFF:
-        chosen.broke_off()
-        raise
+def _redirected(request: requests.PreparedRequest) -> Keyed | None:
+    """Return the call that was redirected to here, if one was."""
+    key = request.headers.get(HEADER)
+    return key.call if isinstance(key, _OwnKey) and key.call.redirect is not None else None
 
 
 def _is_streamed(args: Any, kwargs: Any) -> bool:
@@ -291,6 +301,8 @@ def _whole_body(request: requests.PreparedRequest) -> bytes:
     request.body = whole.encode() if isinstance(whole, str) else whole
     request.prepare_content_length(request.body)
     request.headers.pop("Transfer-Encoding", None)
+    # Bytes have no position: a redirect would look for the file, to send it from there again.
+    vars(request)["_body_position"] = None
     return request.body or b""
 
 
