@@ -1,5 +1,8 @@
 """Views of Django that cannot be guarded as they are written: they are refused before they run, and never unguarded."""
 
+# Django and its REST framework have no types.
+# mypy: disable-error-code="untyped-decorator, misc"
+
 from __future__ import annotations
 
 import asyncio
@@ -20,7 +23,7 @@ def django_is_configured() -> Iterator[None]:
     from django.test import override_settings
 
     # Django's own users would need their tables.
-    alone = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+    alone: dict[str, Any] = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
     with project(), override_settings(REST_FRAMEWORK=alone):
         yield
 
@@ -170,7 +173,7 @@ def test_an_async_handler_of_a_mixed_view_is_refused(store: MemoryStore, ran: li
 
     from onefold.http.django import IdempotentMixin
 
-    class Pay(IdempotentMixin, APIView):  # type: ignore[misc]
+    class Pay(IdempotentMixin, APIView):
         idempotency = rules_on(store)
 
     async def hidden() -> None:
@@ -203,7 +206,7 @@ def test_below_api_view_a_function_is_guarded_after_its_permissions(store: Memor
     from rest_framework.permissions import BasePermission
     from rest_framework.response import Response
 
-    class Asked(BasePermission):  # type: ignore[misc]
+    class Asked(BasePermission):
         def has_permission(self, _request: Any, _view: Any) -> bool:
             ran.append("asked")
             return True
@@ -235,7 +238,7 @@ def test_a_single_handler_of_an_api_view_is_guarded_too(store: MemoryStore, ran:
     from rest_framework.response import Response
     from rest_framework.views import APIView
 
-    class Pay(APIView):  # type: ignore[misc]
+    class Pay(APIView):
         @method_decorator(guarded(store))
         def post(self, _request: Any) -> Any:
             ran.append("paid")

@@ -50,7 +50,7 @@ RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
 
 
 class Ask(NamedTuple):
-    """What an adapter asks of its guard, as `guard.run(operation, key, call, scope=, fingerprint=)`."""
+    """What an adapter asks of its guard. `scope` is the caller, inside of the scope that the guard may have."""
 
     operation: str
     key: str
