@@ -68,7 +68,7 @@ WELL: dict[str, list[Say]] = {
 }
 
 
-def everywhere(stories: Iterable[str], *samples: str) -> Any:
+def everywhere(stories: Iterable[str], *samples: str) -> pytest.MarkDecorator:
     """Every story in a handler; every day only these also with the same object, and in an intent."""
     found = []
     for story in stories:
@@ -593,3 +593,20 @@ def test_while_an_answer_is_read_an_equal_request_of_another_thread_is_another_o
         assert sent().key == elsewhere.key
 
     Guard("memory:").run("charge", "1", handle)
+
+
+@pytest.mark.parametrize("status", [307, 308])
+def test_a_redirect_that_another_thread_follows_by_hand_keeps_its_key(server: Scripted, status: int) -> None:
+    server.script = [Say(status, to("/v2")), PAID]
+
+    def handle() -> None:
+        with httpx.Client(transport=Transport(httpx.HTTPTransport(verify=False), retries=ONCE)) as client:
+            moved = client.post(f"{server.url}/pay", content=b"{}")
+            assert moved.next_request is not None
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(contextvars.copy_context().run, client.send, moved.next_request).result()
+
+    Guard("memory:").run("charge", "1", handle)
+
+    assert [one.path for one in server.got] == ["/pay", "/v2"]
+    assert len(set(server.keys)) == 1

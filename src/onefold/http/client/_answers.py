@@ -33,7 +33,7 @@ class Answer:
         # Weak, both: a request holds its answer, and what is remembered must not keep a task.
         self._on_reopened = WeakMethod(on_reopened)
         # Who has asked; None: nobody waits for anything more.
-        self._asker = ref(_asker()) if self._is_final or self.leads_on else None
+        self._asker: ref[Any] | None = ref(_asker())
 
     @property
     def is_settled(self) -> bool:
@@ -43,7 +43,8 @@ class Answer:
     @property
     def is_awaited_elsewhere(self) -> bool:
         """Whether another task or thread is still reading it, or following it: then an equal request is no retry."""
-        asker = self._asker() if self._asker is not None and not self.is_settled else None
+        is_awaited = self.leads_on or (self._is_final and not self._has_ended)
+        asker = self._asker() if is_awaited and self._asker is not None else None
         return asker is not None and asker is not _asker() and not _is_over(asker)
 
     def ended(self) -> None:

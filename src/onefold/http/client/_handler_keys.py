@@ -150,11 +150,11 @@ class Keyed:
 
     def is_continued_by(self, request: Request, place: object) -> bool:
         """Whether this request follows from the one that was sent, and is no new one."""
-        if self.is_busy or self.place != place:
+        if self.is_on_its_way or self.place != place:
             return False
         if self.is_sent_on_as(request) and self._leads_to == _plain(request.url):
             return True
-        return not self.is_settled and request.name in self.names
+        return not self.is_busy and not self.is_settled and request.name in self.names
 
     def is_sent_on_as(self, request: Request) -> bool:
         """Whether a client may make this request of the redirect that was heard, wherever that leads."""
