@@ -16,7 +16,7 @@ from cancel_tools import DRIVERS, Driver, Place, prepare
 from onefold import UsageError
 from test_interrupts_joined import FACES, Face
 
-WAYS = ["goes on", "writes", "two deep"]
+WAYS = ["goes on", "writes", "two deep", "within"]
 
 
 @pytest.fixture
@@ -56,6 +56,15 @@ class Nested:
         async def inner(message: str, *, tx: Any) -> None:
             if way == "two deep":
                 await innermost(f"{message}-most")  # type: ignore[call-arg]
+            await written(message, tx)
+
+        async def called(message: str, tx: Any) -> None:
+            if way != "within":
+                await inner(message)  # type: ignore[call-arg]
+                return
+            await guard.within(tx).run("inner", message, lambda: written(message, tx))
+
+        async def written(message: str, tx: Any) -> None:
             await place.credit(tx, message)
             if self.cancelled:
                 self._inside.set()
@@ -64,7 +73,7 @@ class Nested:
         @guard.transactional("outer", key="message")
         async def outer(message: str, *, tx: Any) -> None:
             self.ran += 1
-            task = asyncio.create_task(inner(f"{message}-inner"))  # type: ignore[call-arg]
+            task = asyncio.create_task(called(f"{message}-inner", tx))
             if self.cancelled:
                 await self._inside.wait()
                 task.cancel()
@@ -85,6 +94,8 @@ ASYNC_EVERYDAY = {
     ("sqlite", "goes on"),
     ("sqlite", "writes"),
     ("sqlite", "two deep"),
+    ("asyncmy", "within"),
+    ("sqlite", "within"),
     ("sqlalchemy, sessions on asyncpg", "goes on"),
 }
 
@@ -136,6 +147,15 @@ class NestedBlocking:
         def inner(message: str, *, tx: Any) -> None:
             if way == "two deep":
                 innermost(f"{message}-most")  # type: ignore[call-arg]
+            written(message, tx)
+
+        def called(message: str, tx: Any) -> None:
+            if way != "within":
+                inner(message)  # type: ignore[call-arg]
+                return
+            guard.within(tx).run("inner", message, lambda: written(message, tx))
+
+        def written(message: str, tx: Any) -> None:
             face.credit(tx, message)
             if self.interrupted:
                 raise KeyboardInterrupt
@@ -143,7 +163,7 @@ class NestedBlocking:
         @guard.transactional("outer", key="message")
         def outer(message: str, *, tx: Any) -> None:
             try:
-                inner(f"{message}-inner")  # type: ignore[call-arg]
+                called(f"{message}-inner", tx)
             except KeyboardInterrupt:
                 if way != "writes":
                     return
@@ -159,6 +179,8 @@ EVERYDAY = {
     ("pymysql", "goes on"),
     ("sqlite", "goes on"),
     ("sqlite", "two deep"),
+    ("psycopg", "within"),
+    ("sqlite", "within"),
     ("sqlalchemy, psycopg", "goes on"),
     ("django, sqlite", "goes on"),
     ("django, sqlite", "writes"),

@@ -125,7 +125,7 @@ RAN: dict[str, Callable[..., Any]] = {
     "a decorated function": traced_charge,
     "a lambda": lambda: charge(),  # noqa: PLW0108 - the lambda is the point
     "a lambda of a generator": lambda: charge_and_stream(),  # noqa: PLW0108
-    "a lambda that does more": lambda: (effects.append("charged"), stream())[1],
+    "a lambda that does more": lambda: [charge_blocking().close(), stream()][1],
 }
 
 

@@ -130,7 +130,7 @@ async def by_tasks(steps: Steps, store: AsyncStore) -> None:
         async def part() -> str:
             return steps.run(name)
 
-        return await current().step(name, part)  # type: ignore[misc,no-any-return]
+        return await current().step(name, part)
 
     taken = [asyncio.create_task(take(NAMES[0]))]
     await store.under_way.wait()
@@ -191,7 +191,7 @@ def test_a_step_that_is_cancelled_while_it_writes_or_waits_for_its_turn_stops_no
             async def part() -> str:
                 return steps.run(name)
 
-            await current().step(name, part)  # type: ignore[misc]
+            await current().step(name, part)
 
         async def handler() -> None:
             if steps.ran:

@@ -16,9 +16,9 @@ from onefold._flow_bypass import alone, put_back
 from onefold._interrupts import NotAnswered
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
 from onefold._steps import (
+    Ask,
     Claiming,
     Ended,
-    Extending,
     Finishing,
     Flow,
     LeaseLeft,
@@ -297,7 +297,7 @@ def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
     return None if isinstance(kept, Exception) else kept
 
 
-def insist(tell: Teller, claim: Claim, step: Finishing | Extending, what: str) -> Flow[bool | Exception]:
+def insist(tell: Teller, claim: Claim, step: Ask, what: str) -> Flow[bool | Exception]:
     """Ask until the store answers: whether it is ours; or what it failed with until the lease was nearly over.
 
     A heartbeat that still gets through must not make it endless: it ends after one lease in any case.

@@ -219,13 +219,24 @@ def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
     `ended` is how the handler did, if it has run. The store knows what an interrupt of the handler itself means.
     """
     if hands.joined:
-        hands.store.spoil(_when(interrupt, ended))
+        when = _when(interrupt, ended)
+        hands.store.spoil(when)
+        if (around := hands.transaction_around) is not None:
+            around.spoil(when)
 
 
 async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
     """The same, awaited; a further cancellation does not tear it."""
     if hands.joined:
-        await brought_to_its_end(hands.store.spoil(_when(interrupt, ended)), hands.store.abandon)
+        await brought_to_its_end(_spoiled(hands, _when(interrupt, ended)), hands.store.abandon)
+
+
+async def _spoiled(hands: Any, when: When) -> None:
+    # Asked first: it is known by what runs around us here.
+    around = hands.transaction_around
+    await hands.store.spoil(when)
+    if around is not None:
+        await around.spoil(when)
 
 
 def _when(interrupt: BaseException, ended: Any) -> When:

@@ -238,6 +238,10 @@ class Hands(Protocol):
     def joined(self) -> bool:
         """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
 
+    @property
+    def transaction_around(self) -> Any:
+        """The transaction of ours in which a store on a caller's connection works, if there is one."""
+
     def around(self) -> Any: ...
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> bytes | None: ...

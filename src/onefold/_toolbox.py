@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from onefold._nested import Nest
 from onefold._steps import Flow, Running
 from onefold.codecs import Codec
-from onefold.current import Current, around, enter, leave, put_back
+from onefold.current import Current, around, enter, leave, put_back, transaction_around
 from onefold.events import Teller
 from onefold.heartbeat import AsyncHeartbeat, Heartbeat
 
@@ -42,6 +42,11 @@ class Toolbox:
     def tx(self) -> Any:
         # Asked each time: a transaction that is tried again may be on another connection.
         return None if self.transaction is None else self.transaction.tx
+
+    @property
+    def transaction_around(self) -> Any:
+        """The transaction of ours that a caller's connection is in: `within` on the `tx` of a handler around us."""
+        return None if self.transaction is not None else transaction_around(self.home)[0]
 
     @property
     def joined(self) -> bool:

@@ -134,7 +134,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
             raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
         if self._taken is None:
             with _making:
-                self._taken = {} if self._taken is None else self._taken
+                self._taken = self._taken or {}
         mine = object()
         # One operation of a dictionary: of two threads of a handler only one gets the name.
         if self._taken.setdefault(name, mine) is not mine:
