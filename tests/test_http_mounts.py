@@ -16,7 +16,10 @@ from litestar import Litestar, asgi, post
 from litestar.middleware import DefineMiddleware
 from litestar.types import Receive, Scope, Send
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware as WsgiDispatcher
 from werkzeug.test import Client
 
@@ -271,3 +274,61 @@ def test_a_path_that_was_written_anew_is_compared_with_what_was_sent() -> None:
         return [(await answered(rewritten, path, "key")).status for path in ("/v1/a/pay", "/v1/a/pay", "/v1/b/pay")]
 
     assert in_time(story()) == [200, 200, 422]
+
+
+class Copying:
+    """As some middlewares do: what routers find below is not seen above."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(dict(scope), receive, send)
+
+
+def mounted_starlette(pay: Callable[[], None], *, copies: bool) -> Any:
+    async def missing(_request: Request) -> Response:
+        pay()
+        return Response(status_code=404)
+
+    ours = [Middleware(Copying)] if copies else []
+    app = Starlette(routes=[Route("/pay", missing, methods=["POST"])], middleware=ours)
+    return Starlette(routes=[Mount("/x", app)], middleware=ours)
+
+
+def mounted_fastapi(pay: Callable[[], None], *, copies: bool) -> Any:
+    def missing() -> Response:
+        pay()
+        return Response(status_code=404)
+
+    router = APIRouter()
+    router.post("/pay")(missing)
+    app = FastAPI(middleware=[Middleware(Copying)] if copies else [])
+    app.include_router(router, prefix="/x")
+    return app
+
+
+def mounted_litestar(pay: Callable[[], None], *, copies: bool) -> Any:
+    @post("/x/pay", status_code=404)
+    async def missing() -> None:
+        pay()
+
+    return (Copying if copies else lambda app: app)(Litestar([missing], openapi_config=None))
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("mounted", [mounted_starlette, mounted_fastapi, mounted_litestar])
+def test_a_404_of_a_handler_below_a_mount_is_its_own(mounted: Callable[..., Any], copies: bool) -> None:
+    """And one of a router is not remembered, where Starlette or FastAPI tells that it is the router's."""
+    paid: list[str] = []
+    app = Starlette(routes=[Mount("/a", mounted(lambda: paid.append("paid"), copies=copies))])
+    guarded = IdempotencyMiddleware(app, guard=AsyncGuard("memory:"), scope=single_tenant)
+
+    async def twice(path: str) -> list[tuple[int, bool]]:
+        visitors = [await Visitor(guarded, path, key=path).visit() for _ in range(2)]
+        return [(one.status, one.is_replay) for one in visitors]
+
+    assert in_time(twice("/a/x/pay")) == [(404, False), (404, True)]
+    assert paid == ["paid"]
+    if mounted is not mounted_litestar:
+        assert in_time(twice("/a/x/nobody")) == [(404, False), (404, False)]

@@ -50,8 +50,26 @@ def unmatched_asgi(scope: Mapping[str, Any]) -> bool:
     if "router" not in scope:
         return False
     endpoint = scope.get("endpoint")
-    # A mount has matched, and the router inside of it has not.
-    return endpoint is None or hasattr(endpoint, "routes")
+    try:
+        return endpoint is None or _matches_nothing(endpoint, scope)
+    except Exception:  # noqa: BLE001 - routes that are not Starlette's, of which nobody knows: it is the application's
+        return False
+
+
+def _matches_nothing(endpoint: Any, scope: Mapping[str, Any]) -> bool:
+    """Whether a mount has matched, and no route inside of it.
+
+    The scope does not tell: a middleware inside of the mount may have handed on a copy, in which a route was found. So
+    the routes are asked.
+    """
+    routes = getattr(endpoint, "routes", None)
+    if routes is None:
+        return False
+    for route in routes:
+        match, found = route.matches(dict(scope))
+        if match.name == "FULL":
+            return _matches_nothing(found.get("endpoint"), {**scope, **found})
+    return True
 
 
 def unmatched_wsgi(environ: Mapping[str, Any]) -> bool:
