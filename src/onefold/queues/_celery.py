@@ -12,9 +12,11 @@ import msgspec
 from celery.canvas import maybe_signature
 from celery.exceptions import Ignore, Reject
 from celery.states import SUCCESS
+from kombu import Producer
 
 from onefold import UsageError
 from onefold.queues import keys
+from onefold.queues._rabbitmq import CONFIRM_SECONDS_MAX
 from onefold.queues._telling import address_of as _address_of
 from onefold.queues._telling import buried, waits_of
 from onefold.queues._telling import found_at as _found_at
@@ -36,6 +38,9 @@ DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
 
 # Each time it waits twice as long, from a second up to a minute: a task of an hour keeps no worker busy with its twin.
 DOUBLINGS_MAX: Final = 10
+
+# A connection that is given up has so long to say goodbye.
+CLOSE_SECONDS_MAX: Final = 1.0
 
 log = logging.getLogger("onefold.queues.celery")
 
@@ -140,10 +145,34 @@ def sent_again(task: Any, later: Later) -> Exception:
     waits_of(task.guard).tell(log, found_at(task), later, delay=delay)
     try:
         again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
-        again.apply_async(add_to_parent=False)
+        _confirmed(task.app, again)
     except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
         return Reject(error, requeue=True)
     return Ignore(later.reason)
+
+
+def _confirmed(app: Any, again: Any) -> None:
+    """Send it, and wait until the broker has it: the message that it replaces is acknowledged next.
+
+    Celery waits for no confirmation by itself. On RabbitMQ one that is killed, or cut off, would lose the only copy.
+    """
+    with app.producer_or_acquire() as pooled:
+        if not hasattr(pooled.channel, "basic_publish_confirm"):
+            # Others answer each message, as Redis does.
+            again.apply_async(add_to_parent=False, producer=pooled)
+            return
+        # A channel of its own: one that has begun to confirm confirms whatever else is sent through it.
+        channel = pooled.connection.channel()
+        confirm = channel.basic_publish_confirm
+        channel.basic_publish = lambda *sent, **how: confirm(*sent, **{**how, "timeout": CONFIRM_SECONDS_MAX})
+        try:
+            # Celery's own retry would take another channel, which confirms nothing.
+            again.apply_async(add_to_parent=False, producer=Producer(channel), retry=False)
+        except BaseException:
+            # Dropped, and not closed: a broker that is silent does not answer that either.
+            pooled.connection.collect(socket_timeout=CLOSE_SECONDS_MAX)
+            raise
+        channel.close()
 
 
 def held_before(request: Any) -> int:
