@@ -178,7 +178,7 @@ def test_a_row_that_is_locked_for_a_moment_is_waited_for_after_the_others(
         with locking(url, "b") as unlock:
             beat = threading.Thread(target=lambda: answers.append(renewed(store, entries)))
             beat.start()
-            assert eventually(lambda: counted(url, WAITS[way.split()[-1]]) > 0)
+            assert eventually(lambda: counted(url, WAITS[way.rpartition(" ")[2]]) > 0)
             # Meanwhile the others have been renewed.
             assert store.read(entries[2].address).revision == 2
             unlock()
@@ -221,14 +221,14 @@ def test_what_was_not_renewed_is_late_and_not_lost(colour: str, caplog: pytest.L
     sent = time.monotonic() - 15.0
     teller = Teller([heard])
     if colour == "blocking":
-        heartbeat = Heartbeat(lambda: Partly(), teller)
+        heartbeat = Heartbeat(Partly, teller)
         beats = heartbeat.beats
         beats.add(claims, sent)
         heartbeat.beat()
     else:
 
         async def story() -> Any:
-            awaited = AsyncHeartbeat(lambda: AsyncPartly(), teller)
+            awaited = AsyncHeartbeat(AsyncPartly, teller)
             here = awaited._here()
             here.beats.add(claims, sent)
             await awaited.beat(here)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onefold._heartbeat_thread import thread_for
 from onefold._model import Claim
 from onefold._renewal_groups import TASKS_MAX, groups_of, spread
 from onefold.durations import in_words
@@ -130,7 +131,7 @@ class Heartbeat:
     def _wake_at(self, moment: float) -> None:
         with self._wake:
             if self._thread is None:
-                self._thread = _thread_for(self, self._wake)
+                self._thread = thread_for(self, self._wake)
             self._wakes_at = min(self._wakes_at, moment)
             self._wake.notify()
 
@@ -403,41 +404,6 @@ def _unanswered(beats: list[Beat], error: Exception, sent: float | None) -> list
     if sent is not None:
         _hear(beats, error.answers, sent)
     return [beat for beat, answer in zip(beats, error.answers, strict=True) if answer is None]
-
-
-def _thread_for(heartbeat: Heartbeat, wake: threading.Condition) -> threading.Thread:
-    """A thread that lives as long as the heartbeat, and does not keep it alive: a guard may be dropped unclosed."""
-    gone = weakref.finalize(heartbeat, _notify, wake)
-    gone.atexit = False
-    thread = threading.Thread(
-        target=_beat_until_gone, args=(weakref.ref(heartbeat), wake, gone), name="onefold-heartbeat", daemon=True
-    )
-    thread.start()
-    return thread
-
-
-def _beat_until_gone(
-    find: weakref.ref[Heartbeat], wake: threading.Condition, gone: weakref.finalize[Any, Heartbeat]
-) -> None:
-    while True:
-        with wake:
-            heartbeat = find()
-            if heartbeat is None or heartbeat.closed:
-                return
-            pause = heartbeat.pause()
-            if pause > 0:
-                del heartbeat
-                # Ours may have been the last reference: then it was told while nobody waited.
-                if gone.alive:
-                    wake.wait(None if math.isinf(pause) else pause)
-                continue
-        heartbeat.beat_and_plan()
-        del heartbeat
-
-
-def _notify(wake: threading.Condition) -> None:
-    with wake:
-        wake.notify_all()
 
 
 def patience(beats: Sequence[Beat]) -> float:

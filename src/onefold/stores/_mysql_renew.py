@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from onefold._model import Address, Claim, State
+from onefold._model import Address, Claim, Record, State
 from onefold.stores._mysql_errors import LOCKED, number_of
 from onefold.stores._mysql_text import as_read, many
 from onefold.stores._sql import AT, OURS, TABLE, Parameters, of_address, of_claim, records
@@ -70,6 +70,9 @@ def extend_all(sql: Renews, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
     chosen, seconds = turns(claims, locked, WAIT_LEAST)
     for place in chosen:
         answers[place] = yield from _renewed_in_turn(sql, claims[place], int(seconds))
+    # Most locks last for a moment: of duplicates that have met the key.
+    for place in (yield from _renewed_apart(sql, claims, [place for place in locked if answers[place] is None])):
+        answers[place] = True
     return answers
 
 
@@ -92,7 +95,7 @@ def _renewed(sql: Renews, claims: Sequence[Claim], places: Iterable[int]) -> Tal
 
 def _renewed_apart(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> Talk[set[int]]:
     """Renew those that are ours and that nobody has locked; which they are."""
-    for _ in range(ROUNDS_MAX):
+    for _ in range(ROUNDS_MAX if places else 0):
         rows: list[Parameters] = [of_claim(claims[place]) | {"number": place} for place in places]
         free: set[int] = set()
         for ask in many(sql.spell(_FREE), rows, back=True):
@@ -106,7 +109,7 @@ def _renewed_apart(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) 
 
 def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> Talk[list[int]]:
     """Which of these are ours still, by a read that waits for nobody."""
-    found = {}
+    found: dict[Address, Record] = {}
     asks = many(sql.look_many, [of_address(claims[place].address) for place in places], back=True) if places else []
     for ask in asks:
         reply: Reply = yield ask

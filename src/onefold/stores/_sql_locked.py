@@ -19,7 +19,7 @@ WAITS_PER_LEASE: Final = 8
 # For so many at most, chosen at random: the others have their turn at another beat.
 WAITED_FOR_MAX: Final = 8
 
-# No longer for one of them.
+# And no longer for all of them: claims with a shorter lease may become due meanwhile.
 WAIT_SECONDS: Final = 1.0
 
 WHY: Final = (
@@ -30,11 +30,11 @@ WHY: Final = (
 
 def turns(claims: Sequence[Claim], locked: Sequence[int], least: float) -> tuple[list[int], float]:
     """Return which of the locked ones to wait for, and how long for each; `least` is the shortest wait there is."""
-    budget = min(claim.lease for claim in claims) / WAITS_PER_LEASE
+    budget = min(min(claim.lease for claim in claims) / WAITS_PER_LEASE, WAIT_SECONDS)
     count = min(len(locked), WAITED_FOR_MAX, int(budget / least))
     if count == 0:
         return [], 0.0
-    return random.sample(list(locked), count), min(budget / count, WAIT_SECONDS)
+    return random.sample(list(locked), count), budget / count
 
 
 def all_known(answers: Sequence[bool | None]) -> list[bool]:

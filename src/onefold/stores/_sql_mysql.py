@@ -235,7 +235,8 @@ class Mysql(Dialect):
         """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
         yield Ask(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
         try:
-            return (yield ask)
+            reply: Reply = yield ask
+            return reply
         finally:
             yield Ask("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
 
@@ -279,7 +280,8 @@ class MariaDb(Mysql):
 
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
         statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {ask.statement}"
-        return (yield ask._replace(statement=statement))
+        reply: Reply = yield ask._replace(statement=statement)
+        return reply
 
     def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
         reply: Reply = yield Ask(self.telling, of_entry(entry), rows=True)
