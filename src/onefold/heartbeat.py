@@ -24,9 +24,10 @@ import msgspec
 from onefold._heartbeat_thread import thread_for
 from onefold._model import Claim
 from onefold._renewal_groups import TASKS_MAX, groups_of, spread
+from onefold._renewal_telling import told_failed, told_late
 from onefold.durations import in_words
-from onefold.errors import ClaimLost, OnefoldError
-from onefold.events import Kind, Teller
+from onefold.errors import ClaimLost
+from onefold.events import Teller
 from onefold.stores.base import AsyncBatching, Batching, PartlyRenewed
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Heartbeat:
             store = self._store()
             groups = _grouped(due, groups_of(store, _claims(due), batching=isinstance(store, Batching)))
         except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
-            _failed(self._tell, due, error)
+            told_failed(self._tell, due, error)
             return
         for beat in due:
             beat.under_way = True
@@ -315,7 +316,7 @@ class AsyncHeartbeat:
             try:
                 await self._renew_all(due)
             except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
-                _failed(self._tell, due, error)
+                told_failed(self._tell, due, error)
             finally:
                 for beat in due:
                     beat.under_way = False
@@ -461,39 +462,11 @@ def _tell_failures(tell: Teller, outcomes: Sequence[Outcome]) -> None:
         elif isinstance(error, PartlyRenewed):
             _late(tell, beats, str(error))
         else:
-            _failed(tell, beats, error)
+            told_failed(tell, beats, error)
 
 
 def _late(tell: Teller, beats: Sequence[Beat], cause: str | None = None) -> None:
-    _warn(beats, cause or f"the store has not answered within {in_words(patience(beats))}")
-    for beat in beats:
-        tell(Kind.NOT_RENEWED, beat.claim.address, detail="late")
-
-
-def _failed(tell: Teller, beats: Sequence[Beat], error: Exception) -> None:
-    # Whatever else is raised there may quote a statement, and with it a key.
-    _warn(beats, f"{type(error).__name__}: {error}" if isinstance(error, OnefoldError) else type(error).__name__)
-    for beat in beats:
-        tell(Kind.STORE_FAILED, beat.claim.address, detail=f"extend: {type(error).__name__}")
-        tell(Kind.NOT_RENEWED, beat.claim.address, detail=type(error).__name__)
-
-
-def _warn(beats: Sequence[Beat], cause: str) -> None:
-    """Log it while there is still time: another may take the claim over when its lease is over."""
-    import logging
-
-    first = min(beats, key=lambda beat: beat.left)
-    others = f", and {len(beats) - 1} others" if len(beats) > 1 else ""
-    left = round(first.left, 1)
-    logging.getLogger("onefold").warning(
-        "%s [key %s]%s: the claim was not renewed, and its lease %s: %s",
-        first.claim.address.operation,
-        first.claim.address.digest,
-        others,
-        f"ends in {in_words(left)}" if left > 0 else "has ended",
-        # As a store says it of a claim. Here the handler runs.
-        cause.replace("Nothing ran. ", ""),
-    )
+    told_late(tell, beats, cause or f"the store has not answered within {in_words(patience(beats))}")
 
 
 _alive: weakref.WeakSet[Heartbeat | AsyncHeartbeat] = weakref.WeakSet()
