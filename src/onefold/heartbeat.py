@@ -3,6 +3,9 @@
 A claim is renewed every third of its lease, batched where the store can. Whether it is lost is told by the worker's
 own monotonic clock, one lease after the *sending* of the last confirmed renewal, so that it shows even while the
 heartbeat itself is starved. A renewal that fails, or takes too long, is a warning at once.
+
+The renewal of one claim never depends on another's: what fails by itself (a record of a store that renews one by one, a
+server of several) is sent by itself, each answer counts as soon as it is there, and an error is about its own claims.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onefold._heartbeat_thread import thread_for
 from onefold._model import Claim
+from onefold._renewal_groups import TASKS_MAX, groups_of, spread
+from onefold._renewal_telling import told_failed, told_late
 from onefold.durations import in_words
-from onefold.errors import ClaimLost, OnefoldError
-from onefold.events import Kind, Teller
-from onefold.stores.base import AsyncBatching, Batching
+from onefold.errors import ClaimLost
+from onefold.events import Teller
+from onefold.stores.base import AsyncBatching, Batching, PartlyRenewed
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,6 +47,8 @@ class Beat(msgspec.Struct, eq=False):
     # Called once when the claim is lost, where the policy asks for it.
     cancel: Callable[[], object] | None = None
     cancelled: bool = False
+    # A renewal was sent and has not been answered: no second one is sent behind it.
+    under_way: bool = False
 
     @property
     def left(self) -> float:
@@ -86,15 +94,7 @@ class Beats(dict[bytes, Beat]):
         due = [beat for beat in list(self.values()) if beat.due <= now]
         for beat in due:
             beat.due = now + beat.claim.lease / BEATS_PER_LEASE
-        return due
-
-    def heard(self, beats: Sequence[Beat], answers: Sequence[bool], sent: float) -> None:
-        """What the store answered to the beats that were sent at this moment."""
-        for beat, ours in zip(beats, answers, strict=True):
-            if ours:
-                beat.sent = sent
-            else:
-                beat.refuse()
+        return [beat for beat in due if not beat.under_way]
 
     def cancel_lost(self) -> None:
         for beat in list(self.values()):
@@ -118,6 +118,7 @@ class Heartbeat:
         self._wake = threading.Condition()
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
+        self._renewers: list[threading.Thread] = []
         self.closed = False
 
     def watch(self, claims: Sequence[Claim], sent: float) -> float:
@@ -131,7 +132,7 @@ class Heartbeat:
     def _wake_at(self, moment: float) -> None:
         with self._wake:
             if self._thread is None:
-                self._thread = _thread_for(self, self._wake)
+                self._thread = thread_for(self, self._wake)
             self._wakes_at = min(self._wakes_at, moment)
             self._wake.notify()
 
@@ -154,6 +155,9 @@ class Heartbeat:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        for renewer in self._renewers:
+            # What it opens after the store is closed, nobody would close.
+            renewer.join()
         self.reset()
 
     def pause(self) -> float:
@@ -169,23 +173,35 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Renew what is due. A store that fails is asked again at the next beat; `lost` keeps the truth meanwhile."""
-        sent = time.monotonic()
-        due = self.beats.due(sent)
+        due = self.beats.due(time.monotonic())
         if not due:
             return
-        answered = _tell_if_late(self.beats, due, self._tell)
         try:
-            self.beats.heard(due, self._renew([beat.claim for beat in due]), sent)
+            store = self._store()
+            groups = _grouped(due, groups_of(store, _claims(due), batching=isinstance(store, Batching)))
         except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
-            _failed(self._tell, due, error)
-        finally:
+            told_failed(self._tell, due, error)
+            return
+        for beat in due:
+            beat.under_way = True
+        if len(groups) == 1:
+            answered = _tell_if_late(self.beats, due, self._tell)
+            _renew(store, due, self._tell)
             answered.set()
+        else:
+            self._renew_apart(store, due, groups)
 
-    def _renew(self, claims: list[Claim]) -> list[bool]:
-        store = self._store()
-        if isinstance(store, Batching):
-            return store.extend_all(claims)
-        return [store.extend(claim) for claim in claims]
+    def _renew_apart(self, store: Any, due: list[Beat], groups: list[list[Beat]]) -> None:
+        """Renew each group by itself. Nobody waits for all of them: the next beat of one comes while another hangs."""
+        tell = self._tell
+        answered = _tell_if_late(None, due, tell)
+
+        def renew(group: list[Beat]) -> None:
+            _renew(store, group, tell)
+            if not any(beat.under_way for beat in due):
+                answered.set()
+
+        self._renewers = [thread for thread in self._renewers if thread.is_alive()] + spread(renew, groups)
 
 
 class LoopBeats:
@@ -195,7 +211,7 @@ class LoopBeats:
         self.beats = Beats()
         self.wakes_at = math.inf
         self.timer: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
 
 
 class AsyncHeartbeat:
@@ -262,8 +278,8 @@ class AsyncHeartbeat:
         for here in list(self._loops.values()):
             if here.timer is not None:
                 here.timer.cancel()
-            if here.task is not None and not here.task.done():
-                here.task.cancel()
+            for task in list(here.tasks):
+                task.cancel()
         self.reset()
 
     def _here(self) -> LoopBeats:
@@ -283,67 +299,112 @@ class AsyncHeartbeat:
     def _start(self, here: LoopBeats) -> None:
         here.timer, here.wakes_at = None, math.inf
         if here.beats:
-            here.task = self._running_loop().create_task(self.beat(here), name="onefold-heartbeat")
+            task = self._running_loop().create_task(self.beat(here), name="onefold-heartbeat")
+            here.tasks.add(task)
+            task.add_done_callback(here.tasks.discard)
 
     async def beat(self, here: LoopBeats) -> None:
-        """Renew what is due, cancel what is lost and asks for it, and wait for the next beat."""
-        from asyncio import wait_for
-
-        sent = time.monotonic()
-        due = here.beats.due(sent)
-        if due:
-            try:
-                answers = await wait_for(self._renew([beat.claim for beat in due]), patience(due))
-                here.beats.heard(due, answers, sent)
-            except TimeoutError:
-                _late(self._tell, due)
-            except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
-                _failed(self._tell, due, error)
-        here.beats.cancel_lost()
+        """Plan the next beat, renew what is due, and cancel what is lost and asks for it."""
+        due = here.beats.due(time.monotonic())
+        # At once: a server that is silent keeps those waiting that it has, and no others.
         moment = here.beats.next_due()
         if moment < here.wakes_at:
             self._wake_at(here, moment)
+        if due:
+            for beat in due:
+                beat.under_way = True
+            try:
+                await self._renew_all(due)
+            except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
+                told_failed(self._tell, due, error)
+            finally:
+                for beat in due:
+                    beat.under_way = False
+        here.beats.cancel_lost()
 
-    async def _renew(self, claims: list[Claim]) -> list[bool]:
+    async def _renew_all(self, due: list[Beat]) -> None:
+        from asyncio import Semaphore, gather
+
         store = self._store()
-        if isinstance(store, AsyncBatching):
-            return await store.extend_all(claims)
-        return [await store.extend(claim) for claim in claims]
+        batching = isinstance(store, AsyncBatching)
+        groups = _grouped(due, groups_of(store, _claims(due), batching=batching))
+        if len(groups) == 1:
+            outcomes = [await _outcome(_asked(store, due, batching=batching), due)]
+        else:
+            room = Semaphore(TASKS_MAX)
+            asked = (_outcome(_asked(store, group, batching=batching, room=room), group) for group in groups)
+            outcomes = await gather(*asked)
+        _tell_failures(self._tell, outcomes)
 
 
-def _thread_for(heartbeat: Heartbeat, wake: threading.Condition) -> threading.Thread:
-    """A thread that lives as long as the heartbeat, and does not keep it alive: a guard may be dropped unclosed."""
-    gone = weakref.finalize(heartbeat, _notify, wake)
-    gone.atexit = False
-    thread = threading.Thread(
-        target=_beat_until_gone, args=(weakref.ref(heartbeat), wake, gone), name="onefold-heartbeat", daemon=True
-    )
-    thread.start()
-    return thread
+def _claims(beats: Sequence[Beat]) -> list[Claim]:
+    return [beat.claim for beat in beats]
 
 
-def _beat_until_gone(
-    find: weakref.ref[Heartbeat], wake: threading.Condition, gone: weakref.finalize[Any, Heartbeat]
-) -> None:
-    while True:
-        with wake:
-            heartbeat = find()
-            if heartbeat is None or heartbeat.closed:
-                return
-            pause = heartbeat.pause()
-            if pause > 0:
-                del heartbeat
-                # Ours may have been the last reference: then it was told while nobody waited.
-                if gone.alive:
-                    wake.wait(None if math.isinf(pause) else pause)
-                continue
-        heartbeat.beat_and_plan()
-        del heartbeat
+def _grouped(beats: Sequence[Beat], groups: Sequence[Sequence[int]]) -> list[list[Beat]]:
+    return [[beats[place] for place in group] for group in groups]
 
 
-def _notify(wake: threading.Condition) -> None:
-    with wake:
-        wake.notify_all()
+def _hear(beats: Sequence[Beat], answers: Sequence[bool | None], sent: float) -> None:
+    """Keep what the store answered to the beats that were sent at this moment; None is no answer."""
+    for beat, ours in zip(beats, answers, strict=True):
+        if ours:
+            beat.sent = sent
+        elif ours is not None:
+            beat.refuse()
+
+
+def _renew(store: Any, beats: list[Beat], tell: Teller) -> None:
+    """Renew these claims, blocking: an error is about them alone."""
+    sent, claims = time.monotonic(), _claims(beats)
+    try:
+        answers = store.extend_all(claims) if isinstance(store, Batching) else [store.extend(claims[0])]
+        _hear(beats, answers, sent)
+    except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
+        _tell_failures(tell, [(_unanswered(beats, error, sent), error)])
+    finally:
+        for beat in beats:
+            beat.under_way = False
+
+
+async def _asked(store: Any, beats: list[Beat], *, batching: bool, room: asyncio.Semaphore | None = None) -> None:
+    """Renew these claims, awaiting: their turn, where there is a room for some only, and then their answers."""
+    async with room or nullcontext():
+        sent, claims = time.monotonic(), _claims(beats)
+        try:
+            answers = await store.extend_all(claims) if batching else [await store.extend(claims[0])]
+        except PartlyRenewed as error:
+            _unanswered(beats, error, sent)
+            raise
+        _hear(beats, answers, sent)
+
+
+# The beats that were not renewed, and why.
+Outcome = tuple[list[Beat], Exception | None]
+
+
+async def _outcome(asked: Awaitable[None], beats: list[Beat]) -> Outcome:
+    from asyncio import wait_for
+
+    try:
+        await wait_for(asked, patience(beats))
+    except PartlyRenewed as error:
+        return _unanswered(beats, error, None), error
+    except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
+        return beats, error
+    finally:
+        for beat in beats:
+            beat.under_way = False
+    return [], None
+
+
+def _unanswered(beats: list[Beat], error: Exception, sent: float | None) -> list[Beat]:
+    """Return those of whose renewal nothing is known after this error; and keep, unless kept, what is of the others."""
+    if not isinstance(error, PartlyRenewed):
+        return beats
+    if sent is not None:
+        _hear(beats, error.answers, sent)
+    return [beat for beat, answer in zip(beats, error.answers, strict=True) if answer is None]
 
 
 def patience(beats: Sequence[Beat]) -> float:
@@ -351,8 +412,11 @@ def patience(beats: Sequence[Beat]) -> float:
     return min(beat.claim.lease for beat in beats) / (BEATS_PER_LEASE + 1)
 
 
-def _tell_if_late(beats: Beats, due: Sequence[Beat], tell: Teller) -> threading.Event:
-    """Tell of renewals that take too long, until the event is set: a driver that waits cannot be told to stop."""
+def _tell_if_late(beats: Beats | None, due: Sequence[Beat], tell: Teller) -> threading.Event:
+    """Tell of renewals that take too long, until the event is set: a driver that waits cannot be told to stop.
+
+    `beats`: all that wait for these, where nothing else is sent before they are answered.
+    """
     answered = threading.Event()
     waits = threading.Thread(
         target=_await_answer, args=(answered, beats, due, tell), name="onefold-late-renewal", daemon=True
@@ -363,18 +427,20 @@ def _tell_if_late(beats: Beats, due: Sequence[Beat], tell: Teller) -> threading.
     return answered
 
 
-def _await_answer(answered: threading.Event, beats: Beats, late: Sequence[Beat], tell: Teller) -> None:
+def _await_answer(answered: threading.Event, beats: Beats | None, due: Sequence[Beat], tell: Teller) -> None:
     """Tell of each claim that it is not renewed, and once more when its lease has ended.
 
-    Those that become due meanwhile are not renewed either: nothing is sent before this is answered.
+    Those that become due meanwhile are not renewed either, where nothing is sent before this is answered.
     """
     told: dict[bytes, bool] = {}
+    late = list(due)
     pause = patience(late)
     while not answered.wait(pause):
+        late = [beat for beat in late if beat.under_way or beat not in due]
         if late:
             _late(tell, late)
         told |= {beat.claim.token: beat.lost for beat in late}
-        alive = list(beats.values())
+        alive = [beat for beat in due if beat.under_way] if beats is None else list(beats.values())
         late = [beat for beat in alive if _is_untold(beat, told)]
         pause = patience(late or alive) if alive else pause
 
@@ -384,36 +450,23 @@ def _is_untold(beat: Beat, told: dict[bytes, bool]) -> bool:
     return beat.due <= time.monotonic() if known is None else beat.lost and not known
 
 
-def _late(tell: Teller, beats: Sequence[Beat]) -> None:
-    _warn(beats, f"the store has not answered within {in_words(patience(beats))}")
-    for beat in beats:
-        tell(Kind.NOT_RENEWED, beat.claim.address, detail="late")
+def _tell_failures(tell: Teller, outcomes: Sequence[Outcome]) -> None:
+    """Tell of renewals that failed: those with the same cause together, as each claim may have been sent by itself."""
+    causes: dict[str, tuple[list[Beat], Exception]] = {}
+    for beats, error in outcomes:
+        if error is not None:
+            causes.setdefault(f"{type(error).__name__}: {error}", ([], error))[0].extend(beats)
+    for beats, error in causes.values():
+        if isinstance(error, TimeoutError):
+            _late(tell, beats)
+        elif isinstance(error, PartlyRenewed):
+            _late(tell, beats, str(error))
+        else:
+            told_failed(tell, beats, error)
 
 
-def _failed(tell: Teller, beats: Sequence[Beat], error: Exception) -> None:
-    # Whatever else is raised there may quote a statement, and with it a key.
-    _warn(beats, f"{type(error).__name__}: {error}" if isinstance(error, OnefoldError) else type(error).__name__)
-    for beat in beats:
-        tell(Kind.STORE_FAILED, beat.claim.address, detail=f"extend: {type(error).__name__}")
-        tell(Kind.NOT_RENEWED, beat.claim.address, detail=type(error).__name__)
-
-
-def _warn(beats: Sequence[Beat], cause: str) -> None:
-    """Log it while there is still time: another may take the claim over when its lease is over."""
-    import logging
-
-    first = min(beats, key=lambda beat: beat.left)
-    others = f", and {len(beats) - 1} others" if len(beats) > 1 else ""
-    left = round(first.left, 1)
-    logging.getLogger("onefold").warning(
-        "%s [key %s]%s: the claim was not renewed, and its lease %s: %s",
-        first.claim.address.operation,
-        first.claim.address.digest,
-        others,
-        f"ends in {in_words(left)}" if left > 0 else "has ended",
-        # As a store says it of a claim. Here the handler runs.
-        cause.replace("Nothing ran. ", ""),
-    )
+def _late(tell: Teller, beats: Sequence[Beat], cause: str | None = None) -> None:
+    told_late(tell, beats, cause or f"the store has not answered within {in_words(patience(beats))}")
 
 
 _alive: weakref.WeakSet[Heartbeat | AsyncHeartbeat] = weakref.WeakSet()

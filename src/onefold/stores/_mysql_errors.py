@@ -12,6 +12,9 @@ DUPLICATE: Final = 1062
 # There is no such savepoint: the transaction in which it was set is over.
 NO_SAVEPOINT: Final = 1305
 
+# A row is locked for longer than the statement waits. The second number is MySQL's where it does not wait at all.
+LOCKED: Final = frozenset({1205, 3572})
+
 # The drivers' own numbers for a server that is not reached, and for TLS that fails.
 NOT_REACHED: Final = 2003
 TLS_FAILED: Final = 2026

@@ -19,6 +19,9 @@ _PERMISSION: Final = (
 # A statement that fails, so that the server refuses to commit the transaction; its log shows this text.
 SPOILING: Final = "SELECT 'Onefold: a delivery was interrupted in this transaction, which must not be committed'::int"
 
+# A row is locked for longer than lock_timeout.
+LOCKED: Final = "55P03"
+
 # The code itself, or how a class of codes begins.
 MEANINGS: Final = {
     "40001": Trouble(Kind.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"),
@@ -54,6 +57,17 @@ def meaning(code: str, says: str) -> Trouble:
         if found is not None:
             return Trouble(found.kind, f"{found.words}. The server says: {one_line(says)}")
     return Trouble(Kind.MISTAKE, f"the server says: {one_line(says)}")
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the server's code of an error; also of one that a library has wrapped."""
+    seen: BaseException | None = error
+    while seen is not None:
+        found = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
+        if found is not None:
+            return str(found)
+        seen = getattr(seen, "orig", None) or seen.__cause__
+    return None
 
 
 def one_line(text: str) -> str:

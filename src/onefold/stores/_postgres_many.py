@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, State
+from onefold.stores._postgres_errors import LOCKED, code_of
 from onefold.stores._postgres_words import AT_ADDRESS, COLUMNS, DUE, HELD, NOW, READ_STORED, TYPES, UNLESS_ALIVE, VALUES
 from onefold.stores._sql import (
     ADDRESS,
@@ -22,11 +23,16 @@ from onefold.stores._sql import (
     of_ending,
     of_entry,
     of_memory,
+    records,
 )
 from onefold.stores._sql_dialect import Ask, Reply, Talk
+from onefold.stores._sql_locked import turns
 
 # One message of a batch: results may be large, and the server takes no value above 1 GB.
 BATCH_BYTES: Final = 64 * 1024 * 1024
+
+# The shortest wait for a row that is locked: what takes less time than that is over by then.
+WAIT_LEAST: Final = 0.05
 
 _ENTRY: Final = tuple(TYPES)
 _CLAIM: Final = (*ADDRESS, "token", "lease", "stay")
@@ -34,7 +40,7 @@ _CLOSE: Final = (*ADDRESS, "token", "state", "stay", "attempt", "notes", "result
 
 
 def _asked(names: Sequence[str]) -> str:
-    arrays = ", ".join(f":{name}::{TYPES[name]}[]" for name in names)
+    arrays = ", ".join(f":{name}::{TYPES.get(name, 'text')}[]" for name in names)
     columns = ", ".join(f"asked_{name}" for name in names)
     return f"asked AS (SELECT * FROM unnest({arrays}) WITH ORDINALITY AS asked ({columns}, asked_number))"
 
@@ -60,14 +66,26 @@ _INSERT_ALL: Final = (
     "SELECT * FROM found UNION ALL SELECT * FROM written"
 ).replace(":now", NOW)
 
-_EXTEND_ALL: Final = (
-    f"WITH {_asked(_CLAIM)} "
+_RENEWED: Final = (
     f"UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, "
     f"lease_until = CASE state WHEN 'running' THEN {NOW} + asked_lease ELSE lease_until END, "
     f"expires = CASE state WHEN 'running' THEN {NOW} + asked_stay ELSE expires END, "
     f"due = CASE state WHEN 'running' THEN {_from_asked(DUE)} ELSE due END "
-    f"FROM asked WHERE {_from_asked(OURS)} AND state IN ('running', 'held') "
-    "RETURNING asked_number"
+)
+_LIVE: Final = f"{_from_asked(OURS)} AND state IN ('running', 'held')"
+
+# It passes over what others have locked: the renewal of one claim must not wait for the row of another.
+_EXTEND_ALL: Final = (
+    f"WITH {_asked(_CLAIM)}, free AS MATERIALIZED (SELECT asked.* FROM {TABLE} AS kept, asked WHERE {_LIVE} "
+    "FOR NO KEY UPDATE OF kept SKIP LOCKED) "
+    f"{_RENEWED} FROM free WHERE {_from_asked(AT)} RETURNING asked_number"
+)
+
+# For one that is locked. The setting ends with the statement: nothing may be left in a session behind a pooler.
+_EXTEND_WAITING: Final = (
+    f"WITH {_asked((*_CLAIM, 'wait'))}, "
+    "patient AS MATERIALIZED (SELECT asked.*, set_config('lock_timeout', asked_wait, true) FROM asked) "
+    f"{_RENEWED} FROM patient WHERE {_LIVE} RETURNING asked_number"
 )
 
 # A state says that the record stays: ended, or open with a memory.
@@ -93,14 +111,48 @@ def reading(addresses: Sequence[Address]) -> Ask:
     return Ask(_READ_ALL, _arrays(ADDRESS, map(of_address, addresses)), rows=True)
 
 
-def extend_all(claims: Sequence[Claim]) -> Talk[list[bool]]:
-    renewed = [False] * len(claims)
+def extend_all(claims: Sequence[Claim]) -> Talk[list[bool | None]]:
+    """Renew what nobody has locked in one statement, and then what is locked, one by one."""
+    answers: list[bool | None] = [False] * len(claims)
     for places in _rounds([claim.address for claim in claims]):
         values = _arrays(_CLAIM, (of_claim(claims[place]) for place in places))
         reply: Reply = yield Ask(_EXTEND_ALL, values, rows=True)
         for (number,) in reply.rows:
-            renewed[places[number - 1]] = True
-    return renewed
+            answers[places[number - 1]] = True
+    missing = [place for place, answer in enumerate(answers) if not answer]
+    if not missing:
+        return answers
+    locked = yield from _still_ours(claims, missing)
+    for place in locked:
+        answers[place] = None
+    chosen, seconds = turns(claims, locked, WAIT_LEAST)
+    for place in chosen:
+        answers[place] = yield from _renewed_in_turn(claims[place], seconds)
+    return answers
+
+
+def _still_ours(claims: Sequence[Claim], places: Sequence[int]) -> Talk[list[int]]:
+    """Which of these are ours still, by a read that waits for nobody."""
+    there: Reply = yield reading([claims[place].address for place in places])
+    found = {one.address: one for one in records(there.rows)}
+
+    def is_ours(claim: Claim) -> bool:
+        one = found.get(claim.address)
+        return one is not None and one.token == claim.token and one.state in (State.RUNNING, State.HELD)
+
+    return [place for place in places if is_ours(claims[place])]
+
+
+def _renewed_in_turn(claim: Claim, seconds: float) -> Talk[bool | None]:
+    """Renew one that is locked; None: it is locked still."""
+    values = _arrays((*_CLAIM, "wait"), [of_claim(claim) | {"wait": f"{round(seconds * 1000)}ms"}])
+    try:
+        reply: Reply = yield Ask(_EXTEND_WAITING, values, rows=True)
+    except Exception as error:
+        if code_of(error) != LOCKED:
+            raise
+        return None
+    return bool(reply.rows)
 
 
 def close_all(closes: Sequence[Close]) -> Talk[list[bool]]:

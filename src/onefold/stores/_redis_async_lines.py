@@ -54,7 +54,7 @@ class AsyncLine(Alone):
         async with self._room:
             try:
                 return await self._talk(leg)
-            except self.errors.ConnectionError as error:
+            except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                 return error
 
     async def _talk(self, leg: Leg) -> list[Any]:

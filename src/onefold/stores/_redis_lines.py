@@ -38,6 +38,9 @@ class Lender:
     def drop_idle(self) -> None:
         """Where one connection was lost, those that are idle may be dead too."""
 
+    def drop_idle_of(self, pool: Any) -> None:
+        """The same of one pool: other servers may be well."""
+
     def close(self) -> None:
         """Whoever is still under way gives its connection to the pool."""
 
@@ -72,6 +75,11 @@ class Keeper(Lender):
         for pool, connections in idle.items():
             while connections:
                 self.discard(pool, connections.pop())
+
+    def drop_idle_of(self, pool: Any) -> None:
+        connections = self._idle.pop(pool, [])
+        while connections:
+            self.discard(pool, connections.pop())
 
     def close(self) -> None:
         self._closed = True
@@ -131,8 +139,12 @@ class Line(Alone):
                     pool = self._pool(leg.place)
                     under_way.append((number, pool, self.lender.take(pool)))
                     under_way[-1][2].send_packed_command((packed(leg.commands),))
-                except self.errors.ConnectionError as error:
+                except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
+                    # A server that is silent must not keep those behind it from being asked.
                     answers[number] = error
+            if under_way:
+                # Whatever one leg has met, something was sent.
+                _mark_as_sent(answers)
             for number, _, connection in under_way:
                 if answers[number] is None:
                     answers[number] = self._talked(legs[number], connection)
@@ -141,10 +153,11 @@ class Line(Alone):
                 self.lender.discard(pool, connection)
             raise
         for number, pool, connection in under_way:
-            lost = isinstance(answers[number], Exception)
-            (self.lender.discard if lost else self.lender.give_back)(pool, connection)
-        if any(isinstance(answer, Exception) for answer in answers):
-            self.lender.drop_idle()
+            if isinstance(answers[number], Exception):
+                self.lender.discard(pool, connection)
+                self.lender.drop_idle_of(pool)
+            else:
+                self.lender.give_back(pool, connection)
         return answers
 
     def _talked(self, leg: Leg, connection: Any) -> Any:
@@ -154,7 +167,7 @@ class Line(Alone):
             if leg.after is not None and leg.goes_on(replies):
                 connection.send_packed_command((packed([leg.after]),))
                 replies.append(self._heard(connection))
-        except self.errors.ConnectionError as error:
+        except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
             return error
         return replies
 
@@ -185,6 +198,12 @@ class ClusterLine(Cluster, Line):
     def _refresh(self) -> None:
         self.lender.drop_idle()
         self.client.nodes_manager.initialize()
+
+
+def _mark_as_sent(answers: list[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            answer.on_the_way = False  # type: ignore[attr-defined]
 
 
 @cache

@@ -48,6 +48,11 @@ class Loops:
         await renewals.hold()
         return renewals
 
+    def known_renewals(self) -> AsyncReservedLine | None:
+        """Return the line of renewals if it was opened in this loop. It asks nobody anything."""
+        here = self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
+        return here.renewals if here is not None and here.renewals.is_held else None
+
     async def _found(self) -> Here:
         if self._pid != os.getpid():
             _inherited.append(self._here)

@@ -31,6 +31,20 @@ class Operations:
         replies = yield from fly(map_, [records.extend(self._keys.of(claim.address), claim) for claim in claims])
         return [bool(reply) for reply in replies]
 
+    def renewal_groups(self, map_: Map, claims: Sequence[Claim]) -> list[list[int]]:
+        """Return the places of the claims by their primaries: one that is silent keeps no other waiting."""
+        groups: dict[int, list[int]] = {}
+        if not map_.clustered:
+            return [list(range(len(claims)))]
+        for number, claim in enumerate(claims):
+            try:
+                primary = id(map_.place_of(self._keys.of(claim.address)))
+            except map_.errors.SlotNotCoveredError:
+                # Whoever sends it asks the cluster first.
+                primary = 0
+            groups.setdefault(primary, []).append(number)
+        return list(groups.values())
+
     def close_all(self, map_: Map, closes: Sequence[Close]) -> Flight[list[bool]]:
         calls = [records.close(self._keys.of(close.claim.address), close) for close in closes]
         # Where everything is given back, there is nothing that a fail-over must not lose.

@@ -5,6 +5,7 @@ Handlers may hold everything that a client's pool lends. What is opened here, by
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -34,6 +35,9 @@ class Reserve(Keeper):
             connection = new_connection(pool)
             connection.connect()
             return connection
+
+    def drop_idle_of(self, pool: Any) -> None:
+        """There is one for each pool, and it was discarded."""
 
     def give_back(self, pool: Any, connection: Any) -> None:
         if self._closed or self._idle.get(pool):
@@ -72,7 +76,14 @@ class AsyncReservedLine(AsyncLine):
     def __init__(self, client: Any) -> None:
         super().__init__(client, 1)
         self._connections: dict[object, Any] = {}
+        # One flight at a time on each connection: a silent place keeps no other waiting.
+        self._turns: dict[object, asyncio.Lock] = {}
         self._held = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the connections were opened. They may be lost by now: then flights reopen them."""
+        return self._held
 
     async def hold(self) -> None:
         """Open the connections, unless they are open."""
@@ -98,12 +109,20 @@ class AsyncReservedLine(AsyncLine):
             self._connections[_name(place)] = connection
         return connection
 
+    async def _leg(self, leg: Leg) -> Any:
+        async with self._turns.setdefault(_name(leg.place), asyncio.Lock()):
+            try:
+                return await self._talk(leg)
+            except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
+                return error
+
     async def _talk(self, leg: Leg) -> list[Any]:
         connection = await self._connected(leg.place)
         try:
             return await self._spoken(connection, leg)
         except BaseException:
-            self._connections.pop(_name(leg.place), None)
+            if self._connections.get(_name(leg.place)) is connection:
+                del self._connections[_name(leg.place)]
             raise
 
 

@@ -355,7 +355,8 @@ class Dialect:
         reply: Reply = yield Ask(self.renew, of_claim(claim) | {"notes": notes})
         return reply.written == 1
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool]]:
+    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
+        """Renew many. None: not renewed, and not lost either, because somebody has locked the record."""
         replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | {"notes": None}) for claim in claims]
         return [reply.written == 1 for reply in replies]
 

@@ -28,6 +28,7 @@ from onefold._model import (
     State,
 )
 from onefold.stores._mysql_errors import NO_SAVEPOINT, number_of
+from onefold.stores._mysql_renew import extend_all
 from onefold.stores._mysql_text import Name, as_read, filled, in_one, many, portions, read_well
 from onefold.stores._sql import (
     ADDRESS,
@@ -154,6 +155,7 @@ class Mysql(Dialect):
     # has it already: two duplicates at once that both wanted more would wait for each other.
     read_in_the_way = spelled(f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE} LOCK IN SHARE MODE")
     read_many = spelled(f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} WHERE {AT} AND {ALIVE} LOCK IN SHARE MODE")
+    look_many = spelled(f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}")
 
     # `end` and `leave_open` in one, for batches that have both.
     settle = spelled(
@@ -226,13 +228,17 @@ class Mysql(Dialect):
     def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
         return read_well(super().browse(query, limit))
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool]]:
-        ours = sorted(claims, key=lambda claim: claim.address.parts)
-        asks = many(self.renew, [of_claim(claim) | {"notes": None} for claim in ours])
-        found = yield from self._sent(asks, claims)
-        if found is None:
-            return [True] * len(claims)
-        return [_is_ours(found, claim, State.RUNNING, State.HELD) for claim in claims]
+    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
+        return extend_all(self, claims)
+
+    def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
+        """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
+        yield Ask(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
+        try:
+            reply: Reply = yield ask
+            return reply
+        finally:
+            yield Ask("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
         ours = sorted(closes, key=lambda close: close.claim.address.parts)
@@ -271,6 +277,11 @@ class MariaDb(Mysql):
     insert_marked = in_one(Mysql.insert, "SAVEPOINT :mark")
     seize_marked = in_one(Mysql.seize, "SAVEPOINT :mark")
     end_marked = in_one("RELEASE SAVEPOINT :mark", Mysql.end_joined)
+
+    def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
+        statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {ask.statement}"
+        reply: Reply = yield ask._replace(statement=statement)
+        return reply
 
     def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
         reply: Reply = yield Ask(self.telling, of_entry(entry), rows=True)

@@ -193,7 +193,7 @@ class Postgres(Dialect):
     def read_all(self, addresses: Sequence[Address]) -> Ask:
         return many.reading(addresses)
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool]]:
+    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
         return many.extend_all(claims)
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:

@@ -31,6 +31,7 @@ from onefold.stores._sql_links import (
     down,
     no_tables,
 )
+from onefold.stores._sql_locked import all_known
 from onefold.stores.base import Query
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class SqlStore:
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return self._do(lambda: self.database.sql.extend_all(claims), self._renewals)
+        return all_known(self._do(lambda: self.database.sql.extend_all(claims), self._renewals))
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return self._close(lambda: self.database.sql.close_all(closes), len(closes))
@@ -242,7 +243,7 @@ class AsyncSqlStore:
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return await self._do(lambda: self.database.sql.extend_all(claims), self._renewals)
+        return all_known(await self._do(lambda: self.database.sql.extend_all(claims), self._renewals))
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return await self._close(lambda: self.database.sql.close_all(closes), len(closes))

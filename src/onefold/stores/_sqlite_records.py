@@ -10,6 +10,7 @@ from typing import Any
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.stores._sql import Parameters
 from onefold.stores._sql_dialect import Ask, Reply, carry
+from onefold.stores._sql_locked import all_known
 from onefold.stores._sql_sqlite import MARK, SQLITE
 from onefold.stores.base import Query
 
@@ -35,7 +36,7 @@ class Records:
         return carry(SQLITE.extend(claim, notes), self)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return carry(SQLITE.extend_all(claims), self)
+        return all_known(carry(SQLITE.extend_all(claims), self))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return carry(SQLITE.finish(claim, ending), self)

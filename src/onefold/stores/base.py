@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from onefold._interrupts import When
 from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Memory, Record, State
+from onefold.errors import StoreUnavailable
 
 # The words of the seam come with it: a store of your own needs no other import.
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Inspectable",
     "Joinable",
     "Memory",
+    "PartlyRenewed",
     "Query",
     "Record",
     "State",
@@ -105,6 +107,17 @@ class AsyncBatching(Protocol):
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
     async def close_all(self, closes: Sequence[Close]) -> list[bool]: ...
+
+
+class PartlyRenewed(StoreUnavailable):
+    """Raised by `extend_all` where some leases could not be renewed now, and nobody has said that they are lost.
+
+    `answers` says what is known, in the order of the claims: None is nothing. One claim must never depend on another.
+    """
+
+    def __init__(self, answers: Sequence[bool | None], why: str) -> None:
+        super().__init__(why)
+        self.answers = list(answers)
 
 
 class Transaction(Protocol):

@@ -108,6 +108,10 @@ class RedisStore:
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
+    def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
+        """Return the places of the claims that are renewed together: one group for each primary."""
+        return self._operations.renewal_groups(self._renewing().line, claims)
+
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return self._fly(self._operations.close_all, closes)
 
@@ -224,6 +228,11 @@ class AsyncRedisStore:
             return await line.fly(self._operations.extend_all(line, claims))
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
+
+    def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
+        """Return the places of the claims that are renewed together: one group for each primary."""
+        line = self._loops.known_renewals()
+        return [list(range(len(claims)))] if line is None else self._operations.renewal_groups(line, claims)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return await self._fly(self._operations.close_all, closes)

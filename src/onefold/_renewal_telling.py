@@ -1,0 +1,52 @@
+"""What is told of claims that were not renewed: a warning in the log, and an event for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from onefold._model import Claim
+from onefold.durations import in_words
+from onefold.errors import OnefoldError
+from onefold.events import Kind, Teller
+
+
+class Told(Protocol):
+    """A claim under the heartbeat's care."""
+
+    claim: Claim
+
+    @property
+    def left(self) -> float: ...
+
+
+def told_late(tell: Teller, beats: Sequence[Told], cause: str) -> None:
+    _warn(beats, cause)
+    for beat in beats:
+        tell(Kind.NOT_RENEWED, beat.claim.address, detail="late")
+
+
+def told_failed(tell: Teller, beats: Sequence[Told], error: Exception) -> None:
+    # Whatever else is raised there may quote a statement, and with it a key.
+    _warn(beats, f"{type(error).__name__}: {error}" if isinstance(error, OnefoldError) else type(error).__name__)
+    for beat in beats:
+        tell(Kind.STORE_FAILED, beat.claim.address, detail=f"extend: {type(error).__name__}")
+        tell(Kind.NOT_RENEWED, beat.claim.address, detail=type(error).__name__)
+
+
+def _warn(beats: Sequence[Told], cause: str) -> None:
+    """Log it while there is still time: another may take the claim over when its lease is over."""
+    import logging
+
+    first = min(beats, key=lambda beat: beat.left)
+    others = f", and {len(beats) - 1} others" if len(beats) > 1 else ""
+    left = round(first.left, 1)
+    logging.getLogger("onefold").warning(
+        "%s [key %s]%s: the claim was not renewed, and its lease %s: %s",
+        first.claim.address.operation,
+        first.claim.address.digest,
+        others,
+        f"ends in {in_words(left)}" if left > 0 else "has ended",
+        # As a store says it of a claim. Here the handler runs.
+        cause.replace("Nothing ran. ", ""),
+    )
