@@ -131,16 +131,19 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     def _begin(self, name: str) -> None:
         if not name or not isinstance(name, str):
             raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
-        if self._taken is None:
-            with _making:
-                self._taken = self._taken or {}
         mine = object()
         # One operation of a dictionary: of two threads of a handler only one gets the name.
-        if self._taken.setdefault(name, mine) is not mine:
+        if (self._taken or self._begin_taken()).setdefault(name, mine) is not mine:
             raise UsageError(
                 f"{self.operation} [key {self._entry.address.digest}]: the step {name!r} was taken before in this run: "
                 "a name is one effect, and the second step did not run. Put the item's id into its name"
             )
+
+    def _begin_taken(self) -> dict[str, object]:
+        with _making:
+            if self._taken is None:
+                self._taken = {}
+            return self._taken
 
     def _fail(self, name: str) -> None:
         """Let the handler try it again: it has not happened, or its log knows it."""
