@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar, Token
 from threading import Lock
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -170,7 +171,17 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
 
 # Held while one thread of a handler begins what all of them share; for all deliveries, as it takes no time.
-_making: Final = Lock()
+_making = Lock()
+
+
+def _unlock_in_child() -> None:
+    """Another thread may have held it when the process was forked, and is not there to give it back."""
+    global _making  # noqa: PLW0603 - one of a process
+    _making = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 _current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
 
