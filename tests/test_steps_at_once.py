@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -299,3 +301,15 @@ def test_a_write_that_is_under_way_when_the_handler_ends_does_not_overtake_the_l
     assert set(msgspec.msgpack.decode(found.notes or b"")) == {"first", "second"}
     with pytest.raises(OnHold):
         guard.run("charge", "pay_1", handler)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_that_was_forked_while_another_thread_began_its_steps_can_take_its_own() -> None:
+    current_module = sys.modules["onefold.current"]
+    with current_module._making:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if current_module._making.acquire(blocking=False) else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from threading import Lock
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -132,16 +133,19 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     def _begin(self, name: str) -> None:
         if not name or not isinstance(name, str):
             raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
-        if self._taken is None:
-            with _making:
-                self._taken = self._taken or {}
         mine = object()
         # One operation of a dictionary: of two threads of a handler only one gets the name.
-        if self._taken.setdefault(name, mine) is not mine:
+        if (self._taken or self._begin_taken()).setdefault(name, mine) is not mine:
             raise UsageError(
                 f"{self.operation} [key {self._entry.address.digest}]: the step {name!r} was taken before in this run: "
                 "a name is one effect, and the second step did not run. Put the item's id into its name"
             )
+
+    def _begin_taken(self) -> dict[str, object]:
+        with _making:
+            if self._taken is None:
+                self._taken = {}
+            return self._taken
 
     def _fail(self, name: str) -> None:
         """Let the handler try it again: it has not happened, or its log knows it."""
@@ -168,7 +172,17 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
 
 # Held while one thread of a handler begins what all of them share; for all deliveries, as it takes no time.
-_making: Final = Lock()
+_making = Lock()
+
+
+def _unlock_in_child() -> None:
+    """Another thread may have held it when the process was forked, and is not there to give it back."""
+    global _making  # noqa: PLW0603 - one of a process
+    _making = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 _current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
 
