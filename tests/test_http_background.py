@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Policy
+from onefold.http import _performance
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
-from support import AsyncProxyStore, in_time
+from support import PATIENCE, AsyncProxyStore, in_time
 
 Endpoint = Callable[[], Awaitable[Response]]
 
@@ -43,6 +46,12 @@ def behind_both(endpoint: Endpoint, guard: AsyncGuard) -> Any:
 def behind(request: pytest.FixtureRequest) -> Callable[[Endpoint, AsyncGuard], Any]:
     made: Callable[[Endpoint, AsyncGuard], Any] = request.param
     return made
+
+
+@pytest.fixture(autouse=True)
+def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is paused for a second is not taken for a store that waits for the application."""
+    monkeypatch.setattr(_performance, "REMEMBER_SECONDS", PATIENCE)
 
 
 def whole(later: BackgroundTask) -> Response:
@@ -134,6 +143,68 @@ def test_an_application_goes_on_however_its_claim_has_ended(
         # The server hears of what nobody expects, and of nothing else.
         (error,) = await asyncio.gather(visiting, return_exceptions=True)
         assert not isinstance(error, BaseException) or isinstance(error, Broken)
+
+    in_time(story())
+
+
+def test_a_store_that_waits_for_what_comes_after_the_answer_gets_it(
+    behind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a transaction that a dependency with `yield` ends on the same SQLite file."""
+    monkeypatch.setattr(_performance, "REMEMBER_SECONDS", 0.01)
+
+    async def story() -> None:
+        store, committed = AsyncProxyStore(), asyncio.Event()
+        store.before["finish"] = committed.wait
+
+        async def pay() -> Response:
+            return PlainTextResponse("paid", background=BackgroundTask(commit))
+
+        async def commit() -> None:
+            committed.set()
+
+        app = behind(pay, AsyncGuard(store))
+        visitors = [await Visitor(app).visit() for _ in range(2)]
+
+        assert [(one.body, one.is_replay) for one in visitors] == [(b"paid", False), (b"paid", True)]
+
+    in_time(story())
+
+    assert "Commit before you answer" in caplog.text
+
+
+def test_a_client_that_reads_slowly_is_waited_for(behind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a key, for as long as it takes: the store is not in the way."""
+    left: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def timeout(_seconds: float) -> Any:
+        yield
+        left.append("the wait that has a bound")
+
+    monkeypatch.setattr(_performance, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
+
+    async def story() -> None:
+        seen: list[tuple[bool, bool]] = []
+        bounded: list[bool] = []
+
+        async def later() -> None:
+            seen.append((visitor.ended, bounded[-1]))
+
+        async def pay() -> Response:
+            return PlainTextResponse("paid", background=BackgroundTask(later))
+
+        async def slowly(message: Any) -> None:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            bounded.append(not left)
+            await Visitor.send(visitor, message)
+
+        visitor = Visitor(behind(pay, AsyncGuard("memory:")))
+        monkeypatch.setattr(visitor, "send", slowly)
+        await visitor.visit()
+
+        assert seen == [(True, False)]
 
     in_time(story())
 

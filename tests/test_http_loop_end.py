@@ -66,7 +66,7 @@ class Story:
         visiting = asyncio.ensure_future(Visitor(self.app).visit())
         await self.reached.wait()
         others = asyncio.all_tasks() - before
-        for task in order(sorted(others, key=lambda task: task.get_coro().__qualname__)):  # type: ignore[union-attr]
+        for task in order(sorted(others, key=lambda task: task.get_coro().__qualname__)):
             task.cancel()
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -94,7 +94,8 @@ def test_whoever_cancels_a_route_cancels_its_endpoint() -> None:
     """As a time-out in a dependency does. The request ends with it, and goes for one that failed."""
 
     async def story() -> None:
-        started, ended, tasks = asyncio.Event(), [], []
+        started, ended = asyncio.Event(), []
+        tasks: list[Any] = []
         store = AsyncProxyStore()
 
         async def bounded() -> Any:

@@ -97,8 +97,9 @@ def middleware_of_litestar(story: Story) -> Any:
     async def pay() -> str:
         return await story.pay()
 
-    ours = DefineMiddleware(IdempotencyMiddleware, guard=story.guard, scope=single_tenant)
-    return Litestar([pay], middleware=[ours], lifespan=[story.drains], openapi_config=None)
+    ours: Any = IdempotencyMiddleware
+    named = DefineMiddleware(ours, guard=story.guard, scope=single_tenant)
+    return Litestar([pay], middleware=[named], lifespan=[story.drains], openapi_config=None)
 
 
 APPS = [middleware, route, route_below_a_lifespan, route_below_a_mount, middleware_of_litestar]

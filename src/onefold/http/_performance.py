@@ -24,6 +24,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# So long an application waits at the end of its answer until that is remembered. It may keep a transaction open beyond
+# its answer, and the store may wait for that: then the application has to go on first.
+REMEMBER_SECONDS: Final = 1.0
+
 # Ways to send a file that would go around us.
 SHORTCUTS: Final = ("http.response.pathsend", "http.response.zerocopysend")
 
@@ -56,9 +60,10 @@ class Performance:
         self._watch = DisconnectWatch(receive, self._give_up)
         # An event stream, which nobody waits for. Its client sees it once the claim has been given back.
         self._freed = False
-        # Set once the claim has ended and what was held back is sent. Until then the application goes no further than
-        # its answer: what it does next may end the process, or keep it busy.
+        # Set once the claim has ended, and once what was held back is sent. Until then the application waits at the end
+        # of its answer: what it does next may end the process, or keep it busy.
         self._claim_ended = asyncio.Event()
+        self._sent = asyncio.Event()
         self._holds_back = True
         # Whether the client has seen a part of the answer.
         self.is_seen = False
@@ -99,6 +104,7 @@ class Performance:
 
     async def end(self) -> None:
         """Send what was held back, and let the application come to its end. Raises what it raised."""
+        self._claim_ended.set()
         failure = self._failure()
         if failure is not None and not self.is_seen:
             # Nobody has seen its beginning, so that a better answer can still be made of the error.
@@ -141,6 +147,7 @@ class Performance:
         if self.is_seen or self._freed:
             await self.end()
             return
+        self._claim_ended.set()
         self._held.clear()
         await send_answer(self._to_client, answer)
         self.forsake()
@@ -159,7 +166,7 @@ class Performance:
 
         An exchange that broke off (the guard raised what nobody expected, the loop ends) leaves an answer for nobody.
         """
-        if not self._claim_ended.is_set():
+        if not self._sent.is_set():
             self._held.clear()
             self.forsake()
             self._let_on()
@@ -167,6 +174,7 @@ class Performance:
     def _let_on(self) -> None:
         self._holds_back = False
         self._claim_ended.set()
+        self._sent.set()
         self._may_hear_of_the_client.set()
 
     def _settle(self) -> None:
@@ -217,7 +225,20 @@ class Performance:
             else:
                 self._whole = True
                 self._settle()
+                await self._until_remembered()
+
+    async def _until_remembered(self) -> None:
+        try:
+            async with asyncio.timeout(REMEMBER_SECONDS):
                 await self._claim_ended.wait()
+        except TimeoutError:
+            LOG.warning(
+                "an answer was not remembered within %g s, and its application goes on meanwhile. Does it keep a "
+                "transaction open beyond its answer, for which the store waits? Commit before you answer",
+                REMEMBER_SECONDS,
+            )
+        else:
+            await self._sent.wait()
 
     async def _begin(self, start: Message) -> None:
         self._capture.begin(start.get("status"), start["headers"])
@@ -226,7 +247,7 @@ class Performance:
             # may ask again.
             self._freed = True
             self._settle()
-            await self._claim_ended.wait()
+            await self._sent.wait()
 
     async def _flush(self) -> None:
         while self._held:
