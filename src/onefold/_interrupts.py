@@ -37,7 +37,13 @@ class When(Enum):
 
     BEFORE = "before its handler: there may be a record, and there is no effect"
     INSIDE = "in its handler, and its record is taken back"
+    CANCELLED = "the same, by a cancellation: it is not known whether a statement that was under way was executed"
     AFTER = "after its handler: there is an effect, and there may be a record"
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it was in its handler."""
+        return self in (When.INSIDE, When.CANCELLED)
 
 
 # What to go on with after an operation: a reply or a failure, and an interrupt that came meanwhile.
@@ -227,8 +233,13 @@ def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
 
 async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
     """The same, awaited; a further cancellation does not tear it."""
+    import asyncio
+
     if hands.joined:
-        await brought_to_its_end(_spoiled(hands, _when(interrupt, ended)), hands.store.abandon)
+        when = _when(interrupt, ended)
+        if when is When.INSIDE and isinstance(interrupt, asyncio.CancelledError):
+            when = When.CANCELLED
+        await brought_to_its_end(_spoiled(hands, when), hands.store.abandon)
 
 
 async def _spoiled(hands: Any, when: When) -> None:

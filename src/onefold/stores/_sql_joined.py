@@ -86,7 +86,7 @@ class JoinedRecords(Talks):
 
     def spoil(self, when: When) -> None:
         # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides.
-        if when is not When.INSIDE:
+        if not when.is_inside:
             self.link.spoil()
 
     def _do(self, talk: Talk[T]) -> T:
@@ -271,9 +271,9 @@ class AsyncJoinedRecords(Talks):
         check_open(self.link)
 
     async def spoil(self, when: When) -> None:
-        # Of a statement of the handler's that was cancelled nobody knows whether it was executed. So the transaction is
-        # not to be committed, if its connection can be used after that.
-        if self.link.spoils_gently or when is not When.INSIDE:
+        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides. But what
+        # was cancelled is not to be committed, if the connection can be used after that.
+        if not when.is_inside or (when is When.CANCELLED and self.link.spoils_gently):
             await self.link.spoil()
 
     def abandon(self) -> None:

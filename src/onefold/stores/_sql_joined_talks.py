@@ -100,7 +100,7 @@ def is_to_spoil(link: Link | AsyncLink, when: When) -> bool:
     After an interrupt in the handler of the outermost delivery it was rolled back. If it is still open, the interrupted
     handler is a nested one's, whose record was taken back, and whose writes are there.
     """
-    if when is When.INSIDE:
+    if when.is_inside:
         return link.standing() in (Standing.OPEN, Standing.ABORTED)
     return link.standing() is not Standing.BROKEN
 

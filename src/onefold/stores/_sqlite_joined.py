@@ -155,7 +155,7 @@ class JoinedRecords:
         A rollback would take the owner's earlier work along, and what they write after it would be committed.
         """
         # A handler's own interrupt is as its errors are: the record was taken back.
-        if when is When.INSIDE or not self.tx.in_transaction:
+        if when.is_inside or not self.tx.in_transaction:
             return
         if when is not When.BEFORE:
             self.tx.close()
@@ -247,7 +247,7 @@ class SqliteTransaction(JoinedRecords):
 
         After an interrupt in the outermost handler it was rolled back; in a nested one's it is still open.
         """
-        if when is not When.INSIDE or self._is_inside():
+        if not when.is_inside or self._is_inside():
             self._spoiled = True
             self.tx.close()
 
