@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import math
 import os
 import signal
@@ -53,6 +54,14 @@ def no_round_trip_is_slow() -> Iterator[None]:
         # The package's own `examine` is the function.
         patching.setattr(importlib.import_module("onefold.health.examine"), "ROUND_TRIP_SLOW", math.inf)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logging_is_left_as_it_was() -> Iterator[None]:
+    """Put the root logger's level back: a framework that sets it would make another file's test see more than it."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -313,7 +313,7 @@ def mounted_litestar(pay: Callable[[], None], *, copies: bool) -> Any:
     async def missing() -> None:
         pay()
 
-    return (Copying if copies else lambda app: app)(Litestar([missing], openapi_config=None))
+    return (Copying if copies else lambda app: app)(Litestar([missing], openapi_config=None, logging_config=None))
 
 
 @pytest.mark.parametrize("copies", [False, True])

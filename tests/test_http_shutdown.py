@@ -99,7 +99,7 @@ def middleware_of_litestar(story: Story) -> Any:
 
     ours: Any = IdempotencyMiddleware
     named = DefineMiddleware(ours, guard=story.guard, scope=single_tenant)
-    return Litestar([pay], middleware=[named], lifespan=[story.drains], openapi_config=None)
+    return Litestar([pay], middleware=[named], lifespan=[story.drains], openapi_config=None, logging_config=None)
 
 
 APPS = [middleware, route, route_below_a_lifespan, route_below_a_mount, middleware_of_litestar]
