@@ -168,7 +168,7 @@ def signal_one(pid: int, number: signal.Signals) -> None:
 
 
 def stands_still(pid: int) -> bool:
-    """Whether every thread has stopped, or ended. The signal stops one, which has to run to stop the others.
+    """Return whether every thread has stopped, or ended. The signal stops one, which has to run to stop the others.
 
     Where the system does not show it, it is believed.
     """

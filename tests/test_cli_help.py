@@ -19,12 +19,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 EXAMPLE = "Example: "
 
 
-def test_a_store_in_the_wrong_place_is_named_without_its_password() -> None:
-    ended = CliRunner().invoke(app, ["held", "postgresql://me:geheim@host/shop?sslpassword=geheim"])
+@pytest.mark.parametrize("password", ["geheim", "ge(heim", "ge heim", "ge@heim", "ge)/heim"])
+def test_a_store_in_the_wrong_place_is_named_without_its_password(password: str) -> None:
+    ended = CliRunner().invoke(app, ["held", f"postgresql://me:{password}@host/shop?sslpassword=ge(heim"])
 
     assert ended.exit_code == 2
-    assert "geheim" not in ended.output
-    assert "me:***@host/shop" in ended.output
+    assert "heim" not in ended.output
+    assert "***@host/shop" in ended.output
     assert "--store" in ended.output
 
 

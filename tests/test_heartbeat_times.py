@@ -139,7 +139,7 @@ class AsyncFailing(AsyncMemoryStore):
 
 
 def down() -> None:
-    raise StoreUnavailable("the database is being moved")
+    raise StoreUnavailable("the database is being moved. Nothing ran. Wait")
 
 
 async def down_awaited() -> None:
@@ -164,7 +164,8 @@ def test_a_renewal_that_fails_is_a_warning_with_its_cause_before_the_lease_is_ov
 
     assert (outcome.value, outcome.remembered) == (True, True)
     assert f"charge [key {CHARGE.digest}]: the claim was not renewed" in trouble.lines[0]
-    assert "StoreUnavailable: the database is being moved" in trouble.lines[0]
+    # The handler runs.
+    assert "StoreUnavailable: the database is being moved. Wait" in trouble.lines[0]
     assert "pay_1" not in "".join(trouble.lines)
 
 

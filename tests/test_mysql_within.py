@@ -12,6 +12,7 @@ from pymysql.constants import CLIENT
 from mysql_wallet import COLOURS, Blocking, Call, Ledger, Worker, Working, add, connected, deadlocking
 from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError, guard_async
 from onefold import guard as sync_guard
+from onefold._flow_fresh import sort_out
 from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
 from onefold.transactions import _mysql, asyncmy, pymysql
 from services.proxy import Proxy
@@ -327,6 +328,35 @@ def test_a_fresh_of_which_a_later_part_fails_cannot_be_committed(
         worker.on(connection, COMMIT)
 
     assert refused
+    assert ledger.records == ["earlier"]
+
+
+class Struck(BaseException):
+    """An interrupt."""
+
+
+def test_a_fresh_that_is_interrupted_in_a_later_part_cannot_be_committed(
+    worker: Worker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def struck(works: Any) -> Any:
+        calls.append(works)
+        if len(calls) == 2:
+            raise Struck
+        return (yield from sort_out(works))
+
+    with suppress(worker.error.Error), worker.connection(ledger.url) as connection:
+        worker.fresh(connection, ["earlier"])
+        worker.on(connection, COMMIT)
+        for door in (sync_guard, guard_async):
+            monkeypatch.setattr(door, "BATCH_MAX", 2)
+            monkeypatch.setattr(door, "sort_out", struck)
+        with pytest.raises(Struck):
+            worker.fresh(connection, ["m1", "m2", "m3"])
+        worker.on(connection, COMMIT)
+
+    assert len(calls) == 2
     assert ledger.records == ["earlier"]
 
 

@@ -13,7 +13,7 @@ from onefold._flow_fresh import sort_out
 from onefold._flow_joined import join
 from onefold._flow_records import forget, read, resolve
 from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
-from onefold._interrupts import When
+from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold._nested import Nest
 from onefold._steps import Flow, drive_async
@@ -319,7 +319,7 @@ class AsyncWithin:
                     verdicts += await drive_async(flow, tools)
                 except Exception:
                     if verdicts:
-                        await joined.spoil(When.AFTER)
+                        await brought_to_its_end(joined.spoil(When.AFTER), joined.abandon)
                     raise
         return sorted_by(messages, verdicts)
 

@@ -28,8 +28,9 @@ from onefold.cli.top import top
 from onefold.cli.trace import trace
 from onefold.stores._open import without_password
 
-# An argument that may hold a password.
-_URL: Final = re.compile(r"[\w+.-]+://[^\s()]+")
+# An argument that may hold a password, with any character in it; and what may hold one in its options.
+_CREDENTIALS: Final = re.compile(r"://.*@", re.DOTALL)
+_URL: Final = re.compile(r"[\w+.-]+://\S*")
 
 # What `typer.BadParameter` is a kind of. Typer brings a click of its own, or uses yours.
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -56,11 +57,15 @@ def _usage_in_one_line() -> Iterator[None]:
             raise
         context = getattr(error, "ctx", None)
         name = f" {context.info_name}" if context is not None and context.parent is not None else ""
-        said = _URL.sub(lambda url: without_password(url[0]), str(error.format_message()).rstrip())  # type: ignore[attr-defined]
+        said = _without_passwords(str(error.format_message()).rstrip())  # type: ignore[attr-defined]
         if "extra argument" in said and _URL.search(said):
             said = f"{said.rstrip('.')}. Name the store with --store"
         note(f"{said}{'' if said.endswith(('.', '?')) else '.'} See onefold{name} --help")
         raise typer.Exit(WRONG_USAGE) from None
+
+
+def _without_passwords(said: str) -> str:
+    return _URL.sub(lambda url: without_password(url[0]), _CREDENTIALS.sub("://***@", said))
 
 
 app = typer.Typer(

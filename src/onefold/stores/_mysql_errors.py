@@ -110,6 +110,6 @@ def not_connected(error: Exception, cause: BaseException | None = None) -> tuple
 
 
 def _why(error: BaseException) -> str:
-    """What a driver says of a connection that did not come about: there is no key in it, and no password."""
+    """Return what a driver says of a connection that did not come about: there is no key in it, and no password."""
     found = getattr(error, "orig", None) or error
     return " ".join(str(found.args[1]).split()) if len(found.args) > 1 else ""

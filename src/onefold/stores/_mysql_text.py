@@ -67,7 +67,7 @@ class Name(str):
 
 
 def quoted(name: str) -> str:
-    """A name that is not ours in a statement."""
+    """Quote a name that is not ours."""
     return "`" + name.replace("`", "``") + "`"
 
 
