@@ -313,6 +313,15 @@ class ExtendClearsTheNotes(MemoryStore):
         return ours
 
 
+@noticed_by("notes_never_become_shorter_under_one_token")
+class ExtendTakesLateNotes(MemoryStore):
+    def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
+        ours = super()._extend(claim, notes, now)
+        if ours and notes is not None:
+            self._rows[claim.address] = replace(self._rows[claim.address], notes=notes)
+        return ours
+
+
 @noticed_by("extend_of_a_held_record_keeps_only_the_notes")
 class ExtendsWhatIsHeld(MemoryStore):
     def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:

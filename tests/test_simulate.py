@@ -106,6 +106,16 @@ class WithLostNotes(MemoryStore):
         return super()._claim(replace(entry, notes=None), replacing, now)
 
 
+class WithLateNotes(MemoryStore):
+    """A log of steps that was given up, and lands late, is written over a newer one."""
+
+    def _extend(self, claim: Any, notes: Any, now: float) -> bool:
+        ours = super()._extend(claim, notes, now)
+        if ours and notes is not None:
+            self._rows[claim.address] = replace(self._rows[claim.address], notes=notes)
+        return ours
+
+
 def story_of(store: Callable[..., MemoryStore] = MemoryStore, **scenario: Any) -> Story:
     story = search(Scenario(store=store, **scenario)).story
     assert story is not None, "nothing was found"
@@ -256,6 +266,7 @@ def test_a_store_that_loses_records_breaks_statements_1_and_2() -> None:
         (3, {"store": WithoutRevisionCheck, "ignoring": frozenset({6})}),
         (5, {"store": WithAnotherResult}),
         (9, {"store": WithLostNotes, "steps": ("reserve",)}),
+        (9, {"store": WithLateNotes, "steps": ("reserve", "pay"), "late": True, "beats": 0}),
     ],
 )
 def test_every_statement_can_fail(number: int, defect: dict[str, Any]) -> None:

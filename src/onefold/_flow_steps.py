@@ -38,8 +38,7 @@ class StepLog:
         self.turns = Turns()
         self._results: dict[str, bytes | None] = msgspec.msgpack.decode(entry.notes) if entry.notes else {}
         self._notes = entry.notes
-        # The newest log that the store has kept of this run, and the names of the steps in it.
-        self._written: bytes | None = None
+        # The names of the steps in the newest log that the store has kept of this run.
         self._kept: frozenset[str] = frozenset()
         # Whether the handler has ended: what it left behind as its log stays as it is.
         self._ended = False
@@ -83,19 +82,12 @@ class StepLog:
         return True
 
     def unwritten(self, name: str) -> bytes | None:
-        """Return the newest log, if it is to be written; None: the store has one with this step in it.
-
-        A write that was under way when the handler ended may have overtaken the log with which it did, in a record that
-        is held: then that one is written once more.
-        """
-        if name in self._kept and (not self._ended or self._written is self._notes):
-            return None
-        return self._notes
+        """Return the newest log, if it is to be written; None: the store has one with this step in it."""
+        return None if name in self._kept else self._notes
 
     def written(self, notes: bytes, *, kept: bool) -> bool:
         """Note whether the store has kept this log."""
         if kept:
-            self._written = notes
             self._kept = frozenset(msgspec.msgpack.decode(notes, type=dict[str, msgspec.Raw]))
         return kept
 

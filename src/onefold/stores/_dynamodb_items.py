@@ -87,11 +87,11 @@ class Requests:
         changes = {"lease_until": _until(now.latest + claim.lease), "expires": _end(claim.stay, now)}
         if notes is not None:
             changes["notes"] = _bytes(notes)
-        return self._change(claim, changes, now, state=State.RUNNING)
+        return self._change(claim, changes, now, state=State.RUNNING, notes=notes)
 
     def note(self, claim: Claim, notes: bytes, now: Now) -> Request:
         """Keep the notes of a held record, and nothing else: a late heartbeat must not give it an end."""
-        return self._change(claim, {"notes": _bytes(notes)}, now, state=State.HELD)
+        return self._change(claim, {"notes": _bytes(notes)}, now, state=State.HELD, notes=notes)
 
     def finish(self, claim: Claim, ending: Ending, now: Now) -> Request:
         changes = {
@@ -137,8 +137,19 @@ class Requests:
             values[":prefix"] = {"S": text_of(Address(query.scope, query.operation, ""))}
         return self._scan(" AND ".join(conditions), values, after)
 
-    def _change(self, claim: Claim, changes: dict[str, Any], now: Now, *, state: State | None = None) -> Request:
-        """A write under a token that is still the record's. What is None is taken away."""
+    def _change(
+        self,
+        claim: Claim,
+        changes: dict[str, Any],
+        now: Now,
+        *,
+        state: State | None = None,
+        notes: bytes | None = None,
+    ) -> Request:
+        """A write under a token that is still the record's. What is None is taken away.
+
+        With `notes`, only where those of the record are not longer: a log only grows, and what comes late is older.
+        """
         sets = {"changed": _moment(now.earliest)} | {
             name: value for name, value in changes.items() if value is not None
         }
@@ -150,6 +161,9 @@ class Requests:
         if state is not None:
             condition += " AND #state = :state"
             values[":state"] = {"S": state.value}
+        if notes is not None:
+            condition += " AND (attribute_not_exists(#notes) OR size(#notes) <= :notes_size)"
+            values[":notes_size"] = _number(len(notes))
         return self._request(
             "update_item",
             condition,

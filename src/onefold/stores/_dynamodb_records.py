@@ -118,12 +118,14 @@ class Records:
         problem = yield from self._write(lambda now: self._requests.extend(claim, notes, now))
         if problem is None:
             return True
+        if notes is not None and self._has_longer(problem, claim, notes):
+            return (yield from self.extend(claim))
         if not self._is_held_by(problem, claim):
             return False
         if notes is None:
             return True
         problem = yield from self._write(lambda now: self._requests.note(claim, notes, now))
-        return problem is None
+        return problem is None or self._has_longer(problem, claim, notes)
 
     def finish(self, claim: Claim, ending: Ending) -> Steps[bool]:
         written = fitting(ending, claim.address)
@@ -273,6 +275,14 @@ class Records:
             return False
         record = record_of(problem.item, self.clock.now())
         return record.token == claim.token and record.state is State.HELD
+
+    def _has_longer(self, problem: Problem, claim: Claim, notes: bytes) -> bool:
+        """Whether the record is ours, and knows more than these notes, which came late."""
+        if problem.item is None:
+            return False
+        record = record_of(problem.item, self.clock.now())
+        is_open = record.state in (State.RUNNING, State.HELD)
+        return record.token == claim.token and is_open and len(record.notes or b"") > len(notes)
 
     def _alive(self, item: Item | None) -> Record | None:
         record = None if item is None else record_of(item, self.clock.now())

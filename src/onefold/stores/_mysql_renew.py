@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from onefold._model import Address, Claim, Record, State
 from onefold.stores._mysql_errors import LOCKED, number_of
 from onefold.stores._mysql_text import as_read, many
-from onefold.stores._sql import AT, OURS, TABLE, Parameters, of_address, of_claim, records
+from onefold.stores._sql import AT, OURS, TABLE, Parameters, of_address, of_claim, of_notes, records
 from onefold.stores._sql_dialect import Ask, Reply, Talk
 from onefold.stores._sql_locked import WAIT_SECONDS, turns
 
@@ -125,7 +125,7 @@ def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> 
 def _renewed_in_turn(sql: Renews, claim: Claim, seconds: int) -> Talk[bool | None]:
     """Renew one that is locked; None: it is locked still."""
     try:
-        reply: Reply = yield from sql.waiting(Ask(sql.renew, of_claim(claim) | {"notes": None}), seconds)
+        reply: Reply = yield from sql.waiting(Ask(sql.renew, of_claim(claim) | of_notes(None)), seconds)
     except Exception as error:
         if number_of(error) not in LOCKED:
             raise

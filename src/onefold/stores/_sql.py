@@ -89,6 +89,11 @@ def of_claim(claim: Claim) -> Parameters:
     return of_address(claim.address) | {"token": claim.token, "lease": claim.lease, "stay": _or_null(claim.stay)}
 
 
+def of_notes(notes: bytes | None) -> Parameters:
+    """What a renewal writes. Notes never become shorter: a log only grows, and what comes late is an older one."""
+    return {"notes": notes, "notes_length": None if notes is None else len(notes)}
+
+
 def of_ending(ending: Ending) -> Parameters:
     return {
         "state": ending.state.value,

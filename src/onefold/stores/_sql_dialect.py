@@ -30,6 +30,7 @@ from onefold.stores._sql import (
     of_ending,
     of_entry,
     of_memory,
+    of_notes,
     record,
     records,
 )
@@ -146,7 +147,8 @@ class Dialect:
 
     # A late heartbeat must not give an end to what is held.
     renew: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, notes = COALESCE(:notes, notes), "
+        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, "
+        "notes = CASE WHEN :notes_length >= COALESCE(LENGTH(notes), 0) THEN :notes ELSE notes END, "
         "lease_until = CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END, "
         "expires = CASE state WHEN 'running' THEN :now + :stay ELSE expires END "
         f"WHERE {OURS} AND state IN ('running', 'held')"
@@ -352,12 +354,12 @@ class Dialect:
         raise restless(next(iter(left)))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> Talk[bool]:
-        reply: Reply = yield Ask(self.renew, of_claim(claim) | {"notes": notes})
+        reply: Reply = yield Ask(self.renew, of_claim(claim) | of_notes(notes))
         return reply.written == 1
 
     def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
         """Renew many. None: not renewed, and not lost either, because somebody has locked the record."""
-        replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | {"notes": None}) for claim in claims]
+        replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
         return [reply.written == 1 for reply in replies]
 
     def finish(self, claim: Claim, ending: Ending) -> Talk[bool]:

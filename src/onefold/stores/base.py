@@ -64,7 +64,10 @@ class Store(Protocol):
         """
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        """Renew the lease and the stay of a running record; on a held one keep only the notes. False: not ours."""
+        """Renew the lease and the stay of a running record; on a held one keep only the notes. False: not ours.
+
+        Notes never become shorter under one token: a log only grows, and a write that was given up may land late.
+        """
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
         """End the record. True if it is ours, also if this token ended it before. False: not ours."""

@@ -151,7 +151,7 @@ class MemoryStore:
         row = self._mine(claim, now)
         if row is None:
             return False
-        if notes is not None:
+        if notes is not None and len(notes) >= len(row.notes or b""):
             row = replace(row, notes=notes)
         match row.state:
             case State.RUNNING:

@@ -11,8 +11,11 @@ if parts.state ~= RUNNING and parts.state ~= HELD then
 end
 parts.revision = parts.revision + 1
 if ARGV[4] then
-  local _, result, remark = notes_result_and_remark(parts.contents)
-  parts.contents = contents_of(ARGV[4], result, remark)
+  local notes, result, remark = notes_result_and_remark(parts.contents)
+  -- A log only grows: a shorter one is older, and has come late.
+  if #ARGV[4] >= #notes then
+    parts.contents = contents_of(ARGV[4], result, remark)
+  end
 end
 if parts.state == HELD then
   -- A late heartbeat must not give an end to what waits for a person.

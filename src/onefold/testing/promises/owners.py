@@ -71,8 +71,20 @@ class Extending(Case):
         assert self.found(owner).notes == b"one"
         assert self.store.extend(claim_of(owner), b"two") is True
         assert self.found(owner).notes == b"two"
-        assert self.store.extend(claim_of(owner), b"") is True
-        assert self.found(owner).notes == b""
+
+    def test_notes_never_become_shorter_under_one_token(self) -> None:
+        """A log only grows: a shorter one was given up, and has come late."""
+        for held in (False, True):
+            owner = self.claimed(f"held-{held}", notes=b"one")
+            assert self.store.extend(claim_of(owner), b"one, two") is True
+            if held:
+                ending = self.ending(state=State.HELD, stay=math.inf, notes=b"one, two")
+                assert self.store.finish(claim_of(owner), ending) is True
+
+            assert self.store.extend(claim_of(owner), b"one") is True
+            assert self.store.extend(claim_of(owner), b"") is True
+
+            assert self.found(owner).notes == b"one, two"
 
     def test_extend_of_a_held_record_keeps_only_the_notes(self) -> None:
         owner = self.claimed(notes=b"old")

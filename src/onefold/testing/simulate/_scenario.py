@@ -165,6 +165,7 @@ def _everyday() -> Iterator[Scenario]:
         yield Scenario(after_crash=way)
         yield Scenario(after_crash=way, steps=("reserve",))
         yield Scenario(after_crash=way, late=True)
+        yield Scenario(after_crash=way, late=True, steps=("reserve", "pay"), beats=0)
         yield Scenario(after_crash=way, ages=True)
         yield Scenario(after_crash=way, workers=3, faults=0)
         yield Scenario(after_crash=way, faults=1, wait=0.01)
