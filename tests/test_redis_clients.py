@@ -157,6 +157,7 @@ def test_a_store_takes_options_beside_a_client(redis_url: str) -> None:
         store.claim(entry())
 
         assert client.keys() == [b"mine:\x00\x06chargekey"]
+        store.close()
 
 
 @pytest.mark.parametrize(
