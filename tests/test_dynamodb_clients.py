@@ -240,10 +240,10 @@ def test_a_table_of_a_resource_is_adopted_with_its_name(dynamodb_url: str) -> No
         assert guard.run("charge", "key", lambda: b"").value == b"\0\xff"
         running = entry("running", attempt=3, omitted=True, notes=b"notes", fingerprint=b"payload", remark="remark")
         assert guard.store.claim(running) is None
-        assert guard.store.extend(claim_of(running), b"more") is True
+        assert guard.store.extend(claim_of(running), b"notes, and more") is True
 
         found = read(guard.store, running)
-        assert (found.attempt, found.omitted, found.notes, found.remark) == (3, True, b"more", "remark")
+        assert (found.attempt, found.omitted, found.notes, found.remark) == (3, True, b"notes, and more", "remark")
         assert (type(found.token), found.token) == (bytes, running.token)
         assert [record.address.key for record in guard.store.browse(Query(), 10)] == ["key", "running"]
         assert guard.store.release(claim_of(running)) is True
