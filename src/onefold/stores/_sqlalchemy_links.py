@@ -90,8 +90,15 @@ class HeldLink:
             self._inside = Inside(self.held)
         return self._inside
 
-    def begin(self) -> None:
+    def open(self) -> None:
+        """Take a connection from the engine, and begin as SQLAlchemy does it: nothing is sent yet."""
         self.held.begin()
+        if isinstance(self.held, Session):
+            self.held.connection()
+
+    def begin(self) -> None:
+        if not self.held.in_transaction():
+            self.open()
         try:
             self.enter()
         except NotInTransaction:
@@ -138,8 +145,13 @@ class HeldLink:
 
     def abandon(self) -> None:
         """End the connection of an async driver, from outside of what waits for it."""
-        if self._inside is not None and not (self._inside.connection.closed or self._inside.connection.invalidated):
-            end_at_once(raw(self._inside.connection))
+        if self._inside is not None:
+            _end_at_once(self._inside.connection)
+
+
+def _end_at_once(connection: Connection) -> None:
+    if not (connection.closed or connection.invalidated):
+        end_at_once(raw(connection))
 
 
 class Inside:
@@ -216,6 +228,8 @@ class StoresLink:
         self._transaction: HeldLink | None = None
         # For statements that are committed at once; kept for the next one.
         self._alone: Connection | None = None
+        # For several that are committed together.
+        self._many: Connection | None = None
 
     def send(self, ask: Ask) -> Reply:
         if self._transaction is not None:
@@ -234,6 +248,10 @@ class StoresLink:
         return self._alone
 
     @property
+    def in_transaction(self) -> bool:
+        return self._transaction is not None
+
+    @property
     def is_closed(self) -> bool:
         """Whether the next statement has to take a connection from the engine."""
         return self._transaction is None and self._alone is None
@@ -241,8 +259,7 @@ class StoresLink:
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         if self._transaction is not None:
             return self._transaction.send_all(asks)
-        with connecting():
-            connection = self._source.engine.connect()
+        connection = self.open_many()
         with connection:
             # An engine in autocommit mode has no transactions. Here it does without: everything may be sent twice.
             with suppress(NotInTransaction):
@@ -251,11 +268,24 @@ class StoresLink:
             connection.commit()
         return replies
 
+    def open_many(self) -> Connection:
+        if self._many is None or self._many.closed:
+            with connecting():
+                self._many = self._source.engine.connect()
+        return self._many
+
     def begin(self) -> None:
+        self.open_transaction()
+        self.enter()
+
+    def open_transaction(self) -> None:
         self.close()
         self._transaction = self._source.opened()
         self.connection = self._transaction.connection
-        self._transaction.begin()
+        self._transaction.open()
+
+    def enter(self) -> None:
+        self._open.begin()
 
     def run(self, statement: str) -> None:
         self._open.run(statement)
@@ -276,13 +306,17 @@ class StoresLink:
     def abandon(self) -> None:
         if self._transaction is not None:
             self._transaction.abandon()
+        for connection in (self._alone, self._many):
+            if connection is not None:
+                _end_at_once(connection)
 
     def close(self) -> None:
         """Give everything back to the engine's pool, which rolls back what is open."""
-        alone, self._alone = self._alone, None
+        apart, self._alone, self._many = (self._alone, self._many), None, None
         transaction, self._transaction = self._transaction, None
-        if alone is not None:
-            alone.close()
+        for connection in apart:
+            if connection is not None:
+                connection.close()
         if transaction is None:
             return
         if self._source.driver.unlock is not None and transaction.standing() is not Standing.IDLE:
@@ -312,6 +346,9 @@ class RenewalLink(StoresLink):
         self._broken = not self._keeps
         if self._keeps:
             self.open_alone()
+
+    def open_many(self) -> Connection:
+        return self.open_alone()
 
     def send(self, ask: Ask) -> Reply:
         with self._kept():
@@ -347,16 +384,23 @@ class AwaitedLink:
 
     async def send(self, ask: Ask) -> Reply:
         if isinstance(self.sync, StoresLink) and self.sync.is_closed:
-            # In one piece: SQLAlchemy leaves a connection to the garbage collector whose `connect` is cancelled.
-            await brought_to_its_end(greenlet_spawn(self.sync.open_alone), self.abandon)
+            await self._in_one_piece(self.sync.open_alone)
         return await _awaited(self.sync.send, ask)
 
     async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        if isinstance(self.sync, StoresLink) and not self.sync.in_transaction:
+            await self._in_one_piece(self.sync.open_many)
         return await _awaited(self.sync.send_all, asks)
 
     async def begin(self) -> None:
-        await _awaited(self.sync.begin)
+        assert isinstance(self.sync, StoresLink), "a caller begins their own transactions"
+        await self._in_one_piece(self.sync.open_transaction)
+        await _awaited(self.sync.enter)
         self.connection = self.sync.connection
+
+    async def _in_one_piece(self, opens: Callable[[], object]) -> None:
+        """Take a connection: SQLAlchemy leaves one to the garbage collector whose `connect` is cancelled."""
+        await brought_to_its_end(greenlet_spawn(opens), self.abandon)
 
     async def run(self, statement: str) -> None:
         await _awaited(self.sync.run, statement)
@@ -371,7 +415,8 @@ class AwaitedLink:
         return self.sync.standing()
 
     async def close(self) -> None:
-        await _awaited(self.sync.close)
+        # A cancelled task, too, has to give its connection back.
+        await brought_to_its_end(_awaited(self.sync.close), self.abandon)
 
     async def spoil(self) -> None:
         await _awaited(self.sync.spoil)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from onefold._interrupts import brought_to_its_end
 from onefold.errors import UsageError
 
 try:
@@ -128,8 +129,7 @@ class AsyncLender:
         try:
             yield link
         finally:
-            # A cancelled task, too, has to give its connection back.
-            await asyncio.shield(link.close())
+            await link.close()
 
     async def drop_idle(self) -> None:
         """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
@@ -140,8 +140,13 @@ class AsyncLender:
 
     async def _opened(self) -> AwaitedLink:
         link = RenewalLink(self._source.engine)
-        await greenlet_spawn(link.open)
-        return AwaitedLink(link)
+        awaited = AwaitedLink(link)
+        try:
+            await brought_to_its_end(greenlet_spawn(link.open), awaited.abandon)
+        except BaseException:
+            await awaited.close()
+            raise
+        return awaited
 
 
 class Home:
