@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from http_service.scripted import Say, scripted
 from onefold import Guard, KeyReused, OutcomeUnknown
 from onefold.cli.app import app
+from onefold.http._intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
-from onefold.http.client._intent import OPERATION
 
 ONCE = Retries(attempts=1)
 PATIENCE = 120.0
@@ -91,7 +91,7 @@ def test_where_no_connection_was_made_the_error_tells_that_nothing_was_sent(stor
     with pytest.raises((httpx.ConnectError, requests.ConnectionError)) as lost:
         send(store, url, 5)
 
-    assert not any(attempt.sent for attempt in lost.value.onefold.attempts)  # type: ignore[union-attr]
+    assert not any(attempt.sent for attempt in lost.value.onefold.attempts)  # type: ignore[attr-defined]
     with pytest.raises(KeyReused):
         send(store, url, 6)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, State, UsageError, current
+from onefold import TX, AsyncGuard, Guard, State, UsageError, current
 from onefold.testing import Clock, crash_at
 
 
@@ -121,7 +121,7 @@ def test_a_step_that_is_replayed_is_not_the_point(shop: Shop, onefold_guard: Gua
 
 def test_a_transactional_handler_has_no_log_of_steps(shop: Shop, sqlite_guard: Guard) -> None:
     @sqlite_guard.transactional("order", key="number")
-    def order(number: str, *, tx: Any) -> str:
+    def order(number: str, *, tx: Any = TX) -> str:
         return shop.order()
 
     with (
