@@ -17,6 +17,11 @@ from onefold import Guard, KeyReused, OutcomeUnknown
 from onefold.cli.app import app
 from onefold.http._intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
+from onefold.stores.memory import MemoryStore
+from onefold.testing import Clock
+from test_cli_records import closed_port
+
+__all__ = ["closed_port"]
 
 ONCE = Retries(attempts=1)
 PATIENCE = 120.0
@@ -85,9 +90,10 @@ def test_another_request_under_an_intent_is_told_which_intent_and_what_to_do(sto
 
 
 @CLIENTS
-def test_where_no_connection_was_made_the_error_tells_that_nothing_was_sent(store: str, send: Send) -> None:
-    with scripted() as server:
-        url = server.url
+def test_where_no_connection_was_made_the_error_tells_that_nothing_was_sent(
+    store: str, send: Send, closed_port: int
+) -> None:
+    url = f"http://127.0.0.1:{closed_port}"
     with pytest.raises((httpx.ConnectError, requests.ConnectionError)) as lost:
         send(store, url, 5)
 
@@ -96,16 +102,19 @@ def test_where_no_connection_was_made_the_error_tells_that_nothing_was_sent(stor
         send(store, url, 6)
 
 
-def test_an_intent_that_is_too_old_is_told_how_to_end_it(store: str) -> None:
-    with scripted() as server:
+def test_an_intent_that_is_too_old_is_told_how_to_end_it() -> None:
+    clock = Clock()
+    with Guard(MemoryStore(clock=clock)) as guard, scripted() as server:
         server.script = [Say(500)]
-        by_httpx(store, server.url, 5)
-        with (
-            pytest.raises(OutcomeUnknown, match=r"intent\('pay-order-42', store=…\)\.end\(\)"),
-            httpx.Client(transport=Transport(retries=ONCE)) as client,
-            intent(NAME, store=store, server_keeps=0.000001),
-        ):
-            client.post(server.url, json={"amount": 5})
+
+        def send() -> None:
+            with httpx.Client(transport=Transport(retries=ONCE)) as client, intent(NAME, store=guard):
+                client.post(server.url, json={"amount": 5})
+
+        send()
+        clock.advance("25h")
+        with pytest.raises(OutcomeUnknown, match=r"end the intent: intent\('pay-order-42', store=…\)\.end\(\)"):
+            send()
 
 
 def test_the_command_line_shows_an_intent_as_one_that_has_not_ended(store: str) -> None:
