@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold import Guard, Record, State, StoreUnavailable
+from onefold.cli import copy
 from onefold.cli.app import app
 from onefold.stores.base import Gone, Query
 from onefold.stores.sqlite import SqliteStore
@@ -111,6 +112,49 @@ def test_a_dry_run_makes_no_file(old: Shelf, new: str, tmp_path: Path) -> None:
 
     assert (result.stdout, result.exit_code) == ("1 would be copied, 0 already there\n", 0)
     assert not (tmp_path / "new.db").exists()
+
+
+def test_an_operation_that_matches_nothing_is_said_with_those_that_there_are(old: Shelf, new: str) -> None:
+    old.put("a"), old.put("b", operation="mail"), old.put("c", scope="acme", operation="audit")
+
+    result = onefold("copy", old.url, new, "--operation", "charg")
+
+    assert (result.stdout, result.exit_code) == ("0 copied, 0 already there\n", 1)
+    assert result.stderr == (
+        "onefold: no record of OLD matches --operation charg: nothing was copied. "
+        "Its operations are audit, charge, mail\n"
+    )
+    assert said("copy", old.url, new, "--operation", "charg", "--dry-run", status=1)["complete"] is False
+
+
+def test_a_scope_that_matches_nothing_is_said(old: Shelf, new: str) -> None:
+    old.put("a", scope="acme")
+
+    for words in (["--scope", "acne"], ["--scope", "acne", "--operation", "charge"]):
+        result = onefold("copy", old.url, new, *words)
+
+        assert result.exit_code == 1
+        assert "no record of OLD matches --scope acne" in result.stderr
+        assert "Its operations" not in result.stderr, "it is the scope that has no records"
+    within = onefold("copy", old.url, new, "--scope", "acme", "--operation", "mail")
+    assert "matches --scope acme --operation mail: nothing was copied. Its operations are charge\n" in within.stderr
+
+
+def test_only_the_first_records_are_looked_at_for_names(old: Shelf, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy, "LOOKED_AT_MAX", 2)
+    monkeypatch.setattr(copy, "NAMED_MAX", 1)
+    old.put("a", operation="a"), old.put("b", operation="b"), old.put("c", operation="c")
+
+    result = onefold("copy", old.url, new, "--operation", "d")
+
+    assert result.stderr.endswith("Among its operations is a; `onefold stats` names all\n")
+
+
+def test_an_empty_store_is_copied_with_a_word_about_it(old: Shelf, new: str) -> None:
+    result = onefold("copy", old.url, new)
+
+    assert (result.stdout, result.exit_code) == ("0 copied, 0 already there\n", 0)
+    assert result.stderr == "onefold: there are no records in OLD\n"
 
 
 def test_copy_takes_one_scope_or_operation(old: Shelf, new: str) -> None:

@@ -80,6 +80,16 @@ def test_every_line_of_the_documentation_can_be_typed(line: str) -> None:
     assert parses(commands_of(app), line)
 
 
+def test_the_page_says_which_commands_take_the_store_from_the_environment() -> None:
+    [row] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| the store |")]
+    environment, others = row.split("All of these take it from the environment variable `ONEFOLD_STORE`")
+
+    commands = commands_of(app)
+    from_environment = {name for name, command in commands.items() for parameter in command.params if parameter.envvar}
+    assert {name for name in re.findall(r"`(\w+)`", environment) if name in commands} == from_environment
+    assert {name for name in re.findall(r"`(\w+)`", others) if name in commands} == {"copy", "import"}
+
+
 @pytest.mark.parametrize("name", sorted(commands_of(app)))
 def test_the_help_of_a_command_is_plain_in_a_pipe(name: str) -> None:
     said = CliRunner().invoke(app, [name, "--help"])

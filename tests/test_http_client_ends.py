@@ -19,9 +19,9 @@ import requests
 
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard
+from onefold.http._intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
 from onefold.http.client._handler_keys import Keyed, Request, keyed
-from onefold.http.client._intent import OPERATION
 
 ONCE = Retries(attempts=1)
 PATIENCE = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 
@@ -342,10 +344,10 @@ def test_a_path_that_the_schema_does_not_have_is_a_warning(caplog: pytest.LogCap
 # Guards that claim nothing.
 
 
-@pytest.mark.parametrize("kind", sorted(OWNERS))
-def test_a_guard_that_claims_nothing_is_refused(kind: str) -> None:
-    awaits = kind in ("asgi", "fastapi")
-    guard = (AsyncGuard if awaits else Guard)("memory:", policy=Policy(mode="seen"))
+AWAITING = ("asgi", "fastapi")
+
+
+def made_with(kind: str, guard: Guard | AsyncGuard) -> Any:
     makers: dict[str, Callable[..., Any]] = {
         "asgi": functools.partial(asgi.IdempotencyMiddleware, passing),
         "wsgi": functools.partial(wsgi.IdempotencyMiddleware, lambda *_: []),
@@ -355,9 +357,45 @@ def test_a_guard_that_claims_nothing_is_refused(kind: str) -> None:
         "django view": django("idempotent"),
         "django mixin": django("Idempotency"),
     }
+    return makers[kind](guard=guard, scope=single_tenant)
+
+
+@pytest.mark.parametrize("kind", sorted(OWNERS))
+def test_a_guard_that_claims_nothing_is_refused(kind: str) -> None:
+    guard = (AsyncGuard if kind in AWAITING else Guard)("memory:", policy=Policy(mode="seen"))
 
     with pytest.raises(UsageError, match='mode="seen" makes no claim'):
-        makers[kind](guard=guard, scope=single_tenant)
+        made_with(kind, guard)
+
+
+@pytest.mark.parametrize("kind", sorted(OWNERS))
+def test_a_guard_of_the_other_colour_is_refused_with_a_word_about_what_it_is_for(kind: str) -> None:
+    says = {
+        "wsgi": "^a WSGI application needs a Guard",
+        **dict.fromkeys(AWAITING, "^an ASGI application needs an AsyncGuard"),
+    }.get(kind, "^views of Django and Flask need a Guard, async views and those under ASGI too")
+
+    with pytest.raises(UsageError, match=says):
+        made_with(kind, (Guard if kind in AWAITING else AsyncGuard)("memory:"))
+
+
+def test_what_add_middleware_got_is_checked_when_starlette_makes_it_and_nothing_runs_before() -> None:
+    ran = []
+    app = FastAPI()
+    app.add_middleware(asgi.IdempotencyMiddleware, guard=AsyncGuard("memory:"))  # type: ignore[call-arg]
+    app.post("/pay")(lambda: ran.append("paid"))
+
+    async def starts() -> None:
+        await app({"type": "lifespan", "state": {}}, passing, passing)  # type: ignore[arg-type]
+
+    async def asks() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+            await client.post("/pay", headers={"Idempotency-Key": "k"})
+
+    for happens in (starts, asks, asks):
+        with pytest.raises(UsageError, match="needs scope="):
+            asyncio.run(happens())
+    assert ran == []
 
 
 # Packages that are not there.

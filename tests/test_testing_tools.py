@@ -433,7 +433,7 @@ class TestCrashAt:
     """One delivery dies; what the next one finds is what SIGKILL would have left."""
 
     @pytest.mark.parametrize(
-        ("step", "ran", "state"),
+        ("point", "ran", "state"),
         [
             ("before_claim", 0, None),
             ("after_claim", 0, State.RUNNING),
@@ -442,11 +442,11 @@ class TestCrashAt:
         ],
     )
     def test_what_a_crash_leaves_behind(
-        self, step: str, ran: int, state: State | None, onefold_guard: Guard, crash_at: CrashAt
+        self, point: str, ran: int, state: State | None, onefold_guard: Guard, crash_at: CrashAt
     ) -> None:
         shop = Shop(onefold_guard)
 
-        with crash_at(step):
+        with crash_at(point):
             onefold_guard.run("charge", "pay_1", shop.count)
             pytest.fail("it did not crash")
 
@@ -508,31 +508,31 @@ class TestCrashAt:
         assert record is not None
         assert record.attempt == 2
 
-    @pytest.mark.parametrize(("step", "ran"), [("before_claim", 0), ("after_handler", 1), ("after_finish", 1)])
-    def test_in_seen_mode(self, step: str, ran: int, onefold_guard: Guard, crash_at: CrashAt) -> None:
+    @pytest.mark.parametrize(("point", "ran"), [("before_claim", 0), ("after_handler", 1), ("after_finish", 1)])
+    def test_in_seen_mode(self, point: str, ran: int, onefold_guard: Guard, crash_at: CrashAt) -> None:
         shop = Shop(onefold_guard)
         seen = Policy(mode="seen")
 
-        with crash_at(step):
+        with crash_at(point):
             onefold_guard.run("charge", "pay_1", shop.count, policy=seen)
 
         assert shop.charges == ran
-        assert onefold_guard.run("charge", "pay_1", shop.count, policy=seen).replayed == (step == "after_finish")
+        assert onefold_guard.run("charge", "pay_1", shop.count, policy=seen).replayed == (point == "after_finish")
 
     @pytest.mark.parametrize(
-        ("step", "ran"), [("before_claim", 0), ("after_claim", 0), ("after_handler", 2), ("after_finish", 2)]
+        ("point", "ran"), [("before_claim", 0), ("after_claim", 0), ("after_handler", 2), ("after_finish", 2)]
     )
-    def test_in_a_batch(self, step: str, ran: int, onefold_guard: Guard, crash_at: CrashAt) -> None:
+    def test_in_a_batch(self, point: str, ran: int, onefold_guard: Guard, crash_at: CrashAt) -> None:
         handled: list[str] = []
 
-        with crash_at(step):
+        with crash_at(point):
             onefold_guard.run_batch("charge", ["a", "b"], key=str, handler=handled.append)
 
         assert len(handled) == ran
 
-    @pytest.mark.parametrize("step", ["before_claim", "after_claim", "after_handler", "after_finish"])
+    @pytest.mark.parametrize("point", ["before_claim", "after_claim", "after_handler", "after_finish"])
     def test_of_an_async_guard(
-        self, step: str, onefold_async_guard: AsyncGuard, onefold_clock: Clock, crash_at: CrashAt
+        self, point: str, onefold_async_guard: AsyncGuard, onefold_clock: Clock, crash_at: CrashAt
     ) -> None:
         ran = []
 
@@ -541,22 +541,22 @@ class TestCrashAt:
             return "charged"
 
         async def deliver() -> None:
-            with crash_at(step, guard=onefold_async_guard):
+            with crash_at(point, guard=onefold_async_guard):
                 await onefold_async_guard.run("charge", "pay_1", charge)
                 pytest.fail("it did not crash")
             onefold_clock.advance("31s")
             outcome = await onefold_async_guard.run("charge", "pay_1", charge)
             assert outcome.value == "charged"
-            assert outcome.replayed == (step == "after_finish")
+            assert outcome.replayed == (point == "after_finish")
 
         asyncio.run(deliver())
 
-        assert ran == {"before_claim": [1], "after_claim": [2], "after_handler": [1, 2], "after_finish": [1]}[step]
+        assert ran == {"before_claim": [1], "after_claim": [2], "after_handler": [1, 2], "after_finish": [1]}[point]
 
-    @pytest.mark.parametrize("step", ["before_claim", "after_claim", "after_handler", "after_finish"])
+    @pytest.mark.parametrize("point", ["before_claim", "after_claim", "after_handler", "after_finish"])
     @pytest.mark.parametrize("result", [None, 7])
     def test_of_a_transactional_handler_all_or_nothing_is_left(
-        self, step: str, result: int | None, tmp_path: Path, crash_at: CrashAt
+        self, point: str, result: int | None, tmp_path: Path, crash_at: CrashAt
     ) -> None:
         guard, ran = Guard(never_opened), []
 
@@ -568,21 +568,21 @@ class TestCrashAt:
             return result
 
         with use(guard, f"sqlite:///{tmp_path}/shop.db"):
-            with crash_at(step, guard=guard):
+            with crash_at(point, guard=guard):
                 deposit("msg_1")
                 pytest.fail("it did not crash")
 
-            assert len(ran) == (step in ("after_handler", "after_finish"))
+            assert len(ran) == (point in ("after_handler", "after_finish"))
             record = guard.read("deposit", "msg_1")
-            assert (record is not None) == (step == "after_finish")
+            assert (record is not None) == (point == "after_finish")
             # No lease is left behind: the next delivery need not wait.
             outcome = deposit.outcome("msg_1")
-            assert (outcome.value, outcome.replayed) == (result, step == "after_finish")
+            assert (outcome.value, outcome.replayed) == (result, point == "after_finish")
         with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
             assert connection.execute("SELECT count(*) FROM deposits").fetchone() == (1,)
 
-    @pytest.mark.parametrize("step", ["before_claim", "after_claim", "after_handler", "after_finish"])
-    def test_of_an_async_transactional_handler_too(self, step: str, tmp_path: Path, crash_at: CrashAt) -> None:
+    @pytest.mark.parametrize("point", ["before_claim", "after_claim", "after_handler", "after_finish"])
+    def test_of_an_async_transactional_handler_too(self, point: str, tmp_path: Path, crash_at: CrashAt) -> None:
         guard, ran = AsyncGuard(never_opened), []
 
         @guard.transactional("deposit", key="message")
@@ -594,12 +594,12 @@ class TestCrashAt:
 
         async def deliver() -> None:
             async with use(guard, f"sqlite:///{tmp_path}/shop.db"):
-                with crash_at(step, guard=guard):
+                with crash_at(point, guard=guard):
                     await deposit("msg_1")
                     pytest.fail("it did not crash")
-                assert len(ran) == (step in ("after_handler", "after_finish"))
+                assert len(ran) == (point in ("after_handler", "after_finish"))
                 outcome = await deposit.outcome("msg_1")
-                assert (outcome.value, outcome.replayed) == (7, step == "after_finish")
+                assert (outcome.value, outcome.replayed) == (7, point == "after_finish")
 
         asyncio.run(deliver())
 
@@ -625,9 +625,9 @@ class TestCrashAt:
             with pytest.raises(ValueError, match="msg_1"):
                 deposit("msg_1")
 
-    @pytest.mark.parametrize("step", ["after_claim", "after_handler", "after_finish"])
+    @pytest.mark.parametrize("point", ["after_claim", "after_handler", "after_finish"])
     def test_a_transaction_that_replays_gets_to_no_step_after_the_claim(
-        self, step: str, tmp_path: Path, crash_at: CrashAt
+        self, point: str, tmp_path: Path, crash_at: CrashAt
     ) -> None:
         guard = Guard(never_opened)
 
@@ -637,7 +637,7 @@ class TestCrashAt:
 
         with use(guard, f"sqlite:///{tmp_path}/shop.db"):
             deposit("msg_1")
-            with pytest.raises(AssertionError, match="nothing crashed"), crash_at(step, guard=guard):
+            with pytest.raises(AssertionError, match="nothing crashed"), crash_at(point, guard=guard):
                 assert deposit("msg_1") == 7
 
     def test_of_a_transactional_handler_inside_of_another_nothing_is_left_of_both(
@@ -708,8 +708,8 @@ class TestCrashAt:
 
         assert onefold_guard.store is own
 
-    def test_a_wrong_step_is_refused(self, crash_at: CrashAt) -> None:
-        with pytest.raises(UsageError, match="'before_claim', 'after_claim', 'after_handler', 'after_finish'"):
+    def test_a_wrong_point_is_refused(self, crash_at: CrashAt) -> None:
+        with pytest.raises(UsageError, match="'before_claim', 'after_claim', 'after_step', 'after_handler'"):
             crash_at("before_the_claim").__enter__()
 
 

@@ -17,6 +17,7 @@ from onefold import FOREVER, Record, State
 from onefold._bypass import finished
 from onefold.cli._shared import about, visible
 from onefold.codecs import PLAIN, TYPED
+from onefold.http._intents import OPERATION as INTENT
 
 # How a remark begins that a person has made.
 RESOLVED: Final = "resolved as "
@@ -39,6 +40,10 @@ MEANINGS: Final = {
     State.HELD: "nobody knows whether it happened; it waits for a person",
 }
 
+# A client's intent is a record whose result is the key that it sends. It is removed when the intent ends.
+PENDING: Final = "an intent that has not ended"
+PENDING_MEANING: Final = "its key is kept; the intent has not ended, and sends this key again"
+
 # Python's own limit on nesting is near 1,000, and JSON for people ends long before this.
 DEPTH_MAX: Final = 100
 
@@ -52,7 +57,14 @@ def row(record: Record) -> tuple[str, ...]:
 
 def remark(record: Record) -> str:
     """The latest remark, without those before it."""
-    return record.history[0] if record.history else ""
+    if record.history:
+        return record.history[0]
+    return PENDING if _is_pending(record) else ""
+
+
+def _is_pending(record: Record) -> bool:
+    """Whether it keeps the key of an intent of the HTTP client, which is not ended while there is a record of it."""
+    return record.address.operation == INTENT and record.state is State.DONE
 
 
 def _left(record: Record) -> str:
@@ -147,6 +159,8 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
 
 
 def _meaning(record: Record) -> str:
+    if _is_pending(record):
+        return PENDING_MEANING
     earlier = behind_dead_bypass(record)
     if earlier is None:
         return MEANINGS[record.state]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import shlex
+from itertools import islice
+from typing import Annotated, Final
 
 import typer
 
@@ -22,9 +24,16 @@ from onefold.cli._shared import (
     note,
     opened,
     print_json,
+    visible,
 )
 from onefold.retention.copy import Tally, copying
-from onefold.stores.base import Query
+from onefold.retention.pages import records
+from onefold.stores.base import Browsable, Query
+
+# Where nothing matches, the operations of so many records are looked at, and so many of them are named: one page, and
+# one line.
+LOOKED_AT_MAX: Final = 1_000
+NAMED_MAX: Final = 10
 
 
 def copy(
@@ -39,7 +48,8 @@ def copy(
 
     What a worker runs right now is not copied: run it again when that has ended.
 
-    Exits with 0 if NEW now knows all that OLD does, 1 if something was left out.
+    Exits with 0 if NEW now knows all that OLD does, 1 if something was left out, or if no record of OLD has the
+    operation or the scope that you named.
     """
     old, new, tally = blocking(old), blocking(new), Tally()
     if old == new:
@@ -51,12 +61,16 @@ def copy(
         with summed_up("copying", "records", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell:
             for _ in copying(source.store, there, query, tally=tally, dry_run=dry_run):
                 tell(tally.seen)
-    _print(tally, format, dry_run=dry_run)
+        unmatched = "" if tally.seen else _unmatched(source.store, query)
+    complete = tally.complete and not unmatched
+    _print(tally, format, complete=complete, dry_run=dry_run)
+    if not tally.seen:
+        note(unmatched or "there are no records in OLD")
     if tally.running:
         note(f"a worker runs {tally.running:,} of them, which were not copied. Run it again when they have ended")
     if tally.refused:
         note(f"{place(new)} does not take {tally.refused:,} of them: {tally.why}")
-    if not tally.complete:
+    if not complete:
         raise typer.Exit(FAILED)
 
 
@@ -65,10 +79,27 @@ def _path(guard: Guard) -> str | None:
     return os.path.realpath(path) if isinstance(path, str) else None
 
 
-def _print(tally: Tally, format_: Format, *, dry_run: bool) -> None:
+def _unmatched(store: Browsable, query: Query) -> str:
+    """Say that nothing has what the options name, which may be a slip; empty where they name nothing."""
+    options = [("--scope", query.scope), ("--operation", query.operation)]
+    named = " ".join(f"{option} {shlex.quote(visible(value))}" for option, value in options if value is not None)
+    if not named:
+        return ""
+    said = f"no record of OLD matches {named}: nothing was copied"
+    found = list(islice(records(store, query._replace(operation=None)), LOOKED_AT_MAX + 1))
+    operations = sorted({visible(record.address.operation) for record in found})
+    if query.operation is None or not operations:
+        return said
+    if len(found) <= LOOKED_AT_MAX and len(operations) <= NAMED_MAX:
+        return f"{said}. Its operations are {', '.join(operations)}"
+    are = "is" if len(operations[:NAMED_MAX]) == 1 else "are"
+    return f"{said}. Among its operations {are} {', '.join(operations[:NAMED_MAX])}; `onefold stats` names all"
+
+
+def _print(tally: Tally, format_: Format, *, complete: bool, dry_run: bool) -> None:
     if format_ is Format.JSON:
         counts = {name: getattr(tally, name) for name in ("seen", "copied", "updated", "there", "running", "refused")}
-        print_json(counts | {"complete": tally.complete, "dry_run": dry_run})
+        print_json(counts | {"complete": complete, "dry_run": dry_run})
     else:
         typer.echo(_summary(tally, dry_run=dry_run))
 

@@ -14,12 +14,15 @@ from onefold.http._messages import Answer, Request
 from onefold.http._rules import NotFinal, ServerFailed
 from onefold.http.wsgi import blocking
 
+# An async view is awaited, and its guard is asked in a thread.
+NEEDS: Final = "views of Django and Flask need a Guard, async views and those under ASGI too"
+
 
 class Views:
     """A guard, and the rules of the header, for views."""
 
     def __init__(self, *, guard: Guard, **options: Unpack[Options]) -> None:
-        self.guard = blocking(guard)
+        self.guard = blocking(guard, NEEDS)
         self.exchange = Exchange(**known(type(self).__name__, options))
         self._policy = self.exchange.policy(self.guard)
 

@@ -78,10 +78,10 @@ class IdempotencyMiddleware:
         return answered(self.exchange.replay(ended), start_response)
 
 
-def blocking(guard: Guard | Any) -> Guard:
+def blocking(guard: Guard | Any, needs: str = "a WSGI application needs a Guard") -> Guard:
     """The guard, or one for what a guard takes."""
     if isinstance(guard, AsyncGuard):
-        raise UsageError("a WSGI application needs a Guard, and this is an AsyncGuard: nobody would await it")
+        raise UsageError(f"{needs}, and this is an AsyncGuard: nobody would await it")
     return guard if isinstance(guard, Guard) else Guard(guard)
 
 

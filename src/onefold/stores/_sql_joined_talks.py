@@ -23,7 +23,9 @@ ENDED: Final = (
     "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
     "record and its work were not committed together. "
     "Leave commit(), rollback() and close() to whoever began it, and let the database's errors out: a deadlock ends a "
-    f"transaction, too. {WHAT_STAYS}"
+    "transaction, too. On MySQL and MariaDB so does every statement that commits by itself: DDL (CREATE, ALTER, DROP, "
+    "TRUNCATE), LOCK TABLES, ANALYZE TABLE. "
+    f"{WHAT_STAYS}"
 )
 
 ABORTED: Final = (

@@ -1,6 +1,6 @@
-"""A worker that dies at a chosen step, as SIGKILL would end it: from then on nothing of it reaches the store.
+"""A worker that dies at a chosen point, as SIGKILL would end it: from then on nothing of it reaches the store.
 
-The store of the guard is wrapped. At the step the wrapper raises `Crash`, which no flow catches, and refuses whatever
+The store of the guard is wrapped. At the point the wrapper raises `Crash`, which no flow catches, and refuses whatever
 the dead delivery still asks. What the store knows at that moment stays, until the lease ends. A transaction that was
 not committed is rolled back, as a database does it with a connection that ends.
 """
@@ -12,15 +12,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Literal, get_args
 
+import msgspec
+
 from onefold import State, StoreUnavailable, UsageError
 from onefold.guard import Guard
 from onefold.guard_async import AsyncGuard
 from onefold.stores.base import Commit
 from onefold.testing.swap import use
 
-Step = Literal["before_claim", "after_claim", "after_handler", "after_finish"]
+Point = Literal["before_claim", "after_claim", "after_step", "after_handler", "after_finish"]
 
-STEPS: Final[tuple[str, ...]] = get_args(Step)
+POINTS: Final[tuple[str, ...]] = get_args(Point)
 
 OPERATIONS: Final = (
     *("claim", "extend", "finish", "release", "read", "purge"),
@@ -37,21 +39,21 @@ class Crash(BaseException):
 
 
 @contextmanager
-def crash_at(step: Step, guard: Guard | AsyncGuard) -> Iterator[None]:
-    """Let the first delivery inside that gets to this step die there; the block ends with it.
+def crash_at(point: Point, guard: Guard | AsyncGuard, *, step: str | None = None) -> Iterator[None]:
+    """Let the first delivery inside that gets to this point die there; the block ends with it.
 
     - `before_claim`: nothing has reached the store.
     - `after_claim`: the address is claimed, the handler did not start.
+    - `after_step`: the step that `step=` names has run, and the store knows it; the handler did not go on.
     - `after_handler`: the handler has ended, and the store was not told.
     - `after_finish`: the store was told, and the caller never got an answer.
 
     Afterwards the guard works as before: move the clock past the lease, and deliver again. Of a transactional handler
-    all or nothing is left: it is committed at `after_finish`, and rolled back before. A block in which no delivery
-    got to the step fails with an `AssertionError`.
+    all or nothing is left: it is committed at `after_finish`, and rolled back before; it keeps no log of steps, and so
+    it never gets to `after_step`. A block in which no delivery got to the point fails with an `AssertionError`.
     """
-    if step not in STEPS:
-        raise UsageError(f"step={step!r} is none of {', '.join(map(repr, STEPS))}")
-    fate = Fate(step)
+    _check(point, step)
+    fate = Fate(point, step)
     doomed: Any = Doomed(guard.store, fate)
     with use(guard, doomed):
         try:
@@ -59,15 +61,30 @@ def crash_at(step: Step, guard: Guard | AsyncGuard) -> Iterator[None]:
         except Crash as crash:
             if crash is not fate.crash:
                 raise
-    assert fate.crash is not None, f"no delivery got to {step!r}: nothing crashed"
+    assert fate.crash is not None, f"no delivery got to {fate}: nothing crashed"
+
+
+def _check(point: object, step: object) -> None:
+    if point not in POINTS:
+        raise UsageError(f"point={point!r} is none of {', '.join(map(repr, POINTS))}")
+    if point == "after_step" and not (step and isinstance(step, str)):
+        raise UsageError(f"step={step!r}: name the step after which to die: crash_at('after_step', guard, step='pay')")
+    if point != "after_step" and step is not None:
+        raise UsageError(f"step={step!r} belongs to 'after_step', and the point is {point!r}")
 
 
 class Fate:
     """When the worker dies, and whether it is dead."""
 
-    def __init__(self, step: str) -> None:
+    def __init__(self, point: str, step: str | None = None) -> None:
+        self.point = point
         self.step = step
         self.crash: Crash | None = None
+        # By token: the steps that an earlier attempt had finished. They do not run again.
+        self._replayed: dict[bytes, frozenset[str]] = {}
+
+    def __str__(self) -> str:
+        return f"{self.point!r}" if self.step is None else f"{self.point!r} of step={self.step!r}"
 
     def before(self, operation: str, subject: Any, notes: Any) -> None:
         """Called before an operation is sent."""
@@ -75,20 +92,29 @@ class Fate:
             # A heartbeat is no delivery: it takes this for a store that is down, and `Crash` would end its thread.
             beats = operation == "extend_all" or (operation == "extend" and notes is None)
             raise StoreUnavailable("the worker has crashed") if beats else self.crash
-        first = self.step == "before_claim" and operation in ("claim", "claim_all", "read")
-        if first or (self.step == "after_handler" and _ends(operation, subject)):
+        first = self.point == "before_claim" and operation in ("claim", "claim_all", "read")
+        if first or (self.point == "after_handler" and _ends(operation, subject)):
             self.die()
 
-    def after(self, operation: str, subject: Any, reply: Any) -> None:
+    def after(self, operation: str, subject: Any, notes: Any, reply: Any) -> None:
         """Called with the answer of the store, which the worker does not live to see."""
-        ends = _ends(operation, subject)
-        claims = operation in ("claim", "claim_all") and not ends
-        reached = "after_finish" if ends else "after_claim" if claims else ""
-        if self.step == reached and _applied(reply):
+        if self.point == self._reached(operation, subject, notes) and _applied(reply):
             self.die()
+
+    def _reached(self, operation: str, subject: Any, notes: Any) -> str:
+        """Return the point to which this operation leads, if the store has applied it."""
+        if _ends(operation, subject):
+            return "after_finish"
+        if operation in ("claim", "claim_all"):
+            for entry in subject if operation == "claim_all" else [subject]:
+                self._replayed[entry.token] = _steps_in(entry.notes)
+            return "after_claim"
+        if operation == "extend" and self.step in _steps_in(notes) - self._replayed.get(subject.token, frozenset()):
+            return "after_step"
+        return ""
 
     def die(self) -> None:
-        self.crash = Crash(f"crashed {self.step.replace('_', ' ')}")
+        self.crash = Crash(f"crashed {self.point.replace('_', ' ')}" + (f" {self.step!r}" if self.step else ""))
         raise self.crash
 
 
@@ -105,16 +131,16 @@ class FateInside:
             raise self._fate.crash
         if operation == "begin":
             self._won = False
-        first = self._fate.step == "before_claim" and operation == "begin"
+        first = self._fate.point == "before_claim" and operation == "begin"
         ended = self._won and operation in AFTER_HANDLER
-        if first or (ended and self._fate.step == "after_handler"):
+        if first or (ended and self._fate.point == "after_handler"):
             self._fate.die()
 
-    def after(self, operation: str, _subject: Any, reply: Any) -> None:
+    def after(self, operation: str, _subject: Any, _argument: Any, reply: Any) -> None:
         claimed = operation == "claim" and reply is None
         self._won = self._won or claimed
         committed = self._won and operation == "commit" and reply is Commit.DONE
-        if (claimed and self._fate.step == "after_claim") or (committed and self._fate.step == "after_finish"):
+        if (claimed and self._fate.point == "after_claim") or (committed and self._fate.point == "after_finish"):
             self._fate.die()
 
 
@@ -161,13 +187,13 @@ def _doomed(operation: str, send: Callable[..., Any], fate: Fate | FateInside) -
     def doomed(subject: Any = None, argument: Any = None, **options: Any) -> Any:
         fate.before(operation, subject, argument)
         reply = send(*_given(subject, argument), **options)
-        fate.after(operation, subject, reply)
+        fate.after(operation, subject, argument, reply)
         return reply
 
     async def doomed_awaited(subject: Any = None, argument: Any = None, **options: Any) -> Any:
         fate.before(operation, subject, argument)
         reply = await send(*_given(subject, argument), **options)
-        fate.after(operation, subject, reply)
+        fate.after(operation, subject, argument, reply)
         return reply
 
     return doomed_awaited if inspect.iscoroutinefunction(send) else doomed
@@ -182,6 +208,14 @@ def _ends(operation: str, subject: Any) -> bool:
     if operation == "claim":
         return subject.state in (State.DONE, State.FAILED)
     return operation in ("finish", "release", "close_all")
+
+
+def _steps_in(notes: bytes | None) -> frozenset[str]:
+    """Return the names of the finished steps in these notes, which also hold other things than a log."""
+    try:
+        return frozenset(msgspec.msgpack.decode(notes or b"", type=dict[str, msgspec.Raw]))
+    except msgspec.MsgspecError:
+        return frozenset()
 
 
 def _applied(reply: Any) -> bool:

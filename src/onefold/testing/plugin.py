@@ -64,14 +64,17 @@ def deliver_twice() -> Callable[..., Any]:
 
 @pytest.fixture
 def crash_at(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[None]]:
-    """`with crash_at("after_handler"):` a worker that dies at this step of its delivery, as SIGKILL would end it.
+    """`with crash_at("after_handler"):` a worker that dies at this point of its delivery, as SIGKILL would end it.
 
-    Steps are before_claim, after_claim, after_handler and after_finish; `guard=` is `onefold_guard` unless given.
+    Points are before_claim, after_claim, after_step (with `step="pay"`), after_handler and after_finish; `guard=` is
+    `onefold_guard` unless given.
     """
 
-    def crashing(step: Any, guard: Guard | AsyncGuard | None = None) -> AbstractContextManager[None]:
+    def crashing(
+        point: Any, guard: Guard | AsyncGuard | None = None, *, step: str | None = None
+    ) -> AbstractContextManager[None]:
         from onefold.testing import crash_at
 
-        return crash_at(step, request.getfixturevalue("onefold_guard") if guard is None else guard)
+        return crash_at(point, request.getfixturevalue("onefold_guard") if guard is None else guard, step=step)
 
     return crashing

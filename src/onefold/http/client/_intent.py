@@ -22,11 +22,10 @@ from onefold import (
     UsageError,
 )
 from onefold.durations import Duration, in_words, seconds
+from onefold.http._intents import OPERATION
 from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._identity import for_whom
 from onefold.http.client._retrying import mint
-
-OPERATION: Final = "onefold-intent"
 
 # A key is minted in no time; who finds another at it waits that long, and then takes over.
 POLICY: Final = Policy(keep="forever", lease=10, wait=15)
@@ -246,13 +245,20 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         return payload
 
     def _another(self, reused: KeyReused) -> KeyReused:
-        """Another request under a name that has not ended."""
-        reused.add_note(
-            f"onefold: intent({self.name!r}) was begun with another method, URL or body, or for another account, and "
-            "has no final answer. Nothing was sent. Send that request again, or end the intent by hand if you know "
-            "what became of it"
+        """Return the refusal of another request under a name that has not ended."""
+        error = KeyReused(
+            f"intent({self.name!r}) was begun with another method, URL or body, or for another account, and has no "
+            "final answer yet. Nothing was sent now. Send the first request again, inside this intent, to get its "
+            f"answer; or find out at the server what became of it, then end it: {self._ending()}. "
+            "The next request under this name is then a new operation"
         )
-        return reused
+        error.operation, error.key, error.scope = reused.operation, reused.key, reused.scope
+        return error
+
+    def _ending(self) -> str:
+        """Return the line that ends it by hand, as code of the same colour writes it."""
+        named = f"intent({self.name!r}, store=…)"
+        return f"await {named}.aend()" if isinstance(self._guard, AsyncGuard) else f"{named}.end()"
 
     def _kept(self, found: Outcome[str], record: Record | None) -> str:
         """The key, if a restart would find it again, and if the server still knows it."""
@@ -262,7 +268,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             raise OutcomeUnknown(
                 f"intent({self.name!r}) is {_old(record.age)} old, and the server remembers a key for "
                 f"{in_words(self._server_keeps)} (server_keeps): what became of it is not known. Nothing was sent. "
-                "Ask the server, then end the intent by hand"
+                f"Ask the server, then end the intent: {self._ending()}"
             )
         self._key = found.value
         return found.value
