@@ -329,7 +329,7 @@ def _left(inside: Current) -> Left:
     notes, steps = (inside._entry.notes, NONE_LEFT) if inside._log is None else inside._log.end()
     if inside._taken is None:
         return notes, steps
-    unbegun = (name for name, begun in sorted(inside._taken.items()) if begun is not _BEGUN)
+    unbegun = (name for name, begun in sorted(inside._taken.copy().items()) if begun is not _BEGUN)
     return notes, steps._replace(unbegun=tuple(unbegun))
 
 
