@@ -20,6 +20,7 @@ from onefold import (
     ClaimLost,
     Guard,
     InProgress,
+    InsideItself,
     OnHold,
     Policy,
     State,
@@ -436,6 +437,23 @@ def test_in_a_step_of_a_bare_thread_the_delivery_is_the_current_one_and_not_afte
                 pool.submit(current).result(PATIENCE)
 
     Guard("memory:").run("order", "o-1", handler)
+
+
+def test_a_step_of_the_outer_delivery_is_inside_of_the_inner_one_as_well() -> None:
+    guard = Guard("memory:")
+
+    def outer() -> None:
+        take = current().step
+
+        def inner() -> None:
+            assert take("pay", lambda: current().operation) == "outer"
+            assert current().operation == "inner"
+            take("itself", lambda: guard.run("inner", "o-1", inner))
+
+        guard.run("inner", "o-1", inner)
+
+    with pytest.raises(InsideItself):
+        guard.run("outer", "o-1", outer)
 
 
 def test_what_a_step_of_a_bare_thread_sends_has_the_key_of_its_delivery_on_each_run() -> None:

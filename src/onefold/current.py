@@ -223,11 +223,13 @@ _BEGUN: Final = object()
 class StepHere:
     """The step that is running here, and whose it is: a delivery inside of a step has steps of its own."""
 
-    __slots__ = ("delivery", "is_running", "name")
+    __slots__ = ("around", "delivery", "is_running", "name")
 
     def __init__(self, delivery: Current, name: str) -> None:
         self.delivery = delivery
         self.name = name
+        # What was the current one here: another, where a delivery inside of the handler takes a step of the outer one.
+        self.around = _current.get()
         # A task that was started in it may outlive it.
         self.is_running = True
 
@@ -353,9 +355,11 @@ def transaction_around(home: object) -> tuple[Any, Nest | None]:
 
 def _around() -> Iterator[Current]:
     """The deliveries whose handlers are running around us, the innermost first."""
-    around = _current.get()
-    while around is not None:
-        # A task that outlives the handler inherits its context, but not its claim.
-        if around._reset is not None:
-            yield around
-        around = around._outer
+    step = _step.get()
+    for innermost in (_current.get(), None if step is None else step.around):
+        around = innermost
+        while around is not None:
+            # A task that outlives the handler inherits its context, but not its claim.
+            if around._reset is not None:
+                yield around
+            around = around._outer
