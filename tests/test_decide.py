@@ -27,6 +27,7 @@ from onefold._decide import (
     why_held,
 )
 from onefold._model import BEFORE, RESOLVED, Asked, Entry
+from onefold._steps_left import StepsLeft
 from onefold.errors import ClaimLost
 from onefold.keys import address
 
@@ -165,6 +166,32 @@ def test_every_record_finds_a_row_and_every_row_is_found() -> None:
 )
 def test_what_follows_from_how_the_handler_ended(error: BaseException | None, policy: Policy, then: Then) -> None:
     assert after(error, policy) is then
+
+
+@pytest.mark.parametrize(
+    ("error", "steps", "policy", "then"),
+    [
+        (None, StepsLeft(under_way=("pay",)), Policy(), Then.FINISH),
+        (ValueError(), StepsLeft(under_way=("pay",)), Policy(remember=(ValueError,)), Then.FAIL),
+        (ValueError(), StepsLeft(under_way=("pay",)), Policy(), Then.LEAVE),
+        (ValueError(), StepsLeft(under_way=("pay",)), Policy(after_crash="hold"), Then.LEAVE),
+        (TimeoutError(), StepsLeft(under_way=("pay",)), Policy(after_crash=probe), Then.LEAVE),
+        (KeyboardInterrupt(), StepsLeft(under_way=("pay",)), Policy(), Then.LEAVE),
+        (None, StepsLeft(interrupted=("pay",)), Policy(after_crash="hold"), Then.FINISH),
+        (ValueError(), StepsLeft(interrupted=("pay",)), Policy(), Then.RELEASE),
+        (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash="hold"), Then.HOLD),
+        (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash="skip"), Then.SKIP),
+        (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash=probe), Then.ASK),
+        (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash="hold", remember=(ValueError,)), Then.FAIL),
+        (KeyboardInterrupt(), StepsLeft(interrupted=("pay",)), Policy(), Then.RELEASE),
+        (KeyboardInterrupt(), StepsLeft(interrupted=("pay",)), Policy(after_crash="hold"), Then.LEAVE),
+        (ValueError(), StepsLeft(unbegun=("pay",)), Policy(after_crash="hold"), Then.RELEASE),
+    ],
+)
+def test_what_follows_from_the_steps_that_a_handler_has_left(
+    error: BaseException | None, steps: StepsLeft, policy: Policy, then: Then
+) -> None:
+    assert after(error, policy, steps) is then
 
 
 def test_an_exception_can_be_named_without_importing_its_library() -> None:

@@ -14,7 +14,8 @@ from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from http_service.visitor import Visitor
-from onefold import AsyncGuard, Policy
+from onefold import AsyncGuard, Policy, UsageError, current
+from onefold.current import Current
 from onefold.http import _performance
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
@@ -88,6 +89,32 @@ def test_a_background_task_begins_once_its_answer_is_remembered_and_sent(
 
         assert seen == [(store.count("claim"), True)]
         assert visitor.body == b"paid"
+
+    in_time(story())
+
+
+@pytest.mark.parametrize("made", [whole, streamed])
+def test_a_background_task_is_outside_of_the_delivery_and_takes_no_steps(
+    behind: Callable[..., Any], made: Callable[[BackgroundTask], Response]
+) -> None:
+    async def story() -> None:
+        seen: list[Any] = []
+        deliveries: list[Current] = []
+
+        async def later() -> None:
+            for ask in (current, lambda: deliveries[0].step("mail", lambda: seen.append("mailed"))):
+                try:
+                    seen.append(ask())
+                except UsageError as error:
+                    seen.append(type(error))
+
+        async def pay() -> Response:
+            deliveries.append(current())
+            return made(BackgroundTask(later))
+
+        await Visitor(behind(pay, AsyncGuard("memory:"))).visit()
+
+        assert seen == [UsageError, UsageError]
 
     in_time(story())
 

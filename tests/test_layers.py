@@ -20,6 +20,7 @@ RULES = BOTTOM | {
     "_fingerprint",
     "_log_writes",
     "_steps",
+    "_steps_left",
     "_work",
     "codecs",
     "events",
@@ -52,14 +53,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_bypass": {"_model"},
     "_canonical": set(),
     "_fingerprint": {"_canonical"},
-    "_decide": {"_bypass", "_fingerprint", "_model", "errors"},
+    "_decide": {"_bypass", "_fingerprint", "_model", "_steps_left", "errors"},
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_canonical", "_model", "errors"},
     "_returned": {"errors"},
-    "_steps": {"_interrupts", "_model", "_returned"},
+    "_steps": {"_interrupts", "_model", "_returned", "_steps_left"},
+    "_steps_left": set(),
     "_log_writes": {"_interrupts", "_model", "_steps"},
-    "_work": {"_decide", "_model", "codecs", "errors", "events"},
+    "_work": {"_decide", "_model", "_steps_left", "codecs", "errors", "events"},
     **dict.fromkeys(FLOWS, RULES | FLOWS),
     "stores": BOTTOM | {"stores"},
     "_renewal_groups": {"_model"},
@@ -90,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # only they know what a bypass that died has left.
 EXCEPTIONS = {"testing/simulate", "cli/_words.py"}
 
-PURE = FLOWS | {"_bypass", "_decide", "_fingerprint", "_work"}
+PURE = FLOWS | {"_bypass", "_decide", "_fingerprint", "_steps_left", "_work"}
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "secrets", "datetime"}
 
 

@@ -10,12 +10,11 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import pytest
 
-from onefold import AsyncGuard, ClaimLost, Guard, OnHold, Policy, State, StoreUnavailable, current
+from onefold import AsyncGuard, Guard, OnHold, Policy, State, StoreUnavailable, current
 from onefold._model import Claim, Ending
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -222,45 +221,6 @@ def test_a_step_that_is_cancelled_while_it_writes_or_waits_for_its_turn_stops_no
         assert steps.ran == Counter(NAMES[:3])
 
     asyncio.run(main())
-
-
-def test_a_step_that_goes_on_after_its_handler_has_failed_is_lost_or_in_the_log_that_is_left() -> None:
-    """What releases a claim carries a log, too: a step that returns after that one was taken must be in it."""
-    clock, steps = Clock(), Steps()
-    store = Store(clock)
-    ended: list[Any] = []
-    release = threading.Event()
-
-    def straggling() -> str:
-        assert release.wait(PATIENCE)
-        return steps.run("late")
-
-    def handler() -> None:
-        if steps.ran:
-            assert current().step("early", lambda: steps.run("early")) == "early"
-            return
-        store.go_on.set()
-        current().step("early", lambda: steps.run("early"))
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=context.run, args=(take, current().step))
-        ended.append(thread)
-        thread.start()
-        raise ValueError("the handler did not wait for its thread")
-
-    def take(step: Any) -> None:
-        with pytest.raises(ClaimLost):
-            step("late", straggling)
-        ended.append("lost")
-
-    guard = Guard(store)
-    with pytest.raises(ValueError, match="did not wait"):
-        guard.run("charge", "pay_1", handler)
-    release.set()
-    ended[0].join(PATIENCE)
-    guard.run("charge", "pay_1", handler)
-
-    assert ended[1:] == ["lost"]
-    assert steps.ran == {"early": 1, "late": 1}
 
 
 def test_a_write_that_is_under_way_when_the_handler_ends_does_not_overtake_the_log_of_a_held_record() -> None:

@@ -29,6 +29,7 @@ from onefold._model import (
     State,
     Unknown,
 )
+from onefold._steps_left import NONE_LEFT, StepsLeft
 from onefold.errors import ClaimLost, OutcomeUnknown
 
 # In the place of a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
@@ -167,7 +168,7 @@ class After(NamedTuple):
 
     ended: str
     under: str
-    holds: Callable[[BaseException | None, Policy], bool]
+    holds: Callable[[BaseException | None, Policy, StepsLeft], bool]
     then: Then
     becomes: State | None
 
@@ -176,48 +177,57 @@ def under(*ways: str) -> Callable[[Policy], bool]:
     return lambda policy: (policy.after_crash if isinstance(policy.after_crash, str) else "probe") in ways
 
 
-def returned(error: BaseException | None, _policy: Policy) -> bool:
+def returned(error: BaseException | None, _policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
     return error is None
 
 
-def claim_lost(error: BaseException | None, _policy: Policy) -> bool:
+def claim_lost(error: BaseException | None, _policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
     return isinstance(error, ClaimLost)
 
 
-def interrupted(error: BaseException | None, _policy: Policy) -> bool:
+def interrupted(error: BaseException | None, _policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
     return not isinstance(error, Exception)
 
 
-def remembered(error: BaseException | None, policy: Policy) -> bool:
-    return is_one_of(error, policy.remember)
+def remembered(error: BaseException | None, policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
+    return isinstance(error, Exception) and is_one_of(error, policy.remember)
 
 
-def nobody_knows(error: BaseException | None, policy: Policy) -> bool:
-    return is_one_of(error, (*policy.unknown, OutcomeUnknown))
+def step_under_way(_error: BaseException | None, _policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
+    return bool(steps.under_way)
 
 
-def _when(kind: Callable[[BaseException | None, Policy], bool], *ways: str) -> Callable[..., bool]:
+def nobody_knows(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
+    return bool(steps.interrupted) or is_one_of(error, (*policy.unknown, OutcomeUnknown))
+
+
+def _when(kind: Callable[[BaseException | None, Policy, StepsLeft], bool], *ways: str) -> Callable[..., bool]:
     rules = under(*ways)
-    return lambda error, policy: kind(error, policy) and rules(policy)
+    return lambda error, policy, steps: kind(error, policy, steps) and rules(policy)
+
+
+UNKNOWN: Final = "raised what `unknown` names, or after a step was interrupted"
 
 
 AFTER = (
     After("returned", "any", returned, Then.FINISH, State.DONE),
     After("found its claim lost", "any", claim_lost, Then.LEAVE, State.RUNNING),
+    After("raised what `remember` names", "any", remembered, Then.FAIL, State.FAILED),
+    # It is still running: its entry can be kept in the log, and nobody may run it beside itself, nor ask about it yet.
+    After("raised while a step was under way", "any", step_under_way, Then.LEAVE, State.RUNNING),
     After("was cancelled", "rerun", _when(interrupted, "rerun"), Then.RELEASE, State.OPEN),
     After("was cancelled", "hold, skip, a probe", interrupted, Then.LEAVE, State.RUNNING),
-    After("raised what `remember` names", "any", remembered, Then.FAIL, State.FAILED),
-    After("raised what `unknown` names", "hold", _when(nobody_knows, "hold"), Then.HOLD, State.HELD),
-    After("raised what `unknown` names", "skip", _when(nobody_knows, "skip"), Then.SKIP, State.DONE),
-    After("raised what `unknown` names", "a probe", _when(nobody_knows, "probe"), Then.ASK, State.RUNNING),
-    After("raised anything else", "any", lambda _error, _policy: True, Then.RELEASE, None),
+    After(UNKNOWN, "hold", _when(nobody_knows, "hold"), Then.HOLD, State.HELD),
+    After(UNKNOWN, "skip", _when(nobody_knows, "skip"), Then.SKIP, State.DONE),
+    After(UNKNOWN, "a probe", _when(nobody_knows, "probe"), Then.ASK, State.RUNNING),
+    After("raised anything else", "any", lambda _error, _policy, _steps: True, Then.RELEASE, None),
 )
 
 
-def after(error: BaseException | None, policy: Policy) -> Then:
+def after(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> Then:
     """What to do with a claim whose handler ended so; `None` means that it returned."""
     for row in AFTER:
-        if row.holds(error, policy):
+        if row.holds(error, policy, steps):
             return row.then
     raise AssertionError("the last row holds always")
 
@@ -318,9 +328,11 @@ def stay_running(policy: Policy) -> float:
     return math.inf
 
 
-def memory(entry: Entry, error: BaseException, notes: bytes | None, policy: Policy) -> Memory | None:
+def memory(
+    entry: Entry, error: BaseException, notes: bytes | None, policy: Policy, steps: StepsLeft = NONE_LEFT
+) -> Memory | None:
     """What a release leaves behind: nothing after a clean failure, else the attempts and the finished steps."""
-    unsettled = interrupted(error, policy) or nobody_knows(error, policy) or entry.attempt > 1
+    unsettled = interrupted(error, policy) or nobody_knows(error, policy, steps) or entry.attempt > 1
     provider_forgets = unsettled and math.isfinite(policy.rerun_within)
     if not (entry.attempt > 1 or interrupted(error, policy) or notes or entry.bypasses or provider_forgets):
         return None

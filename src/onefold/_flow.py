@@ -28,7 +28,19 @@ from onefold._steps import (
     Running,
     Watching,
 )
-from onefold._work import Work, done, failed, refused, replay, stored_error, tell_if_uncompared, tell_not_remembered
+from onefold._steps_left import as_remark
+from onefold._work import (
+    Work,
+    done,
+    failed,
+    plain,
+    refused,
+    replay,
+    stored_error,
+    tell_if_uncompared,
+    tell_not_remembered,
+    tell_steps_left,
+)
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind, Teller
 
@@ -198,10 +210,12 @@ def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
 
 def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
     """What follows from how the handler ended; its error is raised as it is."""
-    then = _decide.after(ended.error, work.policy) if ended.started else Then.RELEASE
+    then = _decide.after(ended.error, work.policy, ended.steps) if ended.started else Then.RELEASE
+    tell_steps_left(work, ended.error, ended.steps)
     if then is FINISH:
         return close_done(work, entry, ended)
-    if _bypass.is_bypass(entry):
+    # What a bypass found is not put back over the log of a step that is under way: it stands meanwhile.
+    if _bypass.is_bypass(entry) and not (then is Then.LEAVE and ended.steps.under_way):
         return _close_bypass(work, entry, ended, then)
     return close_raised(work, entry, ended, then)
 
@@ -262,7 +276,8 @@ def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[
             remark = f"skipped: attempt {entry.attempt} ended in {name}"
             kind, ending = Kind.SKIPPED, Ending(state=State.DONE, stay=work.policy.keep, omitted=True, remark=remark)
         case _:
-            kind, ending = Kind.HELD, _held(f"attempt {entry.attempt} ended in {name}", ended.notes)
+            remark = plain(f"attempt {entry.attempt} ended in {name}{as_remark(ended.steps)}")
+            kind, ending = Kind.HELD, _held(remark, ended.notes)
     kept = yield from finish(work, claim_of(entry), ending)
     if kept is None:
         tell_not_remembered(work, entry.attempt, name)
@@ -278,7 +293,7 @@ def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
         entry, ended = alone(entry, ended)
     error = cast("BaseException", ended.error)
     if ended.started:
-        left = _decide.memory(entry, error, ended.notes, work.policy)
+        left = _decide.memory(entry, error, ended.notes, work.policy, ended.steps)
     else:
         left = _decide.memory_unstarted(entry, work.policy)
     address, name = work.asked.address, type(error).__name__

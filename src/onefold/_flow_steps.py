@@ -10,8 +10,9 @@ import msgspec
 from onefold._bypass import EARLIER
 from onefold._flow import claim_of, insist
 from onefold._log_writes import Logging, Turns
-from onefold._model import Entry
-from onefold._steps import Ended, Flow, Running
+from onefold._model import Address, Entry
+from onefold._steps import Ended, Flow, Left, Running
+from onefold._steps_left import StepsLeft
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
 from onefold.events import Kind, Teller
@@ -23,6 +24,24 @@ NOTES_BYTES_MAX: Final = 262_144
 MAY_RETURN: Final = (
     "Let a step return None, numbers, texts, bytes, and lists or dictionaries of them, or pass returns= with its type"
 )
+
+
+class LateStep(ClaimLost):
+    """A step came to its end after its handler had, and its entry is in no log. `value` is what it returned."""
+
+    says = (
+        "the step {step!r} has run to its end, but its handler had ended before, so that its entry is in no log. Wait "
+        "for every step before the handler ends. What it returned is in error.value"
+    )
+
+
+def handler_ended(address: Address, name: str) -> UsageError:
+    """Return the error of a step that is begun too late."""
+    return UsageError(
+        f"{address.operation} [key {address.digest}]: the handler of this delivery has ended, and a step belongs to "
+        f"its handler: the step {name!r} did not run. Wait for it in the handler, or give it a delivery of its own "
+        "(guard.run)"
+    )
 
 
 class StepLog:
@@ -40,7 +59,10 @@ class StepLog:
         self._notes = entry.notes
         # The names of the steps in the newest log that the store has kept of this run.
         self._kept: frozenset[str] = frozenset()
-        # Whether the handler has ended: what it left behind as its log stays as it is.
+        # The steps that have begun and not ended yet, and those that were interrupted.
+        self._under_way: set[str] = set()
+        self._interrupted: set[str] = set()
+        # Whether the handler has ended: no step begins any more.
         self._ended = False
 
     @property
@@ -57,10 +79,30 @@ class StepLog:
         if len(self._results) - (EARLIER in self._results) >= STEPS_MAX and name not in self._results:
             raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
 
-    def add(self, name: str, value: Any, returns: Any) -> bool:
-        """Add a finished step; False: its handler has ended, so that nothing can be added any more.
+    @property
+    def has_ended(self) -> bool:
+        """Whether the handler has ended."""
+        return self._ended
 
-        A result that cannot be kept leaves only the fact that the step is finished.
+    def begin(self, name: str) -> None:
+        """Note that a step begins. Raises `UsageError` once its handler has ended."""
+        with self.turns.adding:
+            if self._ended:
+                raise handler_ended(self.entry.address, name)
+            self._under_way.add(name)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Note that a step has raised. What an interrupt has stopped may have happened all the same."""
+        with self.turns.adding:
+            self._under_way.discard(name)
+            if not isinstance(error, Exception):
+                self._interrupted.add(name)
+
+    def add(self, name: str, value: Any, returns: Any) -> None:
+        """Add a finished step. A result that cannot be kept leaves only the fact that the step is finished.
+
+        That its handler has ended meanwhile is no obstacle. A claim that is ended with a log, and not with a result, is
+        ended when no step is under way: else it is left as it is, and the store knows whether it is still ours.
         """
         stored, problem = None, ""
         try:
@@ -68,8 +110,6 @@ class StepLog:
         except Exception:  # noqa: BLE001 - the step happened, whatever its value is
             problem = "which cannot be stored"
         with self.turns.adding:
-            if self._ended:
-                return False
             notes = msgspec.msgpack.encode({**self._results, name: stored})
             if len(notes) > NOTES_BYTES_MAX:
                 problem = f"with which the log has more than NOTES_BYTES_MAX={NOTES_BYTES_MAX} bytes"
@@ -77,9 +117,11 @@ class StepLog:
                 notes = msgspec.msgpack.encode({**self._results, name: None})
             self._results[name] = stored
             self._notes = notes
+            self._under_way.discard(name)
+            # It was interrupted before, and tried again.
+            self._interrupted.discard(name)
         if problem:
             self._tell_left_out(name, value, problem)
-        return True
 
     def unwritten(self, name: str) -> bytes | None:
         """Return the newest log, if it is to be written; None: the store has one with this step in it."""
@@ -91,11 +133,14 @@ class StepLog:
             self._kept = frozenset(msgspec.msgpack.decode(notes, type=dict[str, msgspec.Raw]))
         return kept
 
-    def end(self) -> bytes | None:
-        """Return the log with which the handler ends: what finishes or releases the claim carries all of it."""
+    def end(self) -> Left:
+        """Return the log with which the handler ends, and the steps of which nobody knows the outcome.
+
+        What releases or holds the claim carries all of the log.
+        """
         with self.turns.adding:
             self._ended = True
-            return self._notes
+            return self._notes, StepsLeft(tuple(sorted(self._under_way)), tuple(sorted(self._interrupted)))
 
     def _tell_left_out(self, name: str, value: Any, why: str) -> None:
         kind = type_name(type(value))
@@ -128,11 +173,15 @@ def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) ->
     log.check(name)
     if name in log:
         return log.replay(name, returns)
-    ended: Ended = yield Running(call)
-    if ended.error is not None:
-        raise ended.error
-    if not log.add(name, ended.value, returns):
-        raise _lost(log, name, ended.value)
+    log.begin(name)
+    try:
+        ended: Ended = yield Running(call)
+        if ended.error is not None:
+            raise ended.error
+    except BaseException as error:
+        log.fail(name, error)
+        raise
+    log.add(name, ended.value, returns)
     yield from _write_down(log, name, ended.value)
     return ended.value
 
@@ -156,4 +205,6 @@ def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
 def _lost(log: StepLog, name: str, value: Any) -> ClaimLost:
     """The claim is another's by now, or its handler has ended while a task or a thread of it went on."""
     log.tell(Kind.LOST, log.entry.address, log.entry.attempt, f"step {name}")
+    if log.has_ended:
+        return LateStep.about(log.entry.address, step=name, value=value)
     return ClaimLost.about(log.entry.address, value=value)

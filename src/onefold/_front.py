@@ -139,16 +139,24 @@ class Front:
     def _toolbox(self, store: Any) -> Toolbox:
         """For deliveries that claim."""
         heartbeat = self._heartbeat(lambda: store, self._tell)
-        return Toolbox(store, self._codec, self._tell, self._conduct, heartbeat=heartbeat)
+        return Toolbox(store, self._codec, self._tell, self._conduct, awaits=self._awaited, heartbeat=heartbeat)
 
     def _tools_on(self, joined: Any, connection: Any) -> Toolbox:
         """For deliveries inside a transaction of the caller's: no claim is to be kept alive there."""
-        return Toolbox(joined, self._codec, self._tell, self._conduct, home=connection)
+        return Toolbox(joined, self._codec, self._tell, self._conduct, awaits=self._awaited, home=connection)
 
     def _inside(self, transaction: Any) -> Toolbox:
         """For deliveries inside a transaction of our own."""
         home = self._tools().home
-        return Toolbox(transaction, self._codec, self._tell, self._conduct, home=home, transaction=transaction)
+        return Toolbox(
+            transaction,
+            self._codec,
+            self._tell,
+            self._conduct,
+            awaits=self._awaited,
+            home=home,
+            transaction=transaction,
+        )
 
     def _check_column(self, record: object) -> None:
         if record is not None and self._also_read is not None:

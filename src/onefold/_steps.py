@@ -21,6 +21,7 @@ import msgspec
 from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
 from onefold._returned import SUSPENDED, mistake
+from onefold._steps_left import NONE_LEFT, StepsLeft
 
 T = TypeVar("T")
 
@@ -222,7 +223,12 @@ class Ended(msgspec.Struct, frozen=True):
     error: BaseException | None = None
     notes: bytes | None = None
     started: bool = True
+    # Of its steps, those whose outcome is unknown.
+    steps: StepsLeft = NONE_LEFT
 
+
+# What is left of a handler when it ends: the log of its finished steps, and those whose outcome is unknown.
+Left = tuple[bytes | None, StepsLeft]
 
 Flow = Generator[Step, Any, T]
 
@@ -244,8 +250,8 @@ class Hands(Protocol):
 
     def around(self) -> Any: ...
     def enter(self, running: Running) -> Any: ...
-    def leave(self, current: Any) -> bytes | None: ...
-    def put_back(self, around: Any, current: Any) -> bytes | None: ...
+    def leave(self, current: Any) -> Left: ...
+    def put_back(self, around: Any, current: Any) -> Left: ...
 
     # What runs inside of the handler, on its transaction; None without one.
     nest: Any
@@ -353,10 +359,10 @@ def _run(step: Running, hands: Hands) -> Ended:
         try:
             value = step.call(current) if step.probing else step.call()
         except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
-            return Ended(error=error, notes=hands.leave(current))
+            return _raised(error, hands.leave(current))
         return _returned(step, value, hands.leave(current))
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
-        return Ended(error=error, notes=hands.put_back(around, current), started=started)
+        return _raised(error, hands.put_back(around, current), started=started)
 
 
 async def _run_async(step: Running, hands: Hands) -> Ended:
@@ -382,17 +388,20 @@ async def _call_async(step: Running, hands: Hands) -> Ended:
                 value = await value
         except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
             if token is not None:
-                return Ended(error=hands.heartbeat.rescue(token, error), notes=hands.leave(current))
-            return Ended(error=unmasked(error, before) if hands.joined else error, notes=hands.leave(current))
+                return _raised(hands.heartbeat.rescue(token, error), hands.leave(current))
+            return _raised(unmasked(error, before) if hands.joined else error, hands.leave(current))
         return _returned(step, value, hands.leave(current), awaited=awaits)
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
-        return Ended(error=error, notes=hands.put_back(around, current), started=started)
+        return _raised(error, hands.put_back(around, current), started=started)
 
 
-def _returned(step: Running, value: Any, notes: bytes | None, *, awaited: bool = False) -> Ended:
-    if isinstance(value, SUSPENDED):
-        return Ended(value=value, error=mistake(step.call, value, awaited=awaited), notes=notes)
-    return Ended(value=value, notes=notes)
+def _returned(step: Running, value: Any, left: Left, *, awaited: bool = False) -> Ended:
+    error = mistake(step.call, value, awaited=awaited) if isinstance(value, SUSPENDED) else None
+    return Ended(value=value, error=error, notes=left[0], steps=left[1])
+
+
+def _raised(error: BaseException | None, left: Left, *, started: bool = True) -> Ended:
+    return Ended(error=error, notes=left[0], started=started, steps=left[1])
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:

@@ -23,6 +23,7 @@ class Toolbox:
         tell: Teller,
         conduct: Callable[..., Any],
         *,
+        awaits: bool = False,
         heartbeat: Heartbeat | AsyncHeartbeat | None = None,
         home: object = None,
         transaction: Any = None,
@@ -32,6 +33,8 @@ class Toolbox:
         self.heartbeat = heartbeat
         self.codec = codec
         self.tell = tell
+        # Whether its flows, and so the steps of its handlers, are awaited.
+        self.awaits = awaits
         self.home = store if home is None else home
         self.transaction = transaction
         # Of the handler that runs now, inside a transaction.

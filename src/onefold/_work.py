@@ -9,6 +9,7 @@ import msgspec
 
 from onefold import _decide
 from onefold._model import Asked, Ending, Outcome, Policy, Record, State
+from onefold._steps_left import StepsLeft, warning
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
@@ -57,6 +58,13 @@ NOT_REMEMBERED: Final = (
 def tell_not_remembered(work: Work, attempt: int, detail: str = "") -> None:
     work.tell(Kind.NOT_REMEMBERED, work.asked.address, attempt, detail)
     work.tell.warn_each(work.asked.address, NOT_REMEMBERED)
+
+
+def tell_steps_left(work: Work, error: BaseException | None, steps: StepsLeft) -> None:
+    """Warn of the steps whose outcome is unknown, each time: somebody has to look at every one of them."""
+    words = warning(error, steps) if any(steps) else None
+    if words is not None:
+        work.tell.warn_each(work.asked.address, words)
 
 
 def refused(work: Work, error: OnefoldError) -> OnefoldError:

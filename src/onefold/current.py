@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from onefold._flow_steps import StepLog, take_step
+from onefold._flow_steps import StepLog, handler_ended, take_step
 from onefold._model import Address, Entry, downstream
 from onefold._nested import Nest
-from onefold._steps import Flow
+from onefold._steps import Flow, Left
+from onefold._steps_left import NONE_LEFT
 from onefold.codecs import Codec
 from onefold.errors import UsageError
 from onefold.events import Teller
@@ -40,6 +41,9 @@ class Tools(Protocol):
     def codec(self) -> Codec: ...
     @property
     def tell(self) -> Teller: ...
+    # Whether its steps are awaited.
+    @property
+    def awaits(self) -> bool: ...
     def conduct(self, flow: Flow[Any]) -> Any: ...
 
 
@@ -95,14 +99,18 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler is still running: a task may outlive it, and belongs to no delivery then."""
-        return self._reset is not None
+        """Whether the handler is still running, or here a step that it has begun.
+
+        A task may outlive both, and belongs to no delivery then.
+        """
+        step = _step.get()
+        return self._reset is not None or (step is not None and step.delivery is self and step.is_running)
 
     @property
     def step_name(self) -> str | None:
         """The name of the step that is running here, or None outside of a step."""
         found = _step.get()
-        return found[1] if found is not None and found[0] is self else None
+        return found.name if found is not None and found.delivery is self else None
 
     def key_for(self, name: str) -> str:
         """The key to send to a system downstream: the same on each attempt, machine and rerun."""
@@ -117,22 +125,44 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         server: when the driver gives up). Raises `ClaimLost` if the claim had gone meanwhile. Under an `AsyncGuard`
         await it. Without a claim (seen mode, a transaction, or a store that is down) there is no log, and the part
         simply runs. A name is one effect: a second step of the same name in one run raises `UsageError`, unless the
-        first one failed.
+        first one failed. So does a step that is begun after its handler has ended: it does not run. Inside of it
+        `current()` is this delivery, in whatever thread or task it was taken.
         """
+        _check_call(name, call)
         self._begin(name)
-        outer = _step.set((self, name))
+        if self._tools.awaits:
+            return self._step_awaited(name, call, returns)  # type: ignore[return-value]
+        with self._inside(name):
+            return self._take(name, call, returns)  # type: ignore[no-any-return]
+
+    async def _step_awaited(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+        with self._inside(name):
+            value = self._take(name, call, returns)
+            return await value if inspect.isawaitable(value) else value
+
+    @contextmanager
+    def _inside(self, name: str) -> Iterator[None]:
+        """Begin a step, and make this delivery the current one while it runs: a thread does not inherit it."""
+        if self._reset is None:
+            self._fail(name)
+            raise handler_ended(self._entry.address, name)
+        if self._taken is not None:
+            self._taken[name] = _BEGUN
+        step = StepHere(self, name)
+        around, outer = _current.set(self), _step.set(step)
         try:
-            value: Any = self._take(name, call, returns)
+            yield
         except BaseException:
             self._fail(name)
             raise
         finally:
+            step.is_running = False
             _step.reset(outer)
-        return _awaited_in_step((self, name), value) if inspect.iscoroutine(value) else value  # type: ignore[return-value]
+            _current.reset(around)
 
     def _begin(self, name: str) -> None:
-        if not name or not isinstance(name, str):
-            raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+        if self._reset is None:
+            raise handler_ended(self._entry.address, name)
         mine = object()
         # One operation of a dictionary: of two threads of a handler only one gets the name.
         if (self._taken or self._begin_taken()).setdefault(name, mine) is not mine:
@@ -163,7 +193,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
                 self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
             log = self._log
         # Looked at after the log is there to be found: `_left` does it the other way round.
-        if not self.is_running:
+        if self._reset is None:
             log.end()
         return log
 
@@ -186,20 +216,40 @@ if hasattr(os, "register_at_fork"):
 
 _current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
 
-# The step that is running here, and whose it is: a delivery inside of a step has steps of its own.
-_step: ContextVar[tuple[Current, str] | None] = ContextVar("onefold.step", default=None)
+# In the place of a step that has begun. One that has not is a coroutine that nobody has awaited yet.
+_BEGUN: Final = object()
 
 
-async def _awaited_in_step(step: tuple[Current, str], value: Awaitable[Any]) -> Any:
-    """Await a step with its name around it."""
-    outer = _step.set(step)
-    try:
-        return await value
-    except BaseException:
-        step[0]._fail(step[1])
-        raise
-    finally:
-        _step.reset(outer)
+class StepHere:
+    """The step that is running here, and whose it is: a delivery inside of a step has steps of its own."""
+
+    __slots__ = ("around", "delivery", "is_running", "name")
+
+    def __init__(self, delivery: Current, name: str) -> None:
+        self.delivery = delivery
+        self.name = name
+        # What was the current one here: another, where a delivery inside of the handler takes a step of the outer one.
+        self.around = _current.get()
+        # A task that was started in it may outlive it.
+        self.is_running = True
+
+
+_step: ContextVar[StepHere | None] = ContextVar("onefold.step", default=None)
+
+
+def _check_call(name: str, call: object) -> None:
+    if not name or not isinstance(name, str):
+        raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+    if callable(call):
+        return
+    if inspect.iscoroutine(call):
+        call.close()
+        raise UsageError(
+            f"the step {name!r} was given a coroutine, and did not run: a step that is finished must not be called "
+            f"again. Pass the function: await current().step({name!r}, pay), or with arguments "
+            f"await current().step({name!r}, lambda: pay(order))"
+        )
+    raise UsageError(f"the step {name!r} needs a function to call, and not {type(call).__name__}: nothing ran")
 
 
 # Whether a handler of a whole batch is running here: of its deliveries none is the current one.
@@ -221,7 +271,10 @@ def in_batch() -> Iterator[None]:
 
 
 def current() -> Current:
-    """The delivery whose handler is running here. Raises `UsageError` outside of a handler, and in one of a batch."""
+    """The delivery whose handler is running here. Raises `UsageError` outside of a handler, and in one of a batch.
+
+    So it does in a task that outlives its handler, such as a background task.
+    """
     found = _current.get()
     if found is None and _in_batch.get():
         raise NotOneDelivery(
@@ -229,6 +282,12 @@ def current() -> Current:
         )
     if found is None:
         raise UsageError("current() works inside a guarded handler, and none is running here")
+    if not found.is_running:
+        raise UsageError(
+            f"{found.operation} [key {found._entry.address.digest}]: current() works inside a guarded handler, and the "
+            "one that was running here has ended. Take what you need of it in the handler (`current().key_for(...)`), "
+            "and pass it on"
+        )
     return found
 
 
@@ -239,22 +298,22 @@ def enter(entry: Entry, tools: Tools, beat: Beat | None, nest: Nest | None = Non
     return inside
 
 
-def leave(inside: Current | None) -> bytes | None:
-    """Make the outer one current again, if one was entered; the answer is the log of finished steps."""
+def leave(inside: Current | None) -> Left:
+    """Make the outer one current again, if one was entered; the answer is what is left of its steps."""
     if inside is None or inside._reset is None:
-        return None
+        return _NOTHING
     _current.reset(inside._reset)
     return _left(inside)
 
 
-def put_back(around: Current | None, inside: Current | None) -> bytes | None:
+def put_back(around: Current | None, inside: Current | None) -> Left:
     """Leave after an interrupt in `enter` or `leave`: this delivery must not stay the current one of its thread."""
     entered = _current.get()
     _current.set(around)
     while entered is not None and entered is not around:
         _left(entered)
         entered = entered._outer
-    return None if inside is None else _left(inside)
+    return _NOTHING if inside is None else _left(inside)
 
 
 def around() -> Current | None:
@@ -262,11 +321,18 @@ def around() -> Current | None:
     return _current.get()
 
 
-def _left(inside: Current) -> bytes | None:
+_NOTHING: Final = (None, NONE_LEFT)
+
+
+def _left(inside: Current) -> Left:
     inside._reset = None
     if inside._beat is not None:
         inside._beat.cancel = None
-    return inside._entry.notes if inside._log is None else inside._log.end()
+    notes, steps = (inside._entry.notes, NONE_LEFT) if inside._log is None else inside._log.end()
+    if inside._taken is None:
+        return notes, steps
+    unbegun = (name for name, begun in sorted(inside._taken.copy().items()) if begun is not _BEGUN)
+    return notes, steps._replace(unbegun=tuple(unbegun))
 
 
 def is_inside(address: Address, home: object) -> bool:
@@ -289,9 +355,11 @@ def transaction_around(home: object) -> tuple[Any, Nest | None]:
 
 def _around() -> Iterator[Current]:
     """The deliveries whose handlers are running around us, the innermost first."""
-    around = _current.get()
-    while around is not None:
-        # A task that outlives the handler inherits its context, but not its claim.
-        if around._reset is not None:
-            yield around
-        around = around._outer
+    step = _step.get()
+    for innermost in (_current.get(), None if step is None else step.around):
+        around = innermost
+        while around is not None:
+            # A task that outlives the handler inherits its context, but not its claim.
+            if around._reset is not None:
+                yield around
+            around = around._outer

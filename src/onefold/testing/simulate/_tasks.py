@@ -194,7 +194,7 @@ class Stage:
         store._looked = True
         async with store.transaction() as transaction:
             work = replace(self._plan.work(), call=self._handle)
-            hands = Toolbox(transaction, work.codec, work.tell, drive_async, transaction=transaction)
+            hands = Toolbox(transaction, work.codec, work.tell, drive_async, awaits=True, transaction=transaction)
             return await drive_async(self._plan.flow(work), hands)
 
     async def _connected(self) -> SimulatedLink:
