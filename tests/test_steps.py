@@ -157,6 +157,30 @@ def test_an_error_of_the_store_that_stays_is_raised_although_the_heartbeat_gets_
     assert steps == ["pay"]
 
 
+def test_a_step_that_is_taken_again_in_the_same_run_returns_only_once_its_log_is_kept(store: Store) -> None:
+    steps: list[str] = []
+    kept: list[bytes | None] = []
+
+    def handler() -> None:
+        with pytest.raises(OutcomeUnknown):
+            current().step("pay", lambda: steps.append("pay"))
+        with pytest.raises(OutcomeUnknown):
+            current().step("pay", lambda: steps.append("pay"))
+        store.ask = ask  # type: ignore[method-assign]
+        current().step("pay", lambda: steps.append("pay"))
+        found = store.inner.read(CHARGE)
+        assert found is not None
+        kept.append(found.notes)
+
+    ask = store.ask
+    store.ask = refusing(store.ask)  # type: ignore[method-assign]
+    Guard(store, policy=Policy(lease=0.3)).run("charge", "pay_1", handler)
+
+    assert steps == ["pay"]
+    assert kept[0] is not None
+    assert b"pay" in kept[0]
+
+
 def refusing(ask: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(operation: str, send: Callable[[], Any]) -> Any:
         if operation == "log":

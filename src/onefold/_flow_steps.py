@@ -57,8 +57,8 @@ class StepLog:
         self.turns = Turns()
         self._results: dict[str, bytes | None] = msgspec.msgpack.decode(entry.notes) if entry.notes else {}
         self._notes = entry.notes
-        # The names of the steps in the newest log that the store has kept of this run.
-        self._kept: frozenset[str] = frozenset()
+        # The names of the steps in the newest log that the store has.
+        self._kept = frozenset(self._results)
         # The steps that have begun and not ended yet, and those that were interrupted.
         self._under_way: set[str] = set()
         self._interrupted: set[str] = set()
@@ -172,7 +172,11 @@ def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) ->
     """Run one named part of a handler, unless an earlier attempt has finished it: then replay its result."""
     log.check(name)
     if name in log:
-        return log.replay(name, returns)
+        value = log.replay(name, returns)
+        if log.unwritten(name) is not None:
+            # It has run in this very attempt, and its log could not be kept: it raised, and is taken again.
+            yield from _write_down(log, name, value)
+        return value
     log.begin(name)
     try:
         ended: Ended = yield Running(call)
