@@ -191,6 +191,12 @@ class Watching(Step, frozen=True):
     claims: Sequence[Claim]
 
 
+class Unwatching(Step, frozen=True):
+    """From now on the heartbeat leaves these claims alone, although the flow goes on."""
+
+    claims: Sequence[Claim]
+
+
 class LeaseLeft(Step, frozen=True):
     """How long the claim is certainly still ours, by the worker's own monotonic clock."""
 
@@ -337,11 +343,13 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     raise interrupt
 
 
-def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float:
-    """A step about the lease, which is the heartbeat's: how long it is certainly still ours."""
+def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
+    """A step about the lease, which is the heartbeat's: how long it is certainly still ours, while it is watched."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
         return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
+    if isinstance(step, Unwatching):
+        return hands.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
     assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
     return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 

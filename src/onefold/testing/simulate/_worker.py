@@ -15,7 +15,7 @@ from onefold import StoreUnavailable
 from onefold._flow_steps import StepLog, take_step
 from onefold._log_writes import Logging
 from onefold._model import Done, NotDone, Unknown, downstream
-from onefold._steps import Ask, Elsewhere, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Watching
+from onefold._steps import Ask, Elsewhere, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Unwatching, Watching
 from onefold._work import Work
 
 
@@ -111,6 +111,9 @@ def script(plan: Plan) -> Script:
             reply = yield from _run(plan, work, step)
         elif isinstance(step, Watching):
             reply = yield Watch()
+        elif isinstance(step, Unwatching):
+            # A renewal may be on its way: here the heartbeat may beat until the delivery ends.
+            continue
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
