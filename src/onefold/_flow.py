@@ -174,7 +174,9 @@ def ask_first(work: Work, entry: Entry) -> Flow[Entry | Outcome[Any]]:
         raise refusal(work, entry, answered)
     then = _decide.probed(answered, entry.attempt, work.policy)
     if then is FINISH:
-        return (yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True))
+        return (
+            yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True, probed=True)
+        )
     if then is Then.HOLD:
         remark = _doubt(answered, entry.attempt)
         yield from finish(work, claim_of(entry), _held(remark, entry.notes))
@@ -213,7 +215,7 @@ def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Ou
     if then is ASK:
         answered = yield from _ask_after(work, entry, ended)
         if isinstance(answered, Done):
-            return (yield from close_done(work, entry, Ended(value=answered.value)))
+            return (yield from close_done(work, entry, Ended(value=answered.value), probed=True))
         then = Then.RELEASE if isinstance(answered, NotDone) else Then.HOLD
     if (yield from put_back(work, entry, ended)):
         raise cast("BaseException", ended.error)
@@ -221,9 +223,11 @@ def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Ou
     return (yield from close_raised(work, *alone(entry, ended), then))
 
 
-def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False) -> Flow[Outcome[Any]]:
-    """It happened: store the result, and tell a caller whose claim had gone."""
-    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt))
+def close_done(
+    work: Work, entry: Entry, ended: Ended, *, replayed: bool = False, probed: bool = False
+) -> Flow[Outcome[Any]]:
+    """It happened, as the handler or the probe says: store the result, and tell a caller whose claim had gone."""
+    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt, probed=probed))
     if kept is False:
         work.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
@@ -244,7 +248,7 @@ def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Out
         case Then.ASK:
             answered = yield from _ask_after(work, entry, ended)
             if isinstance(answered, Done):
-                return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
+                return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes), probed=True))
             if isinstance(answered, NotDone):
                 yield from give_back(work, entry, ended)
             else:

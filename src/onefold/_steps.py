@@ -20,7 +20,7 @@ import msgspec
 
 from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
-from onefold._returned import SUSPENDED, mistake
+from onefold._returned import SUSPENDED, mistake, mistaken_probe
 
 T = TypeVar("T")
 
@@ -399,6 +399,8 @@ async def _call_async(step: Running, hands: Hands) -> Ended:
 
 def _returned(step: Running, value: Any, notes: bytes | None, *, awaited: bool = False) -> Ended:
     if isinstance(value, SUSPENDED):
+        if step.probing:
+            return Ended(value=value, error=mistaken_probe(value), notes=notes)
         return Ended(value=value, error=mistake(step.call, value, awaited=awaited), notes=notes)
     return Ended(value=value, notes=notes)
 
