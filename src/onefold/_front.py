@@ -74,9 +74,9 @@ class Front:
         codec: Codec | None = None,
         also_read: Any = None,
     ) -> None:
-        check_source(store)
+        check_source(store, awaited=self._awaited)
         if also_read is not None:
-            check_source(also_read)
+            check_source(also_read, awaited=self._awaited)
             if also_read is store or also_read == store:
                 raise UsageError("also_read= names the store itself: name the one in which the records were before")
         self.policy = Policy() if policy is None else self._checked(policy)
@@ -164,7 +164,7 @@ class Front:
 
     def _swap(self, source: Any) -> Place:
         """Put another store in place; the answer is what was there. For `onefold.testing.use`."""
-        check_source(source)
+        check_source(source, awaited=self._awaited)
         return self._put(Place(source))
 
     def _put(self, place: Place) -> Place:
