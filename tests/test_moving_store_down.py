@@ -11,6 +11,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard, OnHold, Outcome, Policy, StoreUnavailable, keys
 from onefold import _flow_moving as moving
+from onefold._flow import claim_of
 from onefold._model import Entry, Memory, State
 from onefold._steps import Claiming, Flow
 from onefold.stores.memory import MemoryStore
@@ -86,7 +87,7 @@ def test_messages_of_a_batch_are_given_back_each(guard: Guard, new: ProxyStore, 
 def test_what_a_claim_took_the_place_of_is_put_back(guard: Guard, new: ProxyStore, old: Away) -> None:
     left = Entry(address=ADDRESS, token=b"t" * 16, lease=30.0)
     new.inner.claim(left)
-    new.inner.release(moving.claim_of(left), Memory(attempt=2, notes=b"\x81\xa1a\xc0", stay=1000.0))
+    new.inner.release(claim_of(left), Memory(attempt=2, notes=b"\x81\xa1a\xc0", stay=1000.0))
 
     with pytest.raises(StoreUnavailable):
         guard.run("charge", "pay_7f3a", must_not_run)

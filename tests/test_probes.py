@@ -160,7 +160,8 @@ def test_in_a_batch_the_heartbeat_does_not_give_it_a_new_lease(clock: Clock, pro
     watched: list[str] = []
 
     def pay(message: str) -> str:
-        watched.extend(beat.claim.address.key for beat in guard._tools().heartbeat.beats.values())
+        heartbeat: Any = guard._tools().heartbeat
+        watched.extend(beat.claim.address.key for beat in heartbeat.beats.values())
         return message
 
     first, second = guard.run_batch("charge", ["a", "b"], key=str, handler=pay)
@@ -206,6 +207,16 @@ def test_a_wrong_answer_is_a_mistake_of_the_code_and_the_next_delivery_asks(stor
     probe.value = done("receipt")
 
     assert guard.run("charge", "pay_1", pytest.fail).value == "receipt"
+
+
+def test_one_that_raises_what_ends_an_iteration_is_no_handler_that_did(
+    store: MemoryStore, clock: Clock, probe: Handler
+) -> None:
+    guard = Guard(store, policy=abandoned(store, clock, probe))
+    probe.error = StopIteration()
+
+    with pytest.raises(ProbeFailed):
+        guard.run("charge", "pay_1", pytest.fail)
 
 
 # Queues.

@@ -122,7 +122,8 @@ class TestVerdicts:
     def test_a_probe_that_fails_is_no_failure_of_the_handler_and_is_asked_again(
         self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        handle, asked = Handled(), []
+        handle = Handled()
+        asked: list[None] = []
 
         def times_out(delivery: Delivery) -> None:
             handle(delivery)

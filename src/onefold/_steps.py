@@ -287,8 +287,10 @@ def drive(flow: Flow[T], hands: Hands) -> T:
         handed = None if ran is None else ran.error
         if struck(error, handed, hands, answered=isinstance(reply, Record)):
             spoil(hands, error, ran)
-        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
-        if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
+        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is. Of a probe it is the
+        # cause of an error of ours.
+        ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
+        if interrupt is None and not ended_so:
             raise
         interrupt = interrupt or handed
     except BaseException as error:
