@@ -297,6 +297,14 @@ class FinishesNothing(MemoryStore):
         return super()._finish(claim, ending, now)
 
 
+@noticed_by("extend_can_end_the_lease")
+class NeverShortensALease(MemoryStore):
+    def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
+        row = self._rows.get(claim.address)
+        left = 0.0 if row is None else row.leased_until - now
+        return super()._extend(replace(claim, lease=max(claim.lease, left)), notes, now)
+
+
 @noticed_by("extend_renews_lease_and_stay")
 class ExtendsOnlyTheLease(MemoryStore):
     def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:

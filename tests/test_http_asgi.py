@@ -586,6 +586,31 @@ def test_a_probe_answers_in_the_place_of_a_handler_that_broke() -> None:
     in_time(story())
 
 
+def test_a_probe_that_fails_is_503_and_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Any] = [ConnectionError("bank-3.internal"), ConnectionError("bank-3.internal")]
+
+    async def ask(_current: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return done(Answer(200, [], b"the bank says yes"))
+
+    async def story() -> None:
+        app = App(middle=boom)
+        middleware = guarded(app, guard=AsyncGuard("memory:", policy=Policy(after_crash=ask)))
+        with pytest.raises(RuntimeError):
+            await Visitor(middleware).visit()
+        second = await Visitor(middleware).visit()
+        third = await Visitor(middleware).visit()
+
+        assert (second.status, json.loads(second.body)["code"]) == (503, "outcome_unknown")
+        assert second.headers["retry-after"] == "1"
+        assert b"bank-3" not in second.body
+        assert (third.body, app.runs) == (b"the bank says yes", 1)
+
+    in_time(story())
+    assert "the probe failed with ConnectionError" in caplog.text
+
+
 def test_a_probe_that_knows_it_is_done_and_no_more_is_believed_the_first_time_too() -> None:
     async def ask(_current: Any) -> Any:
         return done()

@@ -444,6 +444,7 @@ REPLAYED = ("Idempotent-Replayed", "true")
         (problem("key_reused", 422), False),
         (problem("caller_unknown", 400), False),
         (problem("store_unavailable", 503), False),
+        (problem("outcome_unknown", 503), False),
         (problem("result_not_kept", 409), True),
         (problem("failed", 500), True),
         (Say(422, [("Content-Type", "application/problem+json")], b'{"title": "another kind of problem"}'), True),

@@ -270,6 +270,22 @@ def test_a_probe_answers_in_the_place_of_an_application_that_failed() -> None:
     assert app.runs == 1
 
 
+def test_a_probe_that_fails_is_503_and_is_asked_again() -> None:
+    def broken(_environ: Any, _start_response: Any, _run: int) -> Iterable[bytes]:
+        raise TimeoutError("boom")
+
+    def ask(_current: Any) -> Any:
+        raise ConnectionError("bank-3.internal")
+
+    app = App(broken)
+    client = guarded(app, guard=Guard("memory:", policy=Policy(after_crash=ask)))
+    with pytest.raises(TimeoutError):
+        client.post()
+
+    assert [client.post().status for _ in range(2)] == [503, 503]
+    assert (json.loads(client.body)["code"], client.headers["retry-after"], app.runs) == ("outcome_unknown", "1", 1)
+
+
 def test_a_probe_that_knows_it_is_done_and_no_more_is_believed_the_first_time_too() -> None:
     def broken(_environ: Any, _start_response: Any, _run: int) -> Iterable[bytes]:
         raise RuntimeError("boom")

@@ -32,6 +32,7 @@ FLOWS = {
     "_flow_fresh",
     "_flow_joined",
     "_flow_moving",
+    "_flow_probe",
     "_flow_records",
     "_flow_seen",
     "_flow_steps",

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import pytest
 
 import rabbitmq_tools
-from onefold import AsyncGuard, Event, Guard, Policy, UsageError, subscribe
+from onefold import AsyncGuard, Event, Guard, Policy, UsageError, done, subscribe
 from onefold.events import Kind
 from onefold.queues import _rabbitmq
 from onefold.queues import aio_pika as onefold_aio_pika
@@ -118,6 +118,32 @@ class TestVerdicts:
 
         assert [call.redelivered for call in handle.calls] == [False, True, True]
         assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_a_probe_that_fails_is_no_failure_of_the_handler_and_is_asked_again(
+        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        handle = Handled()
+        asked: list[None] = []
+
+        def times_out(delivery: Delivery) -> None:
+            handle(delivery)
+            raise TimeoutError
+
+        def probe(_running: Any) -> Any:
+            asked.append(None)
+            if len(asked) < 3:
+                raise ConnectionError("the gateway is down")
+            return done()
+
+        place.send_keyed("pay-1")
+        policy = Policy(after_crash=probe)
+        with Consumer(colour, place, store, times_out, attempts=2, policy=policy) as consumer:
+            until(lambda: consumer.acks == 1, "it is acknowledged, as the probe says")
+
+        assert (len(handle.calls), len(asked)) == (1, 3)
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+        assert "again in 1 s: ProbeFailed: charge [key" in caplog.text
+        assert "the probe failed with ConnectionError" in caplog.text
 
     def test_a_handler_that_always_raises_sends_its_message_to_the_dead_letters(
         self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture

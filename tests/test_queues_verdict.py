@@ -54,6 +54,7 @@ def message(body: bytes = b"{}", **parts: Any) -> Message:
 @pytest.mark.parametrize("kind", sorted(MEANINGS, key=str))
 def test_every_error_of_ours_has_a_verdict_and_tells_no_key(kind: type[Any]) -> None:
     facts = {"remark": "why", "retry_after": 1.0, "type_name": "T", "message": "m", "expected": "e", "problem": "p"}
+    facts |= {"attempt": 1}
     error = kind.about(ADDRESS, **facts) if hasattr(kind, "about") else kind("words")
 
     verdict = of_error(error, own=("charge", "secret-key"))

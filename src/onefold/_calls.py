@@ -223,6 +223,24 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         raise UsageError(f"{name}() is not async, and {guard} awaits its handlers: use a Guard, or write async def")
 
 
+def check_probe(probe: object, *, awaited: bool) -> None:
+    """Refuse an `after_crash` that a guard of this colour cannot ask."""
+    if not awaited and callable(probe) and _is_async(probe):
+        raise UsageError(
+            f"after_crash={name_of(probe)}: this probe is async, and a Guard is not: nobody would await its answer. "
+            "Write it with def, or use an AsyncGuard"
+        )
+
+
+def _is_async(call: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine, as far as it can be seen: also a partial, a method, or an object."""
+    import inspect
+
+    while isinstance(call, functools.partial):
+        call = call.func
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
+
 def named_scope(found: str | None, of: str) -> str:
     """Return what a function gave as a scope. One that finds none must not let two tenants share a record."""
     if not found:

@@ -7,14 +7,14 @@ and are raised again at the end as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Final, cast
 
 from onefold import _bypass, _decide
 from onefold._decide import Then
 from onefold._flow_bypass import alone, put_back
+from onefold._flow_probe import ask, refusal
 from onefold._interrupts import NotAnswered
-from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State, Unknown
+from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State
 from onefold._steps import (
     Ask,
     Claiming,
@@ -41,7 +41,7 @@ from onefold._work import (
     tell_not_remembered,
     tell_steps_left,
 )
-from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable, UsageError
+from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable
 from onefold.events import Kind, Teller
 
 # The members that almost every delivery meets: on Python 3.11 an enum gives its members out slowly.
@@ -182,9 +182,13 @@ def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcom
 def ask_first(work: Work, entry: Entry) -> Flow[Entry | Outcome[Any]]:
     """Nobody knows whether it happened: what the probe knows of it, or the entry with which the handler starts."""
     answered = yield from ask(work, entry)
+    if isinstance(answered, BaseException):
+        raise refusal(work, entry, answered)
     then = _decide.probed(answered, entry.attempt, work.policy)
     if then is FINISH:
-        return (yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True))
+        return (
+            yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True, probed=True)
+        )
     if then is Then.HOLD:
         remark = _doubt(answered, entry.attempt)
         yield from finish(work, claim_of(entry), _held(remark, entry.notes))
@@ -225,7 +229,7 @@ def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Ou
     if then is ASK:
         answered = yield from _ask_after(work, entry, ended)
         if isinstance(answered, Done):
-            return (yield from close_done(work, entry, Ended(value=answered.value)))
+            return (yield from close_done(work, entry, Ended(value=answered.value), probed=True))
         then = Then.RELEASE if isinstance(answered, NotDone) else Then.HOLD
     if (yield from put_back(work, entry, ended)):
         raise cast("BaseException", ended.error)
@@ -233,9 +237,11 @@ def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Ou
     return (yield from close_raised(work, *alone(entry, ended), then))
 
 
-def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False) -> Flow[Outcome[Any]]:
-    """It happened: store the result, and tell a caller whose claim had gone."""
-    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt))
+def close_done(
+    work: Work, entry: Entry, ended: Ended, *, replayed: bool = False, probed: bool = False
+) -> Flow[Outcome[Any]]:
+    """It happened, as the handler or the probe says: store the result, and tell a caller whose claim had gone."""
+    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt, probed=probed))
     if kept is False:
         work.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
@@ -256,7 +262,7 @@ def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Out
         case Then.ASK:
             answered = yield from _ask_after(work, entry, ended)
             if isinstance(answered, Done):
-                return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes)))
+                return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes), probed=True))
             if isinstance(answered, NotDone):
                 yield from give_back(work, entry, ended)
             else:
@@ -332,26 +338,19 @@ def insist(tell: Teller, claim: Claim, step: Ask, what: str) -> Flow[bool | Exce
         pause = min(pause * 2, FINISH_PAUSE_MAX)
 
 
-def ask(work: Work, entry: Entry) -> Flow[Answer]:
-    """The probe's answer. If it raises, the claim is left: whoever comes after its lease asks again."""
-    ended: Ended = yield Running(cast("Callable[..., Any]", work.policy.after_crash), entry, probing=True)
-    if ended.error is None and not isinstance(ended.value, (Done, NotDone, Unknown)):
-        ended = Ended(error=UsageError(f"a probe answers done(value), not_done() or unknown(), not {ended.value!r}"))
-    if ended.error is not None:
-        work.tell(Kind.PROBED, work.asked.address, entry.attempt, type(ended.error).__name__)
-        raise ended.error
-    work.tell(Kind.PROBED, work.asked.address, entry.attempt, type(ended.value).__name__)
-    return cast("Answer", ended.value)
-
-
 def _ask_after(work: Work, entry: Entry, ended: Ended) -> Flow[Answer]:
     """The probe's answer after an error of the handler, which must not be hidden if the probe fails too."""
-    try:
-        return (yield from ask(work, entry))
-    except Exception as error:  # noqa: BLE001 - whatever a probe raises, it must not hide the handler's own error
-        failure = error
+    answered = yield from ask(work, entry, ended.notes)
+    if not isinstance(answered, BaseException):
+        return answered
     assert ended.error is not None
-    ended.error.add_note(f"onefold: the probe failed too, so the claim stays until its lease ends: {failure!r}")
+    work.tell(Kind.LEFT, entry.address, entry.attempt, type(ended.error).__name__)
+    if not isinstance(answered, Exception):
+        raise answered
+    ended.error.add_note(
+        f"onefold: the probe failed too, so that it is not known whether it happened. The next delivery asks it again: "
+        f"{answered!r}"
+    )
     raise ended.error
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeGuard, TypeVar
 from onefold._flow import RETRY_AFTER, claim_of
 from onefold._model import GONE, Address, Claim, Entry, Gone, Record, State
 from onefold._steps import Ask, Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step
-from onefold.errors import InProgress
+from onefold.errors import InProgress, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -103,19 +103,44 @@ def _instead_of_abandoned(found: Record, old: Any, moved: list[Record]) -> Flow[
 def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record | Gone | None]:
     """The claim is ours here. None: it stays so, because the old store knows nothing."""
     entry = step.entry
-    left: Record | None = yield Elsewhere(old, Reading(entry.address))
-    if not _counts(left):
-        return None
-    if not _is_live(left) and (yield from _replace(_as_written(entry), left, old, moved)):
+    try:
+        left: Record | None = yield Elsewhere(old, Reading(entry.address))
+        if not _counts(left):
+            return None
+        is_moved = not _is_live(left) and (yield from _replace(_as_written(entry), left, old, moved))
+    except Exception as error:
+        yield from _give_back_unread(step, error)
+        raise
+    if is_moved:
         return (yield Reading(entry.address)) or GONE
-    # Someone is at it there: give our claim back, and with it what it took the place of.
-    if step.replacing is None:
-        yield Releasing(claim_of(entry))
-    else:
-        yield Claiming(_copy(step.replacing), _as_written(entry))
+    # Someone is at it there.
+    yield from _give_back(step)
     if _is_live(left):
         return left
     raise _busy(entry.address)
+
+
+def _give_back(step: Claiming) -> Flow[None]:
+    """Give our claim back, and with it what it took the place of."""
+    if step.replacing is None:
+        yield Releasing(claim_of(step.entry))
+    else:
+        yield Claiming(_copy(step.replacing), _as_written(step.entry))
+
+
+def _give_back_unread(step: Claiming, error: Exception) -> Flow[None]:
+    """The old store did not answer, and nothing has started: what is left in doubt would be held later.
+
+    Where this store fails as well, the lease ends the claim. A record that was moved meanwhile is not touched: it has
+    another token than our claim.
+    """
+    try:
+        yield from _give_back(step)
+    except Exception:  # noqa: BLE001 - what the old store failed with is the one to show
+        return
+    if isinstance(error, StoreUnavailable):
+        # Whoever hears of it need not take the claim back once more.
+        error.reached = False
 
 
 def _replace(ours: Record, left: Record, old: Any, moved: list[Record]) -> Flow[bool]:

@@ -15,6 +15,7 @@ from onefold._calls import (
     KeyOf,
     ScopeOf,
     check_function,
+    check_probe,
     check_scope_is_no_argument,
     full_name,
     name_of,
@@ -73,14 +74,12 @@ class Front:
         codec: Codec | None = None,
         also_read: Any = None,
     ) -> None:
-        check_source(store)
+        check_source(store, awaited=self._awaited)
         if also_read is not None:
-            check_source(also_read)
+            check_source(also_read, awaited=self._awaited)
             if also_read is store or also_read == store:
-                raise UsageError(
-                    "also_read= names the store itself: it is for the store in which the records were before"
-                )
-        self.policy = Policy() if policy is None else _checked_policy(policy)
+                raise UsageError("also_read= names the store itself: name the one in which the records were before")
+        self.policy = Policy() if policy is None else self._checked(policy)
         self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
         self._codec: Codec = MsgspecCodec() if codec is None else codec
         self._tell = Teller(on_event)
@@ -173,7 +172,7 @@ class Front:
 
     def _swap(self, source: Any) -> Place:
         """Put another store in place; the answer is what was there. For `onefold.testing.use`."""
-        check_source(source)
+        check_source(source, awaited=self._awaited)
         return self._put(Place(source))
 
     def _put(self, place: Place) -> Place:
@@ -193,7 +192,13 @@ class Front:
 
     def _chosen(self, policy: Policy | None) -> Policy:
         """The policy that is passed replaces the guard's."""
-        return self.policy if policy is None else _checked_policy(policy)
+        return self.policy if policy is None else self._checked(policy)
+
+    def _checked(self, policy: object) -> Policy:
+        if not isinstance(policy, Policy):
+            raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
+        check_probe(policy.after_crash, awaited=self._awaited)
+        return policy
 
     def _check_outside(self, asked: Asked, home: object = None) -> None:
         if is_inside(asked.address, self._tools().home if home is None else home):
@@ -301,7 +306,7 @@ class Front:
         check_function(function, awaited=self._awaited, guard=type(self).__name__)
         if policy is not None:
             # Whoever resolves a record by hand names its operation, and means that operation's own policy.
-            self._policies[operation] = _checked_policy(policy)
+            self._policies[operation] = self._checked(policy)
         if isinstance(scope, str):
             check_scope_is_no_argument(function, scope)
         if scope is None:
@@ -382,12 +387,6 @@ def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
         f"the return annotation of {name_of(function)}() cannot be read: {error}. Nothing ran. "
         "Pass the type as returns="
     )
-
-
-def _checked_policy(policy: object) -> Policy:
-    if not isinstance(policy, Policy):
-        raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
-    return policy
 
 
 def moment() -> str:

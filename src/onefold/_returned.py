@@ -44,6 +44,18 @@ def mistake(call: Callable[..., Any], value: Any, *, awaited: bool) -> UsageErro
     return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
 
 
+def mistaken_probe(value: Any) -> UsageError:
+    """Return what is wrong with a probe that has returned one of `SUSPENDED`: it has not answered."""
+    name = value.__qualname__
+    if isinstance(value, CoroutineType):
+        value.close()
+        return UsageError(
+            f"the probe (after_crash=) has returned the coroutine {name}(), which nobody awaits, and no answer. "
+            "Return what it gives, or use an AsyncGuard, whose probe may be async"
+        )
+    return UsageError(f"the probe (after_crash=) has returned the generator {name}(), and no answer")
+
+
 def is_own(call: Callable[..., Any], value: Any) -> bool:
     """Whether this object is the handler itself, of which not one line has run."""
     if _has_begun(value):

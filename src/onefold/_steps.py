@@ -20,7 +20,7 @@ import msgspec
 
 from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
-from onefold._returned import SUSPENDED, mistake
+from onefold._returned import SUSPENDED, mistake, mistaken_probe
 from onefold._steps_left import NONE_LEFT, StepsLeft
 
 T = TypeVar("T")
@@ -192,6 +192,12 @@ class Watching(Step, frozen=True):
     claims: Sequence[Claim]
 
 
+class Unwatching(Step, frozen=True):
+    """From now on the heartbeat leaves these claims alone, although the flow goes on."""
+
+    claims: Sequence[Claim]
+
+
 class LeaseLeft(Step, frozen=True):
     """How long the claim is certainly still ours, by the worker's own monotonic clock."""
 
@@ -287,8 +293,10 @@ def drive(flow: Flow[T], hands: Hands) -> T:
         handed = None if ran is None else ran.error
         if struck(error, handed, hands, answered=isinstance(reply, Record)):
             spoil(hands, error, ran)
-        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is.
-        if interrupt is None and not (isinstance(handed, StopIteration) and error.__cause__ is handed):
+        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is. Of a probe it is the
+        # cause of an error of ours.
+        ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
+        if interrupt is None and not ended_so:
             raise
         interrupt = interrupt or handed
     except BaseException as error:
@@ -343,11 +351,13 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
     raise interrupt
 
 
-def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float:
-    """A step about the lease, which is the heartbeat's: how long it is certainly still ours."""
+def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
+    """A step about the lease, which is the heartbeat's: how long it is certainly still ours, while it is watched."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
         return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
+    if isinstance(step, Unwatching):
+        return hands.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
     assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
     return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 
@@ -396,7 +406,9 @@ async def _call_async(step: Running, hands: Hands) -> Ended:
 
 
 def _returned(step: Running, value: Any, left: Left, *, awaited: bool = False) -> Ended:
-    error = mistake(step.call, value, awaited=awaited) if isinstance(value, SUSPENDED) else None
+    error = None
+    if isinstance(value, SUSPENDED):
+        error = mistaken_probe(value) if step.probing else mistake(step.call, value, awaited=awaited)
     return Ended(value=value, error=error, notes=left[0], steps=left[1])
 
 

@@ -86,15 +86,21 @@ def replay(work: Work, found: Record) -> Outcome[Any]:
     return Outcome(value=value, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.remark)
 
 
-def done(work: Work, value: Any, attempt: int) -> Ending:
-    """The ending of a handler that returned."""
+PROBES_NOT_KEPT: Final = (
+    "Its answer has to be what the handler returns, {type}, and at most result_bytes_max long; or done() alone, where "
+    "there is none. `onefold show` tells why"
+)
+
+
+def done(work: Work, value: Any, attempt: int, *, probed: bool = False) -> Ending:
+    """The ending of a handler that returned; `probed`: of one of which the probe says so, and with what."""
     if value is None:
         return Ending(state=DONE, stay=work.policy.keep)
-    result, omitted = encode(work, value, attempt)
+    result, omitted = encode(work, value, attempt, probed=probed)
     return Ending(state=DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or "")
 
 
-def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | None]:
+def encode(work: Work, value: Any, attempt: int, *, probed: bool = False) -> tuple[bytes | None, str | None]:
     """The bytes to store, and why there are none where a result is left out."""
     address = work.asked.address
     if not work.policy.keep_result:
@@ -103,7 +109,13 @@ def encode(work: Work, value: Any, attempt: int) -> tuple[bytes | None, str | No
         stored, why = as_stored(work, value, work.returns)
         if stored is not None:
             return stored, None
-        work.tell.warn(address, f"a {type(value).__name__} was not kept, and its duplicates get no result. {NOT_KEPT}")
+        kind = type(value).__name__
+        if probed:
+            why, advice = f"the probe's answer: {why}", PROBES_NOT_KEPT.format(type=type_name(work.returns))
+            words = f"the probe's answer, done({kind}), was not kept, and its duplicates get no result. {advice}"
+        else:
+            words = f"a {kind} was not kept, and its duplicates get no result. {NOT_KEPT}"
+        work.tell.warn(address, words, about="probe" if probed else "")
     work.tell(Kind.OMITTED, address, attempt, why)
     return None, why
 

@@ -12,6 +12,7 @@
     │   └── ResultUnreadable there is one, but today's code cannot read it
     ├── RememberedFailure    it failed for good, and its own exception cannot be rebuilt
     ├── StoreUnavailable     the store did not answer
+    │   └── ProbeFailed      the probe raised, so that an earlier run is still not known: ask it again
     ├── NotInTransaction     `within` was called where no transaction is open
     └── OutcomeUnknown       raised by handlers: "nobody knows whether it happened"
 
@@ -158,6 +159,22 @@ class StoreUnavailable(OnefoldError):
         return error
 
 
+class ProbeFailed(StoreUnavailable):
+    """The probe raised instead of saying what became of an earlier run. The handler was not started: deliver it again.
+
+    It is a `StoreUnavailable`, because the same follows from it: nothing ran, and a moment later it may be known.
+    """
+
+    says = (
+        "the probe failed with {problem}, so that it is still not known whether attempt {attempt} happened. The "
+        "handler was not started. Deliver it again: the probe is asked again"
+    )
+
+    # The name of the probe's own error, which is the `__cause__`.
+    problem: str = ""
+    attempt: int = 0
+
+
 class NotInTransaction(OnefoldError):
     """`within` needs an open transaction on the connection, and the driver reports none."""
 
@@ -191,6 +208,7 @@ MEANINGS: dict[type[Exception], Meaning] = {
     ResultUnreadable: Meaning(409, "ack"),
     RememberedFailure: Meaning(500, "never"),
     StoreUnavailable: Meaning(503, "later", retry_after=True),
+    ProbeFailed: Meaning(503, "later", retry_after=True),
     NotInTransaction: Meaning(500, "never"),
     OutcomeUnknown: Meaning(500, "the broker's own rule"),
 }

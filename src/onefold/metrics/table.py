@@ -139,6 +139,7 @@ REFUSALS: Final = {
     "InProgress": "in_progress",
     "OnHold": "on_hold",
     "StoreUnavailable": "store_unavailable",
+    "ProbeFailed": "probe_failed",
 }
 REFUSED: Final = "refused"
 

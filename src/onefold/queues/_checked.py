@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from onefold import OPERATION_MAX, Policy, UsageError
 from onefold.stores.base import Joinable, Store
@@ -49,6 +49,8 @@ def check(
         have, want = ("async def", "def") if is_async else ("def", "async def")
         raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
     check_options(missing_key, policy)
+    # What the guard refuses of it is raised now, and not for each message.
+    cast("Any", guard)._chosen(policy)
     if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
         raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
 

@@ -210,10 +210,19 @@ def own_async(settings: Settings) -> OwnAsyncClients:
     return OwnAsyncClients(make)
 
 
+def check_colour(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for a client of the other colour than the guard's."""
+    if _is_awaited(client) and not awaited:
+        raise UsageError(f"{_name(client)} is awaited, and a Guard blocks: pass it to an AsyncGuard, or a boto3 client")
+    if awaited and not _is_awaited(client):
+        raise UsageError(
+            f"{_name(client)} blocks, and an AsyncGuard awaits: pass it to a Guard, or an aiobotocore session or client"
+        )
+
+
 def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
     """The clients that come from what the caller has, and the name of the table if that says it."""
-    if _is_awaited(client):
-        raise UsageError(f"{_name(client)} is awaited, and a Guard blocks: pass it to an AsyncGuard, or a boto3 client")
+    check_colour(client, awaited=False)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
         return OwnClients(lambda: make("dynamodb", **_options(settings, "botocore.config", "Config"))), None
@@ -225,10 +234,7 @@ def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
 
 def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | None]:
     """The same for an `AsyncGuard`."""
-    if not _is_awaited(client):
-        raise UsageError(
-            f"{_name(client)} blocks, and an AsyncGuard awaits: pass it to a Guard, or an aiobotocore session or client"
-        )
+    check_colour(client, awaited=True)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
         return OwnAsyncClients(lambda: make("dynamodb", **_options(settings, "aiobotocore.config", "AioConfig"))), None

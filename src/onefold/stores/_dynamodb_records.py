@@ -113,7 +113,9 @@ class Records:
         raise self._jumping()
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> Steps[bool]:
-        _check_lease(claim.lease, claim.address)
+        # A lease of zero ends it, for whoever comes next.
+        if claim.lease > 0:
+            _check_lease(claim.lease, claim.address)
         _check_fit(claim.address, notes)
         problem = yield from self._write(lambda now: self._requests.extend(claim, notes, now))
         if problem is None:

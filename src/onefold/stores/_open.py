@@ -51,12 +51,22 @@ def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
     raise UsageError(_what_it_takes(source))
 
 
-def check_source(source: Any) -> None:
+def check_source(source: Any, *, awaited: bool) -> None:
     """What can be said before the store is opened."""
+    client_of = _adopting(source)
     if isinstance(source, str):
         _scheme(source)
-    elif not _is_store(source) and not callable(source) and _adopting(source) is None:
+    elif client_of is not None:
+        # Whoever made the client has imported its package.
+        getattr(import_module(client_of), "check_client", _taken_as_it_is)(source, awaited=awaited)
+    elif _is_store(source):
+        _checked(source, awaited=awaited)
+    elif not callable(source):
         raise UsageError(_what_it_takes(source))
+
+
+def _taken_as_it_is(_client: Any, *, awaited: bool) -> None:
+    """Say nothing of a client before it is used."""
 
 
 def _adopting(source: Any) -> str | None:

@@ -66,7 +66,8 @@ class Store(Protocol):
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         """Renew the lease and the stay of a running record; on a held one keep only the notes. False: not ours.
 
-        Notes never become shorter under one token: a log only grows, and a write that was given up may land late.
+        A lease of zero ends it: whoever comes next finds it abandoned. Notes never become shorter under one token: a
+        log only grows, and a write that was given up may land late.
         """
 
     def finish(self, claim: Claim, ending: Ending) -> bool:

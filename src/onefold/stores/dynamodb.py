@@ -270,6 +270,11 @@ def adopt(client: Any, *, awaited: bool) -> DynamoDBStore | AsyncDynamoDBStore:
     return AsyncDynamoDBStore(client=client) if awaited else DynamoDBStore(client=client)
 
 
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what a guard of this colour does not take."""
+    clients.check_colour(client, awaited=awaited)
+
+
 def describe_schema(url: str) -> str:
     """The table as a template of CloudFormation."""
     return schema.template(_parsed(url)[0] or TABLE)

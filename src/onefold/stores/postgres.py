@@ -85,26 +85,31 @@ def _opened_async(place: Place) -> AsyncPostgresStore:
 
 def adopt(client: Any, *, awaited: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
     """A store on a pool of the caller's: psycopg_pool's in its colour, or asyncpg's. It is never closed here."""
-    kind, place = type(client).__name__, NAMELESS._replace(purge=purge)
+    check_client(client, awaited=awaited)
+    place = NAMELESS._replace(purge=purge)
     if _comes_from(client, "asyncpg", "Pool"):
         from onefold.stores import _asyncpg_pools as asyncpg
 
-        _check_colour(kind, its=True, awaited=awaited)
         return AsyncPostgresStore(_database(place, asyncpg.trouble), asyncpg.LentByPool(client), ours=False)
-    if _comes_from(client, "psycopg_pool", "AsyncConnectionPool"):
-        from onefold.stores import _psycopg_pools as psycopg
+    from onefold.stores import _psycopg_pools as psycopg
 
-        _check_colour(kind, its=True, awaited=awaited)
+    if awaited:
         return AsyncPostgresStore(_database(place, psycopg.trouble), psycopg.LentByAsyncPool(client), ours=False)
-    if _comes_from(client, "psycopg_pool", "ConnectionPool"):
-        from onefold.stores import _psycopg_pools as psycopg
+    return PostgresStore(_database(place, psycopg.trouble), psycopg.LentByPool(client), ours=False)
 
-        _check_colour(kind, its=False, awaited=awaited)
-        return PostgresStore(_database(place, psycopg.trouble), psycopg.LentByPool(client), ours=False)
-    raise UsageError(
-        f"store={kind}: SQL stores never take a single connection as their own. Pass a pool or a URL; or join the "
-        "transaction of this connection by guard.within(connection)"
-    )
+
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what is no pool, or belongs to the other colour."""
+    kind = type(client).__name__
+    is_async = _comes_from(client, "asyncpg", "Pool") or _comes_from(client, "psycopg_pool", "AsyncConnectionPool")
+    if not is_async and not _comes_from(client, "psycopg_pool", "ConnectionPool"):
+        raise UsageError(
+            f"store={kind}: SQL stores never take a single connection as their own. Pass a pool or a URL; or join the "
+            "transaction of this connection by guard.within(connection)"
+        )
+    if is_async != awaited:
+        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
+        raise UsageError(f"{kind} belongs to {other}, and this is {mine}")
 
 
 # What is known of a pool that the caller has made.
@@ -147,12 +152,6 @@ def _database(place: Place, trouble: Callable[[BaseException], Trouble | None]) 
 def _comes_from(client: Any, package: str, name: str) -> bool:
     """Whether its class is, or inherits from, this one, without importing the package."""
     return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(client).__mro__)
-
-
-def _check_colour(kind: str, *, its: bool, awaited: bool) -> None:
-    if its != awaited:
-        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
-        raise UsageError(f"{kind} belongs to {other}, and this is {mine}")
 
 
 @contextmanager

@@ -278,6 +278,11 @@ def adopt(client: Any, *, awaited: bool) -> RedisStore | AsyncRedisStore:
     return AsyncRedisStore(client) if awaited else RedisStore(client)
 
 
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what a guard of this colour does not take."""
+    clients.check(client, awaited=awaited)
+
+
 class Terms(NamedTuple):
     """What a store was told, checked. Without settings, the client is the caller's."""
 

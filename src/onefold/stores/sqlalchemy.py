@@ -69,10 +69,14 @@ class AsyncSqlAlchemyStore(AsyncSqlStore):
 
 def adopt(client: Any, *, awaited: bool) -> SqlAlchemyStore | AsyncSqlAlchemyStore:
     """The store on an engine or sessionmaker of the caller's."""
-    if isinstance(client, (Engine, sessionmaker)) and not awaited:
-        return SqlAlchemyStore(client)
-    if isinstance(client, (AsyncEngine, async_sessionmaker)) and awaited:
-        return AsyncSqlAlchemyStore(client)
+    check_client(client, awaited=awaited)
+    return AsyncSqlAlchemyStore(client) if awaited else SqlAlchemyStore(client)
+
+
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what a guard of this colour does not take."""
+    if isinstance(client, (AsyncEngine, async_sessionmaker) if awaited else (Engine, sessionmaker)):
+        return
     mine = "an AsyncGuard takes an AsyncEngine or an async_sessionmaker"
     if not awaited:
         mine = "a Guard takes an Engine or a sessionmaker"

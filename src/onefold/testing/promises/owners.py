@@ -64,6 +64,15 @@ class Extending(Case):
         assert (record.token, record.state, record.attempt) == (owner.token, State.RUNNING, 3)
         assert (record.bypasses, record.fingerprint, record.remark) == (2, b"payload", "remark")
 
+    def test_extend_can_end_the_lease(self) -> None:
+        owner = self.claimed(notes=b"one")
+
+        assert self.store.extend(claim_of(owner, lease=0.0), b"one, two") is True
+
+        record = self.found(owner)
+        assert record.lease_left <= self.short
+        assert (record.state, record.token, record.notes) == (State.RUNNING, owner.token, b"one, two")
+
     def test_extend_keeps_the_notes_until_there_are_new_ones(self) -> None:
         owner = self.claimed(notes=b"one")
 

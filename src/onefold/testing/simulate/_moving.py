@@ -38,6 +38,8 @@ class Past(msgspec.Struct, frozen=True):
     not_done: int = 0
     lapses: int = 0
     done: str | None = None
+    # Something has happened after which nobody knows whether it ran. That the other store fails is nothing of the kind.
+    doubt: bool = False
 
 
 class Mover(msgspec.Struct, frozen=True):
@@ -103,8 +105,8 @@ class Moving:
             return store._rows[ADDRESS], Past(starts=1, raised=1)
         if left == "held":
             store.finish(claim, Ending(state=State.HELD, stay=KEEP))
-            return store._rows[ADDRESS], Past(starts=1)
-        return replace(store._rows[ADDRESS], leased_until=OVER), Past(starts=1, lapses=1)
+            return store._rows[ADDRESS], Past(starts=1, doubt=True)
+        return replace(store._rows[ADDRESS], leased_until=OVER), Past(starts=1, lapses=1, doubt=True)
 
     def actions(self, world: Two) -> Iterator[Action]:
         for who, mover in enumerate(world.movers):
@@ -129,7 +131,8 @@ class Moving:
 
     def apply(self, world: Two, action: Action) -> Two:
         if action.fault:
-            world = replace(world, faults=world.faults - 1)
+            doubt = world.past.doubt or self._leaves_a_doubt(world, action)
+            world = replace(world, faults=world.faults - 1, past=replace(world.past, doubt=doubt))
         if action.who == NATURE:
             return self._lease_ends(world, int(action.way[-1]))
         mover = world.movers[action.who]
@@ -139,6 +142,12 @@ class Moving:
         if isinstance(moment, Ask):
             return self._ask(world, action.who, mover, moment, action.way)
         return self._go_on(world, action.who, mover, moment, action.way)
+
+    def _leaves_a_doubt(self, world: Two, action: Action) -> bool:
+        """Whether this fault is more than an other store that fails, or a handler that says that nothing happened."""
+        if action.who == NATURE or action.way == "dies":
+            return True
+        return action.way != "raises" and not isinstance(world.movers[action.who].at, Elsewhere)
 
     def _lease_ends(self, world: Two, place: int) -> Two:
         row = world.rows[place]
@@ -231,6 +240,8 @@ class Moving:
             assert isinstance(end, End)
             if end.kind not in ("outcome", "OnHold"):
                 raise Violation(8, f"after all leases had ended a fresh delivery {end.story}")
+            if end.kind == "OnHold" and not world.past.doubt:
+                raise Violation(8, "nobody is in doubt whether it ran, and a fresh delivery finds it on hold")
             if world.past.done is not None and end.kind != "outcome":
                 raise Violation(8, f"it was done, and a fresh delivery to the {NAMES[place]} store {end.story}")
 

@@ -15,7 +15,7 @@ from onefold import StoreUnavailable
 from onefold._flow_steps import StepLog, take_step
 from onefold._log_writes import Logging
 from onefold._model import Done, NotDone, Unknown, downstream
-from onefold._steps import Ask, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Watching
+from onefold._steps import Ask, Elsewhere, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Unwatching, Watching
 from onefold._work import Work
 
 
@@ -111,13 +111,21 @@ def script(plan: Plan) -> Script:
             reply = yield from _run(plan, work, step)
         elif isinstance(step, Watching):
             reply = yield Watch()
+        elif isinstance(step, Unwatching):
+            # A renewal may be on its way: here the heartbeat may beat until the delivery ends.
+            continue
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
         else:
             reply = yield step
             if isinstance(reply, Fails):
-                reply, failure = None, StoreUnavailable("no answer")
+                reply, failure = None, _unavailable(step)
+
+
+def _unavailable(step: Any) -> StoreUnavailable:
+    """The error of a store that did not answer; of another store than the worker's own, that it was not reached."""
+    return StoreUnavailable.unreached("no answer") if isinstance(step, Elsewhere) else StoreUnavailable("no answer")
 
 
 def _run(plan: Plan, work: Work, running: Running) -> Generator[Any, Any, Ended]:
