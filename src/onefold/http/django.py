@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
@@ -23,7 +24,7 @@ from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._paths import path_of
 from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured, captured_async
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http.scopes import by_header, name_of, single_tenant
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -343,4 +344,12 @@ def by_user(request: Request) -> str | None:
         raise UsageError("by_user: no authentication has run before. Put its middleware above this one")
     if not user.is_authenticated:
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-    return str(user.pk)
+    return name_of(_identity_of(user), f"by_user: the pk of {type(user).__name__}", "Pass a function as scope=")
+
+
+def _identity_of(user: Any) -> Any:
+    """Return the primary key; of a type that only its field knows, as the text that Django's sessions keep of it."""
+    field = getattr(getattr(user, "_meta", None), "pk", None)
+    if isinstance(user.pk, (str, int, uuid.UUID, tuple, type(None))) or field is None:
+        return user.pk
+    return field.value_to_string(user)

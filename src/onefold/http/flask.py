@@ -21,7 +21,7 @@ from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http.scopes import by_header, name_of, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
 
 try:
@@ -144,4 +144,4 @@ def by_user(_request: Request) -> str | None:
         )
     if not current_user.is_authenticated:
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-    return str(current_user.get_id())
+    return name_of(current_user.get_id(), "by_user: the get_id() of Flask-Login's user", "Pass a function as scope=")
