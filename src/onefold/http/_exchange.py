@@ -205,12 +205,12 @@ class Exchange:
             )
         return _rules.policy_for(guard.policy, self.body_max)
 
-    def answered(self, request: Request, answer: Answer, *, unmatched: bool = False) -> Answer:
+    def answered(self, request: Request, answer: Answer, *, unmatched: bool | None = None) -> Answer:
         """What is remembered of this answer to the request. Raises `NotFinal` where nothing is.
 
-        `unmatched`: the framework has found no route for it.
+        `unmatched`: the framework has found no route for it. False: a handler has run. None: it does not tell.
         """
-        if _routing.is_of_routing(answer, request.path, unmatched=unmatched):
+        if _routing.is_of_routing(answer, request, unmatched=False if self._begun else unmatched):
             raise _rules.NotFinal
         return self.settled(answer)
 

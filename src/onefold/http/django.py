@@ -21,7 +21,7 @@ from onefold.http._capture import Capture
 from onefold.http._exchange import LOG, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
-from onefold.http._paths import path_of
+from onefold.http._paths import Path, path_of
 from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, name_of, single_tenant
@@ -160,7 +160,9 @@ class Idempotency(Views):
             _check_outside_of_transactions()
         responses: list[Any] = []
         play = functools.partial(self._played, request, respond, responses)
-        instead = self.deliver(asked, asking, play, lambda: getattr(request, "resolver_match", None) is None)
+        instead = self.deliver(
+            asked, asking, play, lambda: not inside and getattr(request, "resolver_match", None) is None
+        )
         if instead is not None:
             return _response(instead)
         response = responses[0]
@@ -237,9 +239,10 @@ class IdempotentMixin:
 def request_of(request: Any) -> Request:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "").encode()
-    path, compared = path_of(request.scope) if hasattr(request, "scope") else (request.path, request.path)
+    path = path_of(request.scope) if hasattr(request, "scope") else Path(request.path, request.path)
     host = functools.partial(_host_of, request)
-    return Request(request.method, path, query, headers, request, host=host, compared_path=compared)
+    told = {"host": host, "compared_path": path.compared, "path_below_mounts": path.below}
+    return Request(request.method, path.whole, query, headers, request, **told)
 
 
 def _host_of(request: Any) -> str:

@@ -103,7 +103,7 @@ class Performance:
         self._is_at_hand = False
         self._held: list[bytes] = []
         self._capture = Capture(exchange.body_max, request.method)
-        self._unmatched = False
+        self._unmatched: bool | None = None
         self._freed: Iterator[bytes] | None = None
         self._client_gone_at: float | None = None
         self._unread = 0
