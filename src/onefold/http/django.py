@@ -241,8 +241,16 @@ def request_of(request: Any) -> Request:
     query = request.META.get("QUERY_STRING", "").encode()
     path = path_of(request.scope) if hasattr(request, "scope") else Path(request.path, request.path)
     host = functools.partial(_host_of, request)
-    told = {"host": host, "compared_path": path.compared, "path_below_mounts": path.below}
-    return Request(request.method, path.whole, query, headers, request, **told)
+    return Request(
+        request.method,
+        path.whole,
+        query,
+        headers,
+        request,
+        host=host,
+        compared_path=path.compared,
+        path_below_mounts=path.below,
+    )
 
 
 def _host_of(request: Any) -> str:
