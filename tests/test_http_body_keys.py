@@ -52,7 +52,7 @@ READ = {
     "a multipart form": (PARTS, multipart(('name="a"', "1"), ('name="id"', "evt_1"))),
     "a name without quotes": (PARTS, multipart(("name=id", "evt_1"))),
     "a file of the same name": (PARTS, multipart(('name="id"; filename="id.txt"', "file"), ('name="id"', "evt_1"))),
-    "padding": (PARTS, multipart(('name="id"', "evt_1")).replace(b"--b-1\r\n", b"preamble\r\n--b-1 \t\r\n")),
+    "padding": (PARTS, multipart(('name="id"', "evt_1")).replace(b"--b-1\r\n", b"--b-1 \t\r\n")),
 }
 
 

@@ -155,6 +155,31 @@ def test_the_mixin_is_refused_on_a_view_that_never_asks_it(store: MemoryStore) -
         type("Pay", (IdempotentMixin, View), {"idempotency": rules_on(store)})
 
 
+@pytest.mark.parametrize("name", ["FormView", "CreateView", "UpdateView", "DeleteView"])
+def test_the_mixin_is_refused_on_a_view_of_a_form(store: MemoryStore, name: str) -> None:
+    """It has an `initial`, too: the first values of its form."""
+    from django.views import generic
+
+    from onefold.http.django import IdempotentMixin
+
+    with pytest.raises(UsageError, match="no view of Django REST framework"):
+        type("Payments", (IdempotentMixin, getattr(generic, name)), {"idempotency": rules_on(store)})
+
+
+def test_the_mixin_is_refused_where_somebody_elses_view_has_an_initial(store: MemoryStore) -> None:
+    from django.views import View
+
+    from onefold.http.django import IdempotentMixin
+
+    class Steps(View):
+        def initial(self, request: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="no view of Django REST framework"):
+        type("Payments", (IdempotentMixin, Steps), {"idempotency": rules_on(store)})
+    with pytest.raises(UsageError, match="no view of Django REST framework"):
+        type("Payments", (Steps, IdempotentMixin), {"idempotency": rules_on(store)})
+
+
 def test_the_mixin_is_refused_after_the_view(store: MemoryStore) -> None:
     from rest_framework.views import APIView
     from rest_framework.viewsets import ViewSet

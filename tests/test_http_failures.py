@@ -18,8 +18,7 @@ from django_project import project
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard, Policy, State
 from onefold.http import _departed, _views
-from onefold.http._messages import SPOOL_MAX, Answer
-from onefold.http._routing import is_of_routing, unmatched_asgi
+from onefold.http._messages import SPOOL_MAX
 from onefold.http._views import captured, captured_async
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
@@ -290,49 +289,6 @@ def test_a_method_in_small_letters_is_guarded() -> None:
 
     assert statuses == ["400", "200", "200"]
     assert runs == ["paid"]
-
-
-# Routing.
-
-
-@pytest.mark.parametrize(
-    ("status", "location", "path", "unmatched", "is_routing"),
-    [
-        (404, None, "/pay", True, True),
-        (404, None, "/pay", False, False),
-        (405, None, "/pay", False, True),
-        (307, "http://shop/pay/?a=1", "/pay", False, True),
-        (308, "/pay", "/pay/", False, True),
-        (301, "/caf%C3%A9/", "/café", False, True),
-        (301, "/caf%C3%A9/", "/cafÃ©", False, True),
-        # Below a mount that takes its prefix away.
-        (301, "/pay/", "/a/pay", False, True),
-        (301, "/", "/a/pay", False, False),
-        (301, "/pay", "/a/pay", False, False),
-        (307, "/other/", "/pay", True, False),
-        (307, "/pay", "/pay", False, False),
-        (307, "http://[", "/pay", False, False),
-        # After an effect: see the list.
-        (303, "/pay/", "/pay", False, False),
-        (302, "/pay/", "/pay", True, False),
-        (200, None, "/pay", True, False),
-    ],
-)
-def test_what_a_router_answers(status: int, location: str | None, path: str, unmatched: bool, is_routing: bool) -> None:
-    headers = [] if location is None else [(b"Location", location.encode())]
-
-    assert is_of_routing(Answer(status, headers), path, unmatched=unmatched) is is_routing
-
-
-def test_a_mount_of_starlette_has_to_match_inside_too() -> None:
-    class Mounted:
-        routes = ()
-
-    router = object()
-    assert not unmatched_asgi({})
-    assert unmatched_asgi({"router": router})
-    assert unmatched_asgi({"router": router, "endpoint": Mounted()})
-    assert not unmatched_asgi({"router": router, "endpoint": test_a_mount_of_starlette_has_to_match_inside_too})
 
 
 # Streams for nobody.

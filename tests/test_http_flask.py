@@ -253,13 +253,8 @@ READERS: dict[str, Callable[[], object]] = {
 }
 
 
-# Of a part of the stream without a length nobody knows how long it was.
-READ_BEFORE = [(reads, "with its length") for reads in READERS] + [
-    (reads, "chunked") for reads in READERS if reads != "a part of the stream"
-]
-
-
-@pytest.mark.parametrize(("reads", "sent"), READ_BEFORE)
+@pytest.mark.parametrize("sent", ["with its length", "chunked"])
+@pytest.mark.parametrize("reads", READERS)
 def test_a_form_of_which_a_hook_left_nothing_is_never_compared_as_empty(
     app: flask.Flask, reads: str, sent: str
 ) -> None:
@@ -275,20 +270,67 @@ def test_a_form_of_which_a_hook_left_nothing_is_never_compared_as_empty(
         post(app, content_type=FORM, **({"data": b"amount=5"} if sent == "with its length" else chunked(b"amount=5")))
 
 
-@pytest.mark.parametrize("reads", ["the form", "the form, and then the data", "the data of a form"])
-def test_what_is_no_form_is_still_there_after_a_look_for_one(app: flask.Flask, reads: str) -> None:
-    app.before_request(lambda: (READERS[reads](), None)[1])
+# What leaves a body that is no form where it is, or keeps it.
+LOOKS: dict[str, Callable[[], object]] = {
+    **{name: READERS[name] for name in ("the form", "the form, and then the data", "the data of a form")},
+    "the form, and then all of it": READERS["the form, and then all of it"],
+    "the values": lambda: flask.request.values,
+    "the files": lambda: flask.request.files,
+    "all of it": lambda: flask.request.get_data(cache=True),
+    "the document": lambda: flask.request.get_json(silent=True),
+}
+
+
+@pytest.mark.parametrize("sent", ["with its length", "chunked"])
+@pytest.mark.parametrize("reads", LOOKS)
+def test_what_is_no_form_is_still_there_after_a_look_for_one(app: flask.Flask, reads: str, sent: str) -> None:
+    """As a protection against forged requests looks for its token in every request."""
+    app.before_request(lambda: (LOOKS[reads](), None)[1])
 
     @app.post("/pay")
     @guarded()
     def pay() -> Any:
         return {"amount": flask.request.json["amount"]}
 
-    bodies = [{"data": b'{"amount": %d}' % amount, "content_type": "application/json"} for amount in (5, 5, 6)]
-    answers = [post(app, **body) for body in bodies]
+    bodies = [b'{"amount": %d}' % amount for amount in (5, 5, 6)]
+    wanted = [{"data": body} if sent == "with its length" else chunked(body) for body in bodies]
+    answers = [post(app, content_type="application/json", **one) for one in wanted]
 
     assert [one.status_code for one in answers] == [200, 200, 422]
     assert answers[0].json == {"amount": 5}
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", None])
+@pytest.mark.parametrize("reads", LOOKS)
+def test_an_empty_body_without_a_length_that_is_no_form_was_not_read(
+    app: flask.Flask, reads: str, kind: str | None
+) -> None:
+    app.before_request(lambda: (LOOKS[reads](), None)[1])
+
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        return "paid"
+
+    answers = [post(app, content_type=kind, **chunked(b"")) for _ in range(2)]
+
+    assert [one.status_code for one in answers] == [200, 200]
+    assert replays(*answers) == [False, True]
+
+
+@pytest.mark.parametrize("sent", ["with its length", "chunked"])
+@pytest.mark.parametrize("reads", ["all of it, and keeps nothing", "the stream"])
+def test_what_is_no_form_and_was_read_is_never_compared_as_empty(app: flask.Flask, reads: str, sent: str) -> None:
+    app.before_request(lambda: (READERS[reads](), None)[1])
+    app.config["TESTING"] = True
+
+    @app.post("/pay")
+    @guarded()
+    def pay() -> Any:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="read before"):
+        post(app, content_type="text/plain", **({"data": b"5"} if sent == "with its length" else chunked(b"5")))
 
 
 @pytest.mark.parametrize("kind", [FORM, "application/json", "text/plain"])

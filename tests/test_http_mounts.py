@@ -65,7 +65,7 @@ KEYLESS = {"/a/x/pay": 400, "/b/x/pay": 200}
     ],
 )
 def test_the_path_of_a_request(path: str, raw: bytes | None, root: str | None, whole: str, compared: Any) -> None:
-    assert path_of({"path": path, "raw_path": raw, "root_path": root}) == (whole, compared)
+    assert path_of({"path": path, "raw_path": raw, "root_path": root})[:2] == (whole, compared)
 
 
 class Shop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -16,11 +17,26 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 
-from onefold import AsyncGuard, Guard, Policy, UsageError
+from http_service.visitor import Visitor
+from onefold import (
+    AsyncGuard,
+    ClaimLost,
+    Guard,
+    InProgress,
+    KeyReused,
+    MissingKey,
+    OnHold,
+    Policy,
+    RememberedFailure,
+    ResultNotKept,
+    StoreUnavailable,
+    UsageError,
+)
 from onefold.http import asgi, fastapi, flask, wsgi
 from onefold.http._exchange import Exchange
 from onefold.http._messages import Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
+from support import in_time
 
 
 async def awaited(*_given: Any) -> str:
@@ -264,6 +280,55 @@ def test_a_field_that_is_no_key_is_named_in_the_title_too() -> None:
         ask(exchange, b'{"id": true}')
 
     assert b"The field id is malformed" in exchange.refused(refused.value).body
+
+
+# What the guard refuses, too.
+GUARD_REFUSES = (
+    MissingKey("the key has 408 bytes"),
+    KeyReused(),
+    InProgress(),
+    OnHold(),
+    ClaimLost(),
+    StoreUnavailable(),
+    RememberedFailure(),
+    ResultNotKept(),
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "malformed", "outstanding"),
+    [
+        (None, "Idempotency-Key is malformed", "outstanding for this Idempotency-Key"),
+        (asgi.header_key("X-Event-Id"), "X-Event-Id is malformed", "outstanding for this X-Event-Id"),
+        (asgi.body_field("id"), "The field id is malformed", "outstanding for this value of the field id"),
+        (lambda _request, _body: None, "The key is malformed", "outstanding for this key"),
+    ],
+)
+def test_what_the_guard_refuses_names_the_place_of_the_key(key: Any, malformed: str, outstanding: str) -> None:
+    exchange = Exchange(scope=single_tenant, key=key)
+    said = [exchange.refused(error).body.decode() for error in GUARD_REFUSES]
+
+    assert malformed in said[0]
+    assert outstanding in said[2]
+    assert key is None or not any("Idempotency-Key" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    "content", [{"id": "é" * 200}, {"id": "a\0b"}, {"id": "secret\ud800"}], ids=["long", "NUL", "half"]
+)
+def test_a_field_that_no_store_takes_is_named_and_not_shown(content: Any) -> None:
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise AssertionError
+
+    guarded = asgi.IdempotencyMiddleware(
+        app, guard=AsyncGuard("memory:"), scope=single_tenant, key=asgi.body_field("id")
+    )
+    visitor = in_time(Visitor(guarded, body=json.dumps(content).encode()).visit())
+    problem = json.loads(visitor.body)
+
+    assert (problem["status"], problem["code"], problem["title"]) == (400, "key_malformed", "The field id is malformed")
+    assert "255 bytes" in problem["detail"]
+    assert "secret" not in problem["detail"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,9 +42,9 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
         return
     place = view.__mro__.index(mixin)
     before, after = view.__mro__[1:place], view.__mro__[place + 1 :]
-    if any("initial" in vars(base) for base in after):
+    if any(map(_is_of_rest_framework, after)):
         return
-    rest = next((base for base in before if hasattr(base, "initial") and issubclass(base, View)), None)
+    rest = next(filter(_is_of_rest_framework, before), None)
     if rest is None:
         raise UsageError(
             f"{view.__qualname__} is no view of Django REST framework, and would run unguarded with {mixin.__name__}. "
@@ -53,6 +54,15 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
         f"{view.__qualname__} would run unguarded: {rest.__name__} does not call what stands after it. Name "
         f"the mixin first: class {view.__name__}({mixin.__name__}, {rest.__name__})"
     )
+
+
+def _is_of_rest_framework(view: type[Any]) -> bool:
+    """Whether it is an `APIView`. An `initial` alone says nothing: that of Django's form views is a dictionary.
+
+    Where nobody has imported the framework, nobody has derived from it.
+    """
+    views = sys.modules.get("rest_framework.views")
+    return views is not None and issubclass(view, views.APIView)
 
 
 def responding(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Callable[[], Any]:

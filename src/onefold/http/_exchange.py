@@ -125,6 +125,8 @@ class Exchange:
         self._required = _required(required)
         self._methods = _options.methods("methods", methods)
         self._key = HeaderKey(strict=strict) if key is None else key
+        # What refusals call the key.
+        self._place: str = getattr(self._key, "place", "The key")
 
     def guards_any(self, methods: Iterable[str]) -> bool:
         """Whether a route of these methods has requests to look at."""
@@ -205,12 +207,12 @@ class Exchange:
             )
         return _rules.policy_for(guard.policy, self.body_max)
 
-    def answered(self, request: Request, answer: Answer, *, unmatched: bool = False) -> Answer:
+    def answered(self, request: Request, answer: Answer, *, unmatched: bool | None = None) -> Answer:
         """What is remembered of this answer to the request. Raises `NotFinal` where nothing is.
 
-        `unmatched`: the framework has found no route for it.
+        `unmatched`: the framework has found no route for it. False: a handler has run. None: it does not tell.
         """
-        if _routing.is_of_routing(answer, request.path, unmatched=unmatched):
+        if _routing.is_of_routing(answer, request, unmatched=False if self._begun else unmatched):
             raise _rules.NotFinal
         return self.settled(answer)
 
@@ -222,7 +224,7 @@ class Exchange:
         """What is remembered of an application that raised. Raises the failure where nothing is."""
         if not _rules.is_final(self.rules, _rules.SERVER_ERROR):
             raise failure
-        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url))
+        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._place))
 
     def replay(self, outcome: Outcome[Answer]) -> Answer:
         """The answer to a duplicate."""
@@ -232,15 +234,15 @@ class Exchange:
             value = _messages.plain_answer(None)
         if outcome.omitted or not isinstance(value, Answer) or not is_sendable(value):
             # Skipped after a crash, too large for the store, or a probe gave what is no answer.
-            return _problems.of_error(ResultNotKept(), self.policy_url)
+            return _problems.of_error(ResultNotKept(), self.policy_url, self._place)
         return _rules.replayed(value)
 
     def refused(self, why: Refused | OnefoldError) -> Answer:
         """The answer to a request that is not let through. Raises what only a programmer can mend."""
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
-            return _problems.of_refusal(why, self.policy_url, getattr(self._key, "place", "The key"))
-        answer = _problems.of_error(why, self.policy_url, reused=_rules.REUSED.get(self.rules))
+            return _problems.of_refusal(why, self.policy_url, self._place)
+        answer = _problems.of_error(why, self.policy_url, self._place, reused=_rules.REUSED.get(self.rules))
         LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
         return answer
 

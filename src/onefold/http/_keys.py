@@ -28,6 +28,9 @@ JSON: Final = ("application/json", "text/json")
 # A body is read for its key only up to here: an event that a webhook sends is far smaller.
 KEY_BODY_MAX: Final = 1 << 20
 
+# What may stand before a document of JSON: blanks, marks of byte order, and zeros of UTF-16 and UTF-32.
+BEFORE_JSON: Final = b" \t\r\n\0\xef\xbb\xbf\xfe\xff"
+
 # A number that is a key has at most as many digits; Python itself refuses to write much longer ones.
 NUMBER_BITS_MAX: Final = 4 * KEY_MAX
 
@@ -73,8 +76,6 @@ class BodyField:
         self.missing = f"This request needs the field {path} in its body, JSON or a form: a string or a whole number."
 
     def __call__(self, request: Request, body: Spooled) -> str | None:
-        if body.size > KEY_BODY_MAX:
-            raise Refused("key_malformed", f"a body of more than {KEY_BODY_MAX} bytes is not searched for its key")
         found = self._found(request, body)
         if found is None:
             return None
@@ -89,8 +90,13 @@ class BodyField:
         kind = (request.header("Content-Type") or "").partition(";")[0].strip().lower()
         is_form = kind in (_forms.URLENCODED, _forms.MULTIPART)
         is_searched = is_form or kind in JSON or kind.endswith("+json")
-        if is_searched and (request.header("Content-Encoding") or "identity").lower() != "identity":
+        is_compressed = (request.header("Content-Encoding") or "identity").lower() != "identity"
+        if is_compressed and (is_searched or (body.size and not kind)):
             raise Refused("key_malformed", f"a compressed body is not searched for its key, the field {self._path}")
+        if body.size > KEY_BODY_MAX:
+            if not is_searched and not _may_be_an_object(next(body.chunks())):
+                return None
+            raise Refused("key_malformed", f"a body of more than {KEY_BODY_MAX} bytes is not searched for its key")
         try:
             return self._of_form(request, kind, body) if is_form else _field(_decoded(body.read()), self._names)
         except RecursionError as error:
@@ -98,7 +104,8 @@ class BodyField:
         except ValueError as error:
             if not is_searched or not body.read().strip():
                 return None
-            what = "form" if is_form else "JSON"
+            # Our own words; those of a decoder may hold a part of the body.
+            what = f"form ({error})" if is_form and type(error) is ValueError else "form" if is_form else "JSON"
             raise Refused("key_malformed", f"the body is no {what}, and the key is its field {self._path}") from error
 
     def _of_form(self, request: Request, kind: str, body: Spooled) -> str | None:
@@ -159,6 +166,11 @@ def _decoded(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return json.loads(body)
+
+
+def _may_be_an_object(head: bytes) -> bool:
+    """Whether a body that begins so may be an object of JSON, in whichever encoding: no other document has fields."""
+    return head.lstrip(BEFORE_JSON)[:1] in (b"{", b"")
 
 
 def _field(document: Any, names: list[str]) -> Any:

@@ -23,7 +23,7 @@ LOG = logging.getLogger("onefold.http")
 class Request:
     """What the rules have to know of a request. Header names are compared without regard to case."""
 
-    __slots__ = ("_headers", "_host", "compared_path", "method", "native", "path", "query")
+    __slots__ = ("_headers", "_host", "compared_path", "method", "native", "path", "path_below_mounts", "query")
 
     def __init__(
         self,
@@ -35,12 +35,15 @@ class Request:
         *,
         host: Callable[[], str] | None = None,
         compared_path: str | list[str] | None = None,
+        path_below_mounts: str | None = None,
     ) -> None:
         # Methods are case-sensitive, but many frameworks run `patch` as PATCH: it must not pass unguarded.
         self.method = method.upper()
         self.path = path
         # What a retry has to repeat of it, where that is more.
         self.compared_path = path if compared_path is None else compared_path
+        # What a mount above has left of the path, where it has taken its prefix away and told nobody.
+        self.path_below_mounts = path_below_mounts
         self.query = query
         # What the framework itself calls a request: a scope, an environ, a request object.
         self.native = native

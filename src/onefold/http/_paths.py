@@ -15,10 +15,14 @@ SLASHES: Final = re.compile("//+")
 
 
 class Path(NamedTuple):
-    """The path of a request, and what a retry has to repeat of it: mostly the same."""
+    """The path of a request, and what a retry has to repeat of it: mostly the same.
+
+    `below` is what a mount has left of the path, where a router below can know no more.
+    """
 
     whole: str
     compared: str | list[str]
+    below: str | None = None
 
 
 def path_of(scope: Mapping[str, Any]) -> Path:
@@ -29,8 +33,8 @@ def path_of(scope: Mapping[str, Any]) -> Path:
     """
     path: str = scope["path"]
     raw = scope.get("raw_path")
+    root = str(scope.get("root_path") or "").rstrip("/")
     if not isinstance(raw, bytes) or not raw:
-        root = str(scope.get("root_path") or "").rstrip("/")
         return Path(path, path if f"{path}/".startswith(f"{root}/") else root + path)
     # Some give it with its query.
     escaped = raw.partition(b"?")[0].decode("latin-1")
@@ -41,6 +45,7 @@ def path_of(scope: Mapping[str, Any]) -> Path:
     if whole.rstrip("/") == here:
         return Path(path, sent)
     if whole.rstrip("/").endswith(here):
-        # A mount has taken its prefix away.
-        return Path(whole, sent)
+        # A mount has taken its prefix away. One that writes it into `root_path` has told its router of it.
+        is_told = whole.rstrip("/") == SLASHES.sub("/", root + path).rstrip("/")
+        return Path(whole, sent, None if is_told else path)
     return Path(path, [path, sent])

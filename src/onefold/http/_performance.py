@@ -15,7 +15,7 @@ from onefold.http._capture import Capture
 from onefold.http._departed import ClientGone, DisconnectWatch
 from onefold.http._exchange import LOG, Exchange
 from onefold.http._messages import Answer, Request, Spooled
-from onefold.http._routing import NOT_FOUND, unmatched_asgi
+from onefold.http._routing import TOLD_BY_THE_FRAMEWORK, unmatched_asgi
 from onefold.http._rules import NotFinal, ServerFailed, failed_with
 
 Scope = MutableMapping[str, Any]
@@ -73,7 +73,7 @@ class Performance:
         """Run it until its answer is complete: what is remembered of it. Raises `NotFinal` where nothing is."""
         try:
             answer = await self._answer()
-            unmatched = answer.status == NOT_FOUND and unmatched_asgi(self._scope)
+            unmatched = unmatched_asgi(self._scope) if answer.status in TOLD_BY_THE_FRAMEWORK else None
             self.made = self._exchange.answered(self._request, answer, unmatched=unmatched)
         except ServerFailed as failure:
             self.made = self._exchange.broken(failure)

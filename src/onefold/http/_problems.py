@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from onefold import (
+    KEY_MAX,
     ClaimLost,
     InProgress,
     KeyReused,
@@ -45,7 +46,7 @@ UNAVAILABLE: Final = 503
 
 # The first that fits; what is said to the outside never holds a key, a payload or the name of a machine.
 CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
-    (MissingKey, "key_malformed", "The key of this request cannot be used."),
+    (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is no text."),
     (
         KeyReused,
         "key_reused",
@@ -86,16 +87,17 @@ RETRY_AFTER: Final = 1.0
 
 def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) -> Answer:
     """`place` is where the key belongs: a provider that sends no such header is not told of one."""
-    title = TITLES[refused.code].replace(HEADER, place)
+    title = _naming(TITLES[refused.code], place)
     if refused.code == "no_room":
         return problem(refused.code, UNAVAILABLE, str(refused), policy_url, title=title, retry_after=RETRY_AFTER)
     return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
 
 
-def of_error(error: OnefoldError, policy_url: str | None, *, reused: int | None = None) -> Answer:
+def of_error(error: OnefoldError, policy_url: str | None, place: str = HEADER, *, reused: int | None = None) -> Answer:
     """What the caller is told. An error that only a programmer can mend is raised: the server logs it, as a 500.
 
-    `reused` is the status for a key that was used with another request, where it is not the draft's.
+    `place` is where the key belongs. `reused` is the status for a key that was used with another request, where it is
+    not the draft's.
     """
     meaning = _meaning(error)
     for kind, code, detail in CODES:
@@ -104,8 +106,16 @@ def of_error(error: OnefoldError, policy_url: str | None, *, reused: int | None 
             # Who lost the claim finds the answer of the one that took it.
             again = meaning.retry_after or kind is ClaimLost
             wait = getattr(error, "retry_after", RETRY_AFTER) if again else None
-            return problem(code, status, detail, policy_url, retry_after=wait)
+            title = _naming(TITLES[code], place)
+            return problem(code, status, _naming(detail, place), policy_url, title=title, retry_after=wait)
     raise error
+
+
+def _naming(text: str, place: str) -> str:
+    """Say where the key is: in its header, in another one, in "The field id", or in what a function calls "The key"."""
+    name = place.removeprefix("The ")
+    this = f"value of the {name}" if place.startswith("The field ") else name
+    return text.replace(f"this {HEADER}", f"this {this}").replace(HEADER, place)
 
 
 def problem(

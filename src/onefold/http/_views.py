@@ -36,7 +36,7 @@ class Views:
         """Run the view once for this key. None: it ran now, and its own answer stands; else the answer to send instead.
 
         `play` raises `ServerFailed` from an error of the view that its framework is to see; it comes out of here.
-        `is_unmatched` says, after the run, whether the framework has found no view.
+        `is_unmatched` says, after the run, whether the framework has found no view. A decorated one is found.
         """
         made: list[Answer] = []
         failures: list[ServerFailed] = []

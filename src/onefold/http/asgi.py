@@ -114,9 +114,10 @@ def awaited(guard: AsyncGuard | Any) -> AsyncGuard:
 
 
 def request_of(scope: Scope) -> Request:
-    path, compared = path_of(scope)
+    path, compared, below = path_of(scope)
     query = scope.get("query_string") or b""
-    return Request(scope["method"], path, query, scope["headers"], scope, compared_path=compared)
+    headers = scope["headers"]
+    return Request(scope["method"], path, query, headers, scope, compared_path=compared, path_below_mounts=below)
 
 
 async def read_body(receive: Receive, body: Spooled) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
@@ -20,10 +21,10 @@ from onefold.http._capture import Capture
 from onefold.http._exchange import LOG, Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
-from onefold.http._paths import path_of
+from onefold.http._paths import Path, path_of
 from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured, captured_async
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http.scopes import by_header, name_of, single_tenant
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -159,7 +160,9 @@ class Idempotency(Views):
             _check_outside_of_transactions()
         responses: list[Any] = []
         play = functools.partial(self._played, request, respond, responses)
-        instead = self.deliver(asked, asking, play, lambda: getattr(request, "resolver_match", None) is None)
+        instead = self.deliver(
+            asked, asking, play, lambda: not inside and getattr(request, "resolver_match", None) is None
+        )
         if instead is not None:
             return _response(instead)
         response = responses[0]
@@ -236,9 +239,18 @@ class IdempotentMixin:
 def request_of(request: Any) -> Request:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "").encode()
-    path, compared = path_of(request.scope) if hasattr(request, "scope") else (request.path, request.path)
+    path = path_of(request.scope) if hasattr(request, "scope") else Path(request.path, request.path)
     host = functools.partial(_host_of, request)
-    return Request(request.method, path, query, headers, request, host=host, compared_path=compared)
+    return Request(
+        request.method,
+        path.whole,
+        query,
+        headers,
+        request,
+        host=host,
+        compared_path=path.compared,
+        path_below_mounts=path.below,
+    )
 
 
 def _host_of(request: Any) -> str:
@@ -343,4 +355,12 @@ def by_user(request: Request) -> str | None:
         raise UsageError("by_user: no authentication has run before. Put its middleware above this one")
     if not user.is_authenticated:
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-    return str(user.pk)
+    return name_of(_identity_of(user), f"by_user: the pk of {type(user).__name__}", "Pass a function as scope=")
+
+
+def _identity_of(user: Any) -> Any:
+    """Return the primary key; of a type that only its field knows, as the text that Django's sessions keep of it."""
+    field = getattr(getattr(user, "_meta", None), "pk", None)
+    if isinstance(user.pk, (str, int, uuid.UUID, tuple, type(None))) or field is None:
+        return user.pk
+    return field.value_to_string(user)

@@ -119,8 +119,6 @@ class _ByArgument:
             raise UsageError(f"by_argument({self._name!r}): the endpoint has no such argument")
         caller = arguments[self._name] if self._of is None else self._of(arguments[self._name])
         _options.check_not_awaited("by_argument's function", caller)
-        if caller is None or caller == "":
-            raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
         return name_of(
             caller,
             f"by_argument({self._name!r})",

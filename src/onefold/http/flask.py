@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, Unpack
+from contextlib import suppress
+from typing import Any, Final, TypeVar, Unpack
 
 from onefold import Guard, UsageError
 from onefold.http._capture import Capture
 from onefold.http._exchange import Options, known
+from onefold.http._forms import MULTIPART, URLENCODED
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import Answer, Refused, Request, Spooled
 from onefold.http._rules import NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http.scopes import by_header, name_of, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
 
 try:
@@ -32,6 +34,9 @@ except ImportError as missing:
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "idempotent", "single_tenant"]
 
 View = TypeVar("View", bound=Callable[..., Any])
+
+# What Flask's parser reads to its end, and keeps nothing of.
+FORMS: Final = (URLENCODED, MULTIPART)
 
 
 def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
@@ -110,10 +115,8 @@ def _body_of(request: flask.Request) -> bytes:
     was_read, was_kept = "stream" in vars(request), "_cached_data" in vars(request)
     body = request.get_data(cache=True)
     missing = (request.content_length or 0) - len(body)
-    # Nobody knows how long this one was: all of it is kept, or it is taken for read.
     is_chunked = "Transfer-Encoding" in request.headers
-    is_gone = missing > 0 or (is_chunked and not (was_kept and body))
-    if was_read and is_gone:
+    if was_read and (missing > 0 or (is_chunked and _is_gone(request, body, was_kept=was_kept))):
         raise UsageError(
             "the body was read before its view (request.form or request.data, say), so that it cannot be compared any "
             "more. Put @idempotent above what reads it, call request.get_data() before that, or use the middleware"
@@ -121,6 +124,20 @@ def _body_of(request: flask.Request) -> bytes:
     if missing > 0:
         raise Refused("body_incomplete", f"{missing} bytes of the body are missing. Nothing was processed.")
     return body
+
+
+def _is_gone(request: flask.Request, body: bytes, *, was_kept: bool) -> bool:
+    """Whether somebody has read this body, or a part of it, and left us the rest. Nobody knows how long it was."""
+    with suppress(AttributeError, OSError, ValueError):
+        # Some streams tell.
+        if request.stream.tell() > len(body):
+            return True
+    found = vars(request)
+    if request.mimetype in FORMS or found.get("form") or found.get("files"):
+        # Whoever looked at the form has read it, unless all of it was kept before.
+        return not (was_kept and body)
+    # Of any other media type a look at the form leaves the stream as it is.
+    return not (body or was_kept or "form" in found)
 
 
 def _response(answer: Answer) -> flask.Response:
@@ -144,4 +161,4 @@ def by_user(_request: Request) -> str | None:
         )
     if not current_user.is_authenticated:
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-    return str(current_user.get_id())
+    return name_of(current_user.get_id(), "by_user: the get_id() of Flask-Login's user", "Pass a function as scope=")

@@ -25,6 +25,9 @@ DIGEST_BYTES: Final = 16
 # What BLAKE2 takes.
 SECRET_MAX: Final = 64
 
+# What a user without an id is called: Flask-Login's `get_id` writes `str(None)`, and so do functions of many projects.
+NOBODY: Final = ("", "None")
+
 
 def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
     """The caller is who sends this credential: `by_header("X-Api-Key")`. A request without it is refused.
@@ -60,8 +63,10 @@ def name_of(caller: object, source: str, instead: str) -> str:
     """Return the name of a caller: a text, a whole number or a UUID. Raises `UsageError` for any other object.
 
     The text of most objects is their address in memory, or changes with what they hold: a retry would be a stranger's,
-    and a stranger might be the caller.
+    and a stranger might be the caller. Raises `Refused` for a caller without an id: all of them would be one.
     """
+    if caller is None or (isinstance(caller, str) and caller.strip() in NOBODY):
+        raise Refused("caller_unknown", "A request with a key needs a caller, and this one has no id.")
     if isinstance(caller, (str, int, uuid.UUID)) and not isinstance(caller, bool):
         return str(caller)
     raise UsageError(f"{source} is a {type(caller).__name__}, and has to be a str, an int or a UUID. {instead}")

@@ -23,7 +23,7 @@ from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._routing import unmatched_wsgi
 from onefold.http._rules import NotFinal, ServerFailed, failed_with, is_own
 from onefold.http._status import line_of
-from onefold.http.scopes import by_header, single_tenant
+from onefold.http.scopes import by_header, name_of, single_tenant
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "single_tenant"]
 
@@ -103,7 +103,7 @@ class Performance:
         self._is_at_hand = False
         self._held: list[bytes] = []
         self._capture = Capture(exchange.body_max, request.method)
-        self._unmatched = False
+        self._unmatched: bool | None = None
         self._freed: Iterator[bytes] | None = None
         self._client_gone_at: float | None = None
         self._unread = 0
@@ -311,10 +311,7 @@ def _with_body(environ: Environ, body: Spooled) -> Environ:
 
 def by_user(request: Request) -> str | None:
     """The caller is the authenticated user, as the server, or a middleware above this one, named it: `REMOTE_USER`."""
-    user = request.native.get("REMOTE_USER")
-    if not user:
-        raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")
-    return str(user)
+    return name_of(request.native.get("REMOTE_USER"), "by_user: REMOTE_USER", "Pass a function as scope=")
 
 
 def answered(answer: Answer, start_response: StartResponse) -> list[bytes]:
