@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Coroutine
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from onefold import AsyncGuard
+from onefold.http._performance import Performance
 
 # How long the shutdown of the application waits for requests that its server has given up.
 GRACE: Final = 30.0
@@ -20,26 +22,61 @@ class Shelter:
     """The exchanges under way, each in a task that a cancellation from outside does not reach."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._stays: set[_Stay] = set()
 
-    async def to_its_end(self, exchange: Coroutine[Any, Any, None], forsaken: Callable[[], None]) -> None:
-        """Wait for it. If we are cancelled, it is told so (`forsaken`) and goes on alone."""
+    async def to_its_end(self, exchange: Coroutine[Any, Any, None], performance: Performance) -> None:
+        """Wait for it. If we are cancelled before its answer is sent, it is told so and goes on alone.
+
+        What the application does after its answer is guarded by nobody: that is cancelled with us, as without a key.
+        """
         task = asyncio.ensure_future(exchange)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        stay = _Stay(task.get_loop())
+        self._stays.add(stay)
+        performance.on_sent = lambda: self._leave(stay)
+        task.add_done_callback(lambda _task: self._leave(stay))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            forsaken()
+            if stay.over.done() and task.cancel():
+                await task
+                return
+            # Its background tasks are not cut off in the middle either: nobody but us waits for them.
+            performance.on_sent = _nothing
+            performance.forsake()
             task.add_done_callback(_told)
             raise
         task.result()
 
     async def empty(self) -> None:
-        """Until nobody is under way, or the grace is over."""
-        here = {task for task in self._tasks if task.get_loop() is asyncio.get_running_loop()}
-        if here:
-            await asyncio.wait(here, timeout=GRACE)
+        """Wait until nobody is under way, or the grace is over: one grace for a request, however many wait for it."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + GRACE
+        for shelter in tuple(_shelters.values()):
+            # An application has several guards, and one shutdown.
+            shelter._begin_grace(loop, ends)
+        while waited_for := [stay for stay in self._begin_grace(loop, ends) if stay.ends > loop.time()]:
+            first = waited_for[0]
+            await asyncio.wait({first.over}, timeout=first.ends - loop.time())
+
+    def _begin_grace(self, loop: asyncio.AbstractEventLoop, ends: float) -> list[_Stay]:
+        here = [stay for stay in tuple(self._stays) if stay.loop is loop]
+        for stay in here:
+            stay.ends = min(stay.ends, ends)
+        return here
+
+    def _leave(self, stay: _Stay) -> None:
+        self._stays.discard(stay)
+        if not stay.over.done():
+            stay.over.set_result(None)
+
+
+class _Stay:
+    """One exchange in the shelter: whether it is over, and until when a shutdown waits for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.ends = math.inf
 
 
 def shelter_of(guard: AsyncGuard) -> Shelter:
@@ -50,12 +87,17 @@ def shelter_of(guard: AsyncGuard) -> Shelter:
 async def drain(guard: AsyncGuard) -> None:
     """Wait until no request of this guard is under way, or the grace of 30 s (`GRACE`) is over.
 
-    For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool.
+    For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool. A request
+    that begins meanwhile is waited for, too. A request that has had its grace is not waited for again, whoever asks.
     """
     await shelter_of(guard).empty()
 
 
 _shelters: WeakKeyDictionary[AsyncGuard, Shelter] = WeakKeyDictionary()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _told(task: asyncio.Task[None]) -> None:

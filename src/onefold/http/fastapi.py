@@ -191,7 +191,7 @@ class _Rules:
             closes.callback(performance.let_go)
             kept = closes.pop_all()
         self._drain_at_shutdown(scope.get("app"))
-        await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
+        await self._shelter.to_its_end(visit.play(performance, kept), performance)
 
     def _drain_at_shutdown(self, app: Any) -> None:
         """Have the application wait for who is under way, before its own handlers of the shutdown.
