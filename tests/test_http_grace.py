@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 from starlette.background import BackgroundTask
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from http_service.visitor import Visitor
 from onefold import AsyncGuard
-from onefold.http._shelter import GRACE
+from onefold.http._shelter import CLEAN_UP, GRACE
 from onefold.http.asgi import IdempotencyMiddleware, drain, header_key, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.stores.memory import AsyncMemoryStore
@@ -72,6 +73,18 @@ def behind_route_class(endpoint: Endpoint, guard: AsyncGuard) -> Any:
     return app
 
 
+def behind_others(endpoint: Endpoint, guard: AsyncGuard) -> Any:
+    """Middlewares that pass a cancellation on by a task group of theirs."""
+    app = behind_route_class(endpoint, guard)
+    for _ in range(2):
+        app.add_middleware(BaseHTTPMiddleware, dispatch=passed_on)
+    return app
+
+
+async def passed_on(request: Any, call_next: Any) -> Any:
+    return await call_next(request)
+
+
 def behind_all(endpoint: Endpoint, guard: AsyncGuard, other: AsyncGuard | None = None) -> Any:
     app = behind_route_class(endpoint, guard)
     app.add_middleware(IdempotencyMiddleware, guard=guard, scope=single_tenant, operation="outer")
@@ -80,7 +93,10 @@ def behind_all(endpoint: Endpoint, guard: AsyncGuard, other: AsyncGuard | None =
     return app
 
 
-@pytest.fixture(params=[behind_middleware, behind_route_class, behind_all], ids=["middleware", "route", "all"])
+@pytest.fixture(
+    params=[behind_middleware, behind_route_class, behind_others, behind_all],
+    ids=["middleware", "route", "others", "all"],
+)
 def behind(request: pytest.FixtureRequest) -> Callable[[Endpoint, AsyncGuard], Any]:
     made: Callable[[Endpoint, AsyncGuard], Any] = request.param
     return made
@@ -261,6 +277,42 @@ def test_a_server_that_gives_up_an_answered_request_cancels_its_background_task_
 
         assert (visitor.ended, later.ended, now()) == (True, "cancelled", 0)
         assert server.cancelled()
+
+    tell(story)
+
+
+@pytest.mark.parametrize(("needs", "waits"), [(CLEAN_UP / 2, CLEAN_UP / 2), (10 * GRACE, CLEAN_UP)])
+def test_a_shutdown_lets_a_cancelled_background_task_clean_up_for_a_second(
+    behind: Callable[[Endpoint, AsyncGuard], Any], needs: float, waits: float
+) -> None:
+    async def story() -> None:
+        began, told = asyncio.Event(), asyncio.Event()
+
+        async def later() -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                told.set()
+                await asyncio.sleep(needs)
+
+        async def pay() -> Response:
+            return whole(BackgroundTask(later))
+
+        app = behind(pay, AsyncGuard(AsyncMemoryStore()))
+        lifespan = Lifespan(app)
+        await lifespan.phase("startup")
+        server = asyncio.ensure_future(Visitor(app).visit())
+        await began.wait()
+        server.cancel()
+        # As little as a server does in between.
+        await asyncio.sleep(0)
+
+        await lifespan.phase("shutdown")
+
+        # A task group of anyio's cancels the cleaning up as well, with and without a key.
+        assert (told.is_set(), now()) == (True, pytest.approx(0 if behind is behind_others else waits))
+        await asyncio.wait({server})
 
     tell(story)
 

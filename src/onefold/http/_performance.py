@@ -163,6 +163,14 @@ class Performance:
             # It is guarded by nobody, and may be endless: it ends as it would without a key.
             self._task.cancel()
 
+    def cancel(self) -> bool:
+        """Cancel what the application does after its answer. Return whether there was anything to cancel."""
+        return self._task is not None and self._task.cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._task is not None and self._task.cancelled()
+
     def let_go(self) -> None:
         """Let the application go on, however the exchange has ended: nobody may wait for the end of its claim any more.
 

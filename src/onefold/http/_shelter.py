@@ -15,6 +15,13 @@ from onefold.http._performance import Performance
 # How long the shutdown of the application waits for requests that its server has given up.
 GRACE: Final = 30.0
 
+# How long it waits for what was cancelled after its answer: as long as that needs to be told so, and to clean up.
+CLEAN_UP: Final = 1.0
+
+# A server cancels its requests, and ends the lifespan at once. Each layer above us takes a turn of the loop, or a few,
+# to pass the cancellation on.
+TURNS: Final = 20
+
 LOG = logging.getLogger("onefold.http")
 
 
@@ -30,15 +37,17 @@ class Shelter:
         What the application does after its answer is guarded by nobody: that is cancelled with us, as without a key.
         """
         task = asyncio.ensure_future(exchange)
-        stay = _Stay(task.get_loop())
-        self._stays.add(stay)
+        stay = self._enter(task, math.inf)
         performance.on_sent = lambda: self._leave(stay)
-        task.add_done_callback(lambda _task: self._leave(stay))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            if stay.over.done() and task.cancel():
+            # The application at once, and not by way of our task: a server does not wait for what it has cancelled.
+            if stay.over.done() and performance.cancel():
+                self._enter(task, CLEAN_UP)
                 await task
+                if performance.is_cancelled:
+                    raise
                 return
             # Its background tasks are not cut off in the middle either: nobody but us waits for them.
             performance.on_sent = _nothing
@@ -50,6 +59,8 @@ class Shelter:
     async def empty(self) -> None:
         """Wait until nobody is under way, or the grace is over: one grace for a request, however many wait for it."""
         loop = asyncio.get_running_loop()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
         ends = loop.time() + GRACE
         for shelter in tuple(_shelters.values()):
             # An application has several guards, and one shutdown.
@@ -57,6 +68,12 @@ class Shelter:
         while waited_for := [stay for stay in self._begin_grace(loop, ends) if stay.ends > loop.time()]:
             first = waited_for[0]
             await asyncio.wait({first.over}, timeout=first.ends - loop.time())
+
+    def _enter(self, task: asyncio.Task[None], seconds: float) -> _Stay:
+        stay = _Stay(task.get_loop(), seconds)
+        self._stays.add(stay)
+        task.add_done_callback(lambda _task: self._leave(stay))
+        return stay
 
     def _begin_grace(self, loop: asyncio.AbstractEventLoop, ends: float) -> list[_Stay]:
         here = [stay for stay in tuple(self._stays) if stay.loop is loop]
@@ -73,10 +90,10 @@ class Shelter:
 class _Stay:
     """One exchange in the shelter: whether it is over, and until when a shutdown waits for it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.loop = loop
         self.over: asyncio.Future[None] = loop.create_future()
-        self.ends = math.inf
+        self.ends = loop.time() + seconds
 
 
 def shelter_of(guard: AsyncGuard) -> Shelter:
