@@ -25,7 +25,7 @@ _django_asgi.LOOKS_SECONDS = 0.05  # type: ignore[misc]
 idempotency = onefold_django.middleware(
     guard=Guard(os.environ["ENDING_STORE"], policy=Policy(after_crash="hold")),
     scope=onefold_django.single_tenant,
-    rules=os.environ["ENDING_RULES"],  # type: ignore[arg-type]
+    rules=os.environ["ENDING_RULES"],
 )
 
 

@@ -62,12 +62,12 @@ class Shelter:
         for _ in range(TURNS):
             await asyncio.sleep(0)
         ends = loop.time() + GRACE
-        for shelter in tuple(_shelters.values()):
-            # An application has several guards, and one shutdown.
-            shelter._begin_grace(loop, ends)
-        while waited_for := [stay for stay in self._begin_grace(loop, ends) if stay.ends > loop.time()]:
-            first = waited_for[0]
-            await asyncio.wait({first.over}, timeout=first.ends - loop.time())
+        while True:
+            _limit_all(loop, ends)
+            waited_for = [stay for stay in self._here(loop) if stay.ends > loop.time()]
+            if not waited_for:
+                return
+            await asyncio.wait({waited_for[0].over}, timeout=waited_for[0].ends - loop.time())
 
     def _enter(self, task: asyncio.Task[None], seconds: float) -> _Stay:
         stay = _Stay(task.get_loop(), seconds)
@@ -75,11 +75,9 @@ class Shelter:
         task.add_done_callback(lambda _task: self._leave(stay))
         return stay
 
-    def _begin_grace(self, loop: asyncio.AbstractEventLoop, ends: float) -> list[_Stay]:
-        here = [stay for stay in tuple(self._stays) if stay.loop is loop]
-        for stay in here:
-            stay.ends = min(stay.ends, ends)
-        return here
+    def _here(self, loop: asyncio.AbstractEventLoop) -> list[_Stay]:
+        # A copy: other threads have loops of their own.
+        return [stay for stay in tuple(self._stays) if stay.loop is loop]
 
     def _leave(self, stay: _Stay) -> None:
         self._stays.discard(stay)
@@ -111,6 +109,13 @@ async def drain(guard: AsyncGuard) -> None:
 
 
 _shelters: WeakKeyDictionary[AsyncGuard, Shelter] = WeakKeyDictionary()
+
+
+def _limit_all(loop: asyncio.AbstractEventLoop, ends: float) -> None:
+    """Bound how long anybody waits for a request of this loop: an application has several guards, and one shutdown."""
+    for shelter in tuple(_shelters.values()):
+        for stay in shelter._here(loop):
+            stay.ends = min(stay.ends, ends)
 
 
 def _nothing() -> None:
