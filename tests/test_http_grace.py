@@ -94,7 +94,7 @@ def behind_all(endpoint: Endpoint, guard: AsyncGuard, other: AsyncGuard | None =
 
 
 @pytest.fixture(
-    params=[behind_middleware, behind_route_class, behind_others, behind_all],
+    params=[behind_middleware, behind_route_class, pytest.param(behind_others, marks=pytest.mark.more), behind_all],
     ids=["middleware", "route", "others", "all"],
 )
 def behind(request: pytest.FixtureRequest) -> Callable[[Endpoint, AsyncGuard], Any]:

@@ -76,7 +76,7 @@ def story(tmp_path: Path) -> Story:
     ("view", "below", "rules"),
     [
         ("async", "", "stripe"),
-        ("careless", "", "below_500"),
+        pytest.param("careless", "", "below_500", marks=pytest.mark.more),
         pytest.param("async", "", "below_500", marks=pytest.mark.more),
         pytest.param("careless", "", "stripe", marks=pytest.mark.more),
         pytest.param("async", "something that blocks", "stripe", marks=pytest.mark.more),
