@@ -92,6 +92,15 @@ def route_below_a_mount(story: Story) -> Any:
     return Starlette(routes=[Mount("/", mounted)], lifespan=story.drains)
 
 
+def route_below_a_lifespan_of_its_router(story: Story) -> Any:
+    route_class = idempotent_route(guard=story.guard, scope=single_tenant)
+    router = APIRouter(route_class=route_class, lifespan=story.drains)
+    router.post("/pay")(story.pay)
+    app = FastAPI()
+    app.include_router(router)
+    return app
+
+
 def middleware_of_litestar(story: Story) -> Any:
     @litestar_post("/pay")
     async def pay() -> str:
@@ -102,7 +111,14 @@ def middleware_of_litestar(story: Story) -> Any:
     return Litestar([pay], middleware=[named], lifespan=[story.drains], openapi_config=None, logging_config=None)
 
 
-APPS = [middleware, route, route_below_a_lifespan, route_below_a_mount, middleware_of_litestar]
+APPS = [
+    middleware,
+    route,
+    route_below_a_lifespan,
+    route_below_a_lifespan_of_its_router,
+    route_below_a_mount,
+    middleware_of_litestar,
+]
 
 
 class Lifespan:

@@ -65,6 +65,8 @@ class Performance:
         self._claim_ended = asyncio.Event()
         self._sent = asyncio.Event()
         self._holds_back = True
+        # Called once nothing more is held back: what the application does from now on is no part of the request.
+        self.on_sent: Callable[[], None] = lambda: None
         # Whether the client has seen a part of the answer.
         self.is_seen = False
         self._trouble: Exception | None = None
@@ -161,6 +163,14 @@ class Performance:
             # It is guarded by nobody, and may be endless: it ends as it would without a key.
             self._task.cancel()
 
+    def cancel(self) -> bool:
+        """Cancel what the application does after its answer. Return whether there was anything to cancel."""
+        return self._task is not None and self._task.cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._task is not None and self._task.cancelled()
+
     def let_go(self) -> None:
         """Let the application go on, however the exchange has ended: nobody may wait for the end of its claim any more.
 
@@ -176,6 +186,7 @@ class Performance:
         self._claim_ended.set()
         self._sent.set()
         self._may_hear_of_the_client.set()
+        self.on_sent()
 
     def _settle(self) -> None:
         self._settled.set()
@@ -186,10 +197,20 @@ class Performance:
             self._may_hear_of_the_client.set()
 
     async def _last(self) -> None:
+        """Wait for what the application does after its answer. Whoever cancels us cancels that, as without a key."""
         if self._task is None:
             return
-        await asyncio.wait({self._task})
-        if not self._task.cancelled() and (self._whole or self._freed):
+        cancelled: asyncio.CancelledError | None = None
+        while not self._task.done():
+            try:
+                await asyncio.wait({self._task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self._task.cancel()
+        if self._task.cancelled():
+            if cancelled is not None:
+                raise cancelled
+        elif self._whole or self._freed:
             # What a background task raised is the server's to log, and what an event stream raised, too.
             self._task.result()
 

@@ -29,16 +29,22 @@ __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain
 class IdempotencyMiddleware:
     """Guards the requests that name an Idempotency-Key. `docs/http.md` explains each argument.
 
-    `guard` is an `AsyncGuard`, or what one takes: then it is opened here, and closed at the end of the lifespan.
+    `guard` is an `AsyncGuard`, or what one takes: then it is opened here, closed at the end of the lifespan, and opened
+    anew for a request after that.
     """
 
     def __init__(self, app: App, *, guard: AsyncGuard | Any, **options: Unpack[Options]) -> None:
         self.app = app
         self.exchange = Exchange(**known("IdempotencyMiddleware", options))
+        self._given = guard
         self._ours = not isinstance(guard, AsyncGuard)
-        self.guard = awaited(guard)
+        self._open()
+
+    def _open(self) -> None:
+        self.guard = awaited(self._given)
         self._policy = self.exchange.policy(self.guard)
         self._shelter = shelter_of(self.guard)
+        self._is_closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -58,6 +64,9 @@ class IdempotencyMiddleware:
         if passes:
             await self.app(scope, receive, send)
             return
+        if self._is_closed:
+            # An application may have several lifespans, one after another, and requests outside of them: as in tests.
+            self._open()
         with ExitStack() as closes:
             body = closes.enter_context(closing(spooled_for(request)))
             try:
@@ -73,7 +82,7 @@ class IdempotencyMiddleware:
             performance = Performance(self.app, request, body, receive, send, self.exchange)
             closes.callback(performance.let_go)
             kept = closes.pop_all()
-        await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance.forsake)
+        await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance)
 
     async def _guarded(self, asked: Ask, performance: Performance, kept: ExitStack) -> None:
         with kept:
@@ -100,6 +109,7 @@ class IdempotencyMiddleware:
     def _closing_guard(self, send: Send) -> Send:
         async def closing_first(message: Message) -> None:
             if self._ours and message["type"].startswith("lifespan.shutdown."):
+                self._is_closed = True
                 await self.guard.aclose()
             await send(message)
 

@@ -9,20 +9,20 @@ is sent; for one that is passed on live, put `onefold.http.wsgi` around the appl
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import uuid
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
 
 from onefold import Guard, UsageError
 from onefold.http._capture import Capture
-from onefold.http._exchange import LOG, Options, known
+from onefold.http._exchange import Options, known
 from onefold.http._keys import body_field, header_key
 from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._paths import Path, path_of
-from onefold.http._rules import NotFinal, failed_with, is_own
+from onefold.http._rules import SERVER_ERROR, NotFinal, failed_with, is_own
 from onefold.http._views import Views, captured, captured_async
 from onefold.http.scopes import by_header, name_of, single_tenant
 
@@ -36,6 +36,7 @@ try:
     from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
 
+    from onefold.http._django_asgi import to_its_end
     from onefold.http._django_views import AwaitedView, check_mixed, check_view, finalized, responding
 except ImportError as missing:
     raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
@@ -77,7 +78,7 @@ def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) 
         # The functions that say so may ask a database, and block.
         if not rules.exchange.guards_any([request.method]) or await sync_to_async(rules.passes)(request):
             return await get_response(request)
-        return await _to_its_end(rules, async_to_sync(get_response), request)
+        return await to_its_end(_responding(rules, async_to_sync(get_response), request), request)
 
     return handle
 
@@ -85,34 +86,17 @@ def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) 
 def _on_either(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
     if isinstance(request, ASGIRequest) and not rules.passes(request):
         # Something below blocks, on ASGI: a cancellation would reach it past us.
-        return async_to_sync(_to_its_end)(rules, get_response, request)
+        return async_to_sync(to_its_end)(_responding(rules, get_response, request), request)
     return rules.exchanged(request, lambda: get_response(request))
 
 
-async def _to_its_end(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
-    """Respond in the thread of this request, and let no cancellation in.
+def _responding(
+    rules: Idempotency, get_response: Callable[[Any], Any], request: Any
+) -> Callable[[Callable[[], bool]], Any]:
+    def respond(is_called_off: Callable[[], bool]) -> Any:
+        return rules.exchanged(request, lambda: get_response(request), is_called_off=is_called_off)
 
-    Django cancels a request whose client has gone. What has started goes on under its claim, and Django waits for it:
-    the thread of the request, and its connections, are needed until then.
-    """
-    respond = sync_to_async(lambda: rules.exchanged(request, lambda: get_response(request)))
-    work = asyncio.ensure_future(respond())
-    cancelled = False
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError:
-            cancelled = True
-    if not cancelled:
-        return work.result()
-    try:
-        response = work.result()
-    except Exception:  # noqa: BLE001 - nobody is there to be told
-        LOG.exception("a request whose client had gone ended in an error")
-    else:
-        await sync_to_async(response.close)()
-    await sync_to_async(request.close)()
-    raise asyncio.CancelledError
+    return respond
 
 
 def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
@@ -141,10 +125,18 @@ class Idempotency(Views):
         except Refused:
             return False
 
-    def exchanged(self, request: Any, respond: Callable[[], Any], *, inside: bool = False) -> Any:
+    def exchanged(
+        self,
+        request: Any,
+        respond: Callable[[], Any],
+        *,
+        inside: bool = False,
+        is_called_off: Callable[[], bool] = lambda: False,
+    ) -> Any:
         """The response to this request: the one that `respond` makes, a replay, or a refusal.
 
-        `inside` is for views: a transaction around one would be committed after its answer is remembered.
+        `inside` is for views: a transaction around one would be committed after its answer is remembered. A view that
+        was called off has not failed by itself: it counts as crashed, under every rule.
         """
         asking = request_of(request)
         try:
@@ -159,7 +151,7 @@ class Idempotency(Views):
         if inside:
             _check_outside_of_transactions()
         responses: list[Any] = []
-        play = functools.partial(self._played, request, respond, responses)
+        play = functools.partial(self._played, request, respond, responses, is_called_off)
         instead = self.deliver(
             asked, asking, play, lambda: not inside and getattr(request, "resolver_match", None) is None
         )
@@ -170,7 +162,9 @@ class Idempotency(Views):
             raise response
         return response
 
-    def _played(self, request: Any, respond: Callable[[], Any], responses: list[Any]) -> Answer:
+    def _played(
+        self, request: Any, respond: Callable[[], Any], responses: list[Any], is_called_off: Callable[[], bool]
+    ) -> Answer:
         try:
             try:
                 response = respond()
@@ -186,12 +180,18 @@ class Idempotency(Views):
             if not isinstance(response, HttpResponseBase):
                 # Django itself says what is wrong with it.
                 raise failed_with(TypeError())
+            if response.status_code >= SERVER_ERROR and is_called_off():
+                # What Django answers for a view that failed to clean up.
+                raise CancelledError
             if hasattr(response, "render") and not response.is_rendered:
                 responses[0] = response = response.render()
             return self._captured(request, response)
         except NotFinal:
             raise
         except BaseException as error:
+            if is_called_off():
+                # Whatever it made of that.
+                raise CancelledError from error
             if not is_own(error):
                 raise
             raise failed_with(error) from error

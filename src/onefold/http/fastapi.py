@@ -189,13 +189,13 @@ class _Rules:
             closes.callback(performance.let_go)
             kept = closes.pop_all()
         self._drain_at_shutdown(scope.get("app"))
-        await self._shelter.to_its_end(visit.play(performance, kept), performance.forsake)
+        await self._shelter.to_its_end(visit.play(performance, kept), performance)
 
     def _drain_at_shutdown(self, app: Any) -> None:
         """Have the application wait for who is under way, before its own handlers of the shutdown.
 
-        A route sees no lifespan. These handlers run where the application has no lifespan of its own; one that has
-        calls `drain`.
+        A route sees no lifespan. These handlers run where the application has no lifespan of its own; one that has, or
+        whose routers have handlers or a lifespan of theirs, calls `drain`.
         """
         handlers = getattr(getattr(app, "router", None), "on_shutdown", None)
         if isinstance(handlers, list) and self._shelter.empty not in handlers:
