@@ -463,6 +463,35 @@ def test_a_key_that_is_given_to_an_object_later_is_the_callers_own(server: Scrip
     assert [key == "mine" for key in server.keys] == [False, True, True] * 2
 
 
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    "the key": lambda answer: {"Idempotency-Key": answer.request.headers["Idempotency-Key"]},
+    "all headers": lambda answer: answer.request.headers,
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("is_requests", [False, True], ids=["httpx", "requests"])
+def test_a_key_that_is_read_from_an_answer_and_given_by_hand_is_kept(
+    server: Scripted, is_requests: bool, given: str
+) -> None:
+    def handle() -> None:
+        if is_requests:
+            with requests.Session() as session:
+                session.mount("http://", Adapter(retries=ONCE))
+                answer: Any = session.post(server.url, data=b"{}")
+                session.post(server.url, data=b"{}", headers=GIVEN[given](answer))
+        else:
+            with httpx.Client(transport=Transport(httpx.HTTPTransport(verify=False), retries=ONCE)) as client:
+                answer = client.post(server.url, content=b"{}")
+                client.post(server.url, content=b"{}", headers=GIVEN[given](answer))
+
+    handle()
+    Guard("memory:").run("charge", "order-1", handle)
+
+    first, second, third, fourth = server.keys
+    assert first == second != third == fourth
+
+
 def test_a_transport_inside_of_a_transport_keeps_the_key() -> None:
     keys: list[str] = []
 

@@ -30,6 +30,7 @@ try:
     import tenacity
     import urllib3
     from requests.adapters import HTTPAdapter
+    from requests.structures import CaseInsensitiveDict
 except ImportError as missing:
     raise UsageError("Adapter needs requests: pip install 'onefold[client]' requests") from missing
 
@@ -159,22 +160,42 @@ def _careful(connections: Any) -> Any:
 def _asked(request: requests.PreparedRequest, body: bytes) -> Request:
     headers = {_as_text(name): _as_text(value) for name, value in request.headers.items()}
     kind, given = _as_text(request.headers.get("Content-Type") or ""), request.headers.get(HEADER)
-    carried = given.call if isinstance(given, _OwnKey) else None
     named = _as_text(given) if given else None
-    return Request(request.method or "", request.url or "", body, kind, named, carried, headers)
+    return Request(request.method or "", request.url or "", body, kind, named, _carried(request), headers)
 
 
-class _OwnKey(str):
-    """A key of ours in the headers of a request. It is copied with them, and tells whose it is."""
+class _OwnHeaders(CaseInsensitiveDict):  # type: ignore[type-arg]
+    """The headers of a request whose key is ours. They are copied with it, and tell whose it is.
+
+    The mark is theirs, and not the key's: one that is read from them, and sent in another request, is a given one.
+    """
 
     call: Keyed
 
-    def __deepcopy__(self, _: object) -> _OwnKey:
-        return self
+    @classmethod
+    def of(cls, headers: Any, call: Keyed) -> _OwnHeaders:
+        own = cls(headers)
+        own.call = call
+        return own
+
+    def copy(self) -> _OwnHeaders:
+        return self.of(self, self.call)
+
+    def __deepcopy__(self, _: object) -> _OwnHeaders:
+        # Names and values are texts.
+        return self.copy()
 
     def __reduce__(self) -> Any:
-        # In another process it is a text like any other.
-        return str, (str(self),)
+        # In another process they are headers like any others.
+        return CaseInsensitiveDict, (dict(self),)
+
+
+def _carried(request: requests.PreparedRequest) -> Keyed | None:
+    """Return the call whose key this request carries, unless somebody has given it another one since."""
+    headers: Any = request.headers
+    if not isinstance(headers, _OwnHeaders):
+        return None
+    return headers.call if headers.get(HEADER) == headers.call.key else None
 
 
 def _with_key(request: requests.PreparedRequest, chosen: Keyed) -> requests.PreparedRequest:
@@ -182,11 +203,12 @@ def _with_key(request: requests.PreparedRequest, chosen: Keyed) -> requests.Prep
 
     That one gets the key, too, because redirects are copied from it.
     """
+    sent = request.copy()
     if chosen.is_ours:
-        key = _OwnKey(chosen.key)
-        key.call = chosen
-        request.headers[HEADER] = key
-    return request.copy()
+        sent.headers = _OwnHeaders.of(sent.headers, chosen)
+        sent.headers[HEADER] = chosen.key
+        request.headers = sent.headers.copy()
+    return sent
 
 
 def _as_text(value: str | bytes) -> str:
@@ -284,8 +306,8 @@ def _watch(response: requests.Response, answer: Answer) -> None:
 
 def _redirected(request: requests.PreparedRequest) -> Keyed | None:
     """Return the call that was redirected to here, if one was."""
-    key = request.headers.get(HEADER)
-    return key.call if isinstance(key, _OwnKey) and key.call.redirect is not None else None
+    carried = _carried(request)
+    return carried if carried is not None and carried.redirect is not None else None
 
 
 def _is_streamed(args: Any, kwargs: Any) -> bool:
