@@ -557,9 +557,10 @@ def test_a_redirect_that_is_lost_is_retried_although_its_request_was_answered() 
     equal = Request("PATCH", HERE, b"{}")
 
     def handle() -> None:
-        moved = answered(301, "/v2", "PATCH")
-        # While it is followed, another thread sends an equal one.
-        other = elsewhere(lambda: answered(500, "", "PATCH"))
+        with keyed(equal) as moved:
+            # While it is on its way, another thread sends an equal one.
+            other = elsewhere(lambda: answered(500, "", "PATCH"))
+            moved.heard(301, {"Location": "/v2"}, b"")
         assert moved.key != other.key
         with keyed(Request("PATCH", "http://127.0.0.1/v2", b"{}", given=moved.key, carried=moved)) as sent_on:
             assert sent_on is moved

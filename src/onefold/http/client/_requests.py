@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, wraps
+from itertools import chain
 from typing import Any, Final
 
 from onefold import UsageError
@@ -267,11 +269,26 @@ class _Rest:
     """What was read of a long answer, and then the rest of it; everything else is urllib3's own."""
 
     def __init__(self, parts: list[bytes], stream: Iterator[bytes], raw: Any) -> None:
-        self._parts, self._stream, self._raw = parts, stream, raw
+        self._left, self._raw = chain(parts, stream), raw
 
     def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
-        yield from self._parts
-        yield from self._stream
+        yield from self._left
+
+    def read(self, amt: int | None = None, **_: Any) -> bytes:
+        """Return the next part, which is no longer than this, or all that is left."""
+        if amt is None or amt < 0:
+            return b"".join(self._left)
+        part = next(self._left, b"") if amt else b""
+        if part[amt:]:
+            self._left = chain([part[amt:]], self._left)
+        return part[:amt]
+
+    def drain_conn(self) -> None:
+        with suppress(requests.RequestException):
+            self.read()
+
+    def close(self) -> None:
+        self._raw.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
@@ -283,25 +300,62 @@ def _watch(response: requests.Response, answer: Answer) -> None:
     if isinstance(vars(response)["_content"], bytes) or getattr(raw, "length_remaining", None) == 0:
         answer.ended()
         return
-    stream, read, close = raw.stream, raw.read, raw.close
+    answer.left_to_reader()
+    # Its class, and not its methods: those would hold it, and one that is dropped would not be closed.
+    raw.__class__ = _watched(type(raw))
+    raw.onefold_answer = answer
 
-    def watched_stream(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        with watching(answer):
-            yield from stream(*args, **kwargs)
 
-    def watched_read(*args: Any, **kwargs: Any) -> Any:
-        with breaking_off(answer):
-            part = read(*args, **kwargs)
-        asked_for = args[0] if args else kwargs.get("amt")
-        if asked_for is None or asked_for < 0 or (asked_for and not part):
-            answer.ended()
+# What reads from an answer of urllib3, and what all of these read through. Not every version has all of them.
+READING: Final = ("read", "read1", "_raw_read")
+READING_IN_PARTS: Final = ("stream", "read_chunked")
+
+
+@cache
+def _watched(raws: Any) -> Any:
+    """Return a class of such answers that note how far they were read."""
+    methods = {name: _watched_read(getattr(raws, name)) for name in READING if hasattr(raws, name)}
+    methods |= {name: _watched_parts(getattr(raws, name)) for name in READING_IN_PARTS if hasattr(raws, name)}
+
+    def drain_conn(self: Any) -> None:
+        # It hides its errors; those were seen below.
+        raws.drain_conn(self)
+        _note_end(self)
+
+    def close(self: Any) -> None:
+        self.onefold_answer.closed()
+        raws.close(self)
+
+    return type(raws.__name__, (raws,), {**methods, "drain_conn": drain_conn, "close": close})
+
+
+def _watched_read(read: Any) -> Any:
+    @wraps(read)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with breaking_off(self.onefold_answer):
+            part = read(self, *args, **kwargs)
+        _note_end(self)
         return part
 
-    def watched_close() -> None:
-        answer.closed()
-        close()
+    return watched
 
-    raw.stream, raw.read, raw.close = watched_stream, watched_read, watched_close
+
+def _watched_parts(parts: Any) -> Any:
+    @wraps(parts)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        answer = self.onefold_answer
+        with watching(answer):
+            for part in parts(self, *args, **kwargs):
+                with answer.handed_out():
+                    yield part
+
+    return watched
+
+
+def _note_end(raw: Any) -> None:
+    """Note the end of an answer, if it was received in whole: one that breaks off is an error instead."""
+    if raw.length_remaining == 0 or raw.isclosed():
+        raw.onefold_answer.ended()
 
 
 def _redirected(request: requests.PreparedRequest) -> Keyed | None:
