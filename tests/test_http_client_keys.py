@@ -23,7 +23,7 @@ import requests
 
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, UsageError, current
-from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
+from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Transport, intent
 from onefold.http.client._handler_keys import Keyed, Request, keyed
 from onefold.http.client._identity import caller, for_whom
 from onefold.http.client._intent import OPERATION
@@ -346,6 +346,20 @@ def test_a_response_of_requests_can_be_pickled(server: Scripted) -> None:
     again = pickle.loads(pickle.dumps(response))
     assert again.request.headers["Idempotency-Key"] == server.keys[0]
     assert type(again.request.headers["Idempotency-Key"]) is str
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+def test_a_session_with_our_adapter_can_be_copied_and_pickled(server: Scripted, copied: Callable[[Any], Any]) -> None:
+    server.script = [Say(503), Say(503), PAID]
+
+    with requests.Session() as session:
+        session.mount("http://", Adapter(retries=Retries(attempts=2, pause=0)))
+        with copied(session) as another:
+            assert another.post(server.url, data=b"{}").onefold.attempts == [Attempt(status=503)] * 2
+            assert another.post(server.url, data=b"{}").status_code == 201
+
+    first, second, third = server.keys
+    assert first == second != third
 
 
 @pytest.mark.parametrize("follow", ["by next_request", "by hand"])

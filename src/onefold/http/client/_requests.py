@@ -59,9 +59,17 @@ READ_BYTES: Final = 1 << 16
 class Adapter(HTTPAdapter):
     """`session.mount("https://", Adapter())`. A response's `onefold` is a `Sent`: its key, and every attempt."""
 
+    # What is kept in a copy and a pickle.
+    __attrs__ = [*HTTPAdapter.__attrs__, "_retries"]  # noqa: RUF012 - as there
+
     def __init__(self, *, retries: Retries = Retries(), **options: Any) -> None:  # noqa: B008
         super().__init__(**options)
+        self._retries = retries
         self._plan = plan(retries, LOST, NOT_LOST)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self._plan = plan(self._retries, LOST, NOT_LOST)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         if request.method not in METHODS:
@@ -302,7 +310,8 @@ def _watch(response: requests.Response, answer: Answer) -> None:
         return
     answer.left_to_reader()
     # Its class, and not its methods: those would hold it, and one that is dropped would not be closed.
-    raw.__class__ = _watched(type(raw))
+    kind: Any = type(raw)
+    raw.__class__ = _watched(kind)
     raw.onefold_answer = answer
 
 
