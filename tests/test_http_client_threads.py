@@ -25,6 +25,7 @@ from onefold.http.client import Adapter, AsyncTransport, Retries, Transport
 ONCE = Retries(attempts=1)
 PATIENCE = 120.0
 REDIRECTS_MAX = 2
+MANY = 12
 URL = "https://bank.example/charges"
 
 
@@ -368,3 +369,29 @@ def test_an_answer_of_a_thread_that_is_gone_is_asked_for_again(server: Scripted,
 
     first, second = posted(server)
     assert first == second
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.more)])
+def test_of_many_equal_requests_at_once_each_has_a_key_of_its_own(rounds: int) -> None:
+    keys: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200)
+        keys.append(request.headers["Idempotency-Key"])
+        return httpx.Response(303, headers=TO_RECEIPT)
+
+    transport = Transport(httpx.MockTransport(answer), retries=ONCE)
+    with Guard("memory:") as guard, httpx.Client(transport=transport, follow_redirects=True) as client:
+
+        def handle() -> None:
+            # Threads that come and go, while others look for calls that have ended.
+            with ThreadPoolExecutor(MANY) as threads:
+                sent = [threads.submit(contextvars.copy_context().run, client.post, URL) for _ in range(MANY)]
+                for one in sent:
+                    one.result(PATIENCE)
+
+        for number in range(rounds):
+            guard.run("charge", str(number), handle)
+
+    assert len(keys) == len(set(keys)) == rounds * MANY
