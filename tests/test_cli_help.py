@@ -13,6 +13,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from onefold.cli._masking import masked, remember_typed
 from onefold.cli.app import app
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -27,6 +28,37 @@ def test_a_store_in_the_wrong_place_is_named_without_its_password(password: str)
     assert "heim" not in ended.output
     assert "***@host/shop" in ended.output
     assert "--store" in ended.output
+
+
+@pytest.mark.parametrize("password", ["geheim", "ge heim", "ge@heim", "ge/heim", "ge'heim", "ge[heim", "ge\theim"])
+@pytest.mark.parametrize(
+    "command",
+    [["lint"], ["trace"], ["trace", "--svg"], ["show", "--digest"], ["held", "--scope"], ["erase", "--scope"]],
+    ids=" ".join,
+)
+def test_a_command_that_takes_a_store_for_something_else_does_not_show_its_password(
+    command: list[str], password: str
+) -> None:
+    url = f"redis://me:{password}@127.0.0.1:1/0?password=geheim"
+
+    ended = CliRunner().invoke(app, [*command, url])
+
+    assert ended.exit_code != 0
+    assert isinstance(ended.exception, SystemExit)
+    assert "heim" not in ended.output
+
+
+def test_a_line_shows_no_password_of_a_url_that_was_typed() -> None:
+    remember_typed(["--store=redis://me:ge heim@host/0", "xyz://:a@heim@host"])
+
+    assert masked("redis://me:ge heim@host/0: no file") == "redis://me:***@host/0: no file"
+    assert masked("'redis:/me:ge heim@host/0' is a path") == "'redis:/me:***@host/0' is a path"
+    assert masked("store='redis://me:ge he") == "store='redis://me:***"
+    assert masked("from xyz://:a@heim@host") == "from xyz://:***@host"
+    assert masked("redis://me:***@host and redis://other, as told") == "redis://me:***@host and redis://other, as told"
+    assert masked("mail me@host: redis://me:1/0") == "mail me@host: redis://me:***"
+    assert masked("mysql://you:geheim@host?password=geheim") == "mysql://you:***@host?password=***"
+    remember_typed([])
 
 
 def commands_of(group: typer.Typer) -> dict[str, Any]:

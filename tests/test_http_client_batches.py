@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sqlite3
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +16,7 @@ import requests
 
 from http_service.scripted import Scripted, scripted
 from onefold import AsyncGuard, Guard, UsageError, current
+from onefold.current import in_batch
 from onefold.http.client import Adapter, AsyncTransport, Transport, intent
 from onefold.queues._joined_polls import JoinedPolls
 from onefold.queues._verdict import ACK
@@ -188,3 +190,35 @@ def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(polls: Po
 def test_current_says_that_there_is_no_single_delivery(polls: Polls) -> None:
     with pytest.raises(UsageError, match="Take the keys from the messages"):
         polls.deliver(lambda key: current())
+
+
+def test_a_thread_that_outlives_its_batch_sends_what_it_likes(polls: Polls, bank: Bank) -> None:
+    outlives: list[contextvars.Context] = []
+
+    polls.deliver(lambda key: outlives.append(contextvars.copy_context()))
+    outlives[0].run(bank.client.post, URL)
+
+    assert len(bank.keys) == 1
+
+
+def test_a_task_that_outlives_its_batch_sends_what_it_likes(bank: Bank) -> None:
+    async def story() -> None:
+        is_over = asyncio.Event()
+
+        async def send_later() -> None:
+            with pytest.raises(UsageError, match="Nothing was sent"):
+                await bank.awaited.post(URL)
+            started.set()
+            await is_over.wait()
+            await bank.awaited.post(URL)
+
+        started = asyncio.Event()
+        with in_batch():
+            task = asyncio.create_task(send_later())
+            await started.wait()
+        is_over.set()
+        await task
+
+    asyncio.run(story())
+
+    assert len(bank.keys) == 1

@@ -21,7 +21,6 @@ from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard
 from onefold.http._intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
-from onefold.http.client._handler_keys import Keyed, Request, keyed
 
 ONCE = Retries(attempts=1)
 PATIENCE = 120.0
@@ -572,27 +571,6 @@ def test_while_an_answer_is_read_or_followed_an_equal_request_of_another_task_is
         assert len(set(bank.keys)) == 2
 
     asyncio.run(story())
-
-
-def test_while_an_answer_is_read_an_equal_request_of_another_thread_is_another_one() -> None:
-    equal = Request("POST", URL, b"{}")
-
-    def sent() -> Keyed:
-        with keyed(equal) as call:
-            call.heard(201, {}, b"")
-        return call
-
-    def handle() -> None:
-        first = sent()
-        with ThreadPoolExecutor(1) as threads:
-            elsewhere = threads.submit(contextvars.copy_context().run, sent).result()
-            assert elsewhere.key != first.key
-        # That thread is gone, and nobody reads its answer.
-        assert {sent().key, sent().key} == {first.key}
-        first.heard(201, {}, b"").ended()
-        assert sent().key == elsewhere.key
-
-    Guard("memory:").run("charge", "1", handle)
 
 
 @pytest.mark.parametrize("status", [307, 308])

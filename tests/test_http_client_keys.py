@@ -24,7 +24,7 @@ import requests
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, UsageError, current
 from onefold.http._intents import OPERATION
-from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
+from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Transport, intent
 from onefold.http.client._handler_keys import Keyed, Request, keyed
 from onefold.http.client._identity import caller, for_whom
 
@@ -348,6 +348,20 @@ def test_a_response_of_requests_can_be_pickled(server: Scripted) -> None:
     assert type(again.request.headers["Idempotency-Key"]) is str
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+def test_a_session_with_our_adapter_can_be_copied_and_pickled(server: Scripted, copied: Callable[[Any], Any]) -> None:
+    server.script = [Say(503), Say(503), PAID]
+
+    with requests.Session() as session:
+        session.mount("http://", Adapter(retries=Retries(attempts=2, pause=0)))
+        with copied(session) as another:
+            assert another.post(server.url, data=b"{}").onefold.attempts == [Attempt(status=503)] * 2
+            assert another.post(server.url, data=b"{}").status_code == 201
+
+    first, second, third = server.keys
+    assert first == second != third
+
+
 @pytest.mark.parametrize("follow", ["by next_request", "by hand"])
 def test_a_redirect_that_is_followed_by_the_handler_keeps_the_key(server: Scripted, follow: str) -> None:
     server.script = [Say(307, to("/v2")), PAID] * 3
@@ -463,6 +477,35 @@ def test_a_key_that_is_given_to_an_object_later_is_the_callers_own(server: Scrip
     assert [key == "mine" for key in server.keys] == [False, True, True] * 2
 
 
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    "the key": lambda answer: {"Idempotency-Key": answer.request.headers["Idempotency-Key"]},
+    "all headers": lambda answer: answer.request.headers,
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("is_requests", [False, True], ids=["httpx", "requests"])
+def test_a_key_that_is_read_from_an_answer_and_given_by_hand_is_kept(
+    server: Scripted, is_requests: bool, given: str
+) -> None:
+    def handle() -> None:
+        if is_requests:
+            with requests.Session() as session:
+                session.mount("http://", Adapter(retries=ONCE))
+                answer: Any = session.post(server.url, data=b"{}")
+                session.post(server.url, data=b"{}", headers=GIVEN[given](answer))
+        else:
+            with httpx.Client(transport=Transport(httpx.HTTPTransport(verify=False), retries=ONCE)) as client:
+                answer = client.post(server.url, content=b"{}")
+                client.post(server.url, content=b"{}", headers=GIVEN[given](answer))
+
+    handle()
+    Guard("memory:").run("charge", "order-1", handle)
+
+    first, second, third, fourth = server.keys
+    assert first == second != third == fourth
+
+
 def test_a_transport_inside_of_a_transport_keeps_the_key() -> None:
     keys: list[str] = []
 
@@ -528,9 +571,10 @@ def test_a_redirect_that_is_lost_is_retried_although_its_request_was_answered() 
     equal = Request("PATCH", HERE, b"{}")
 
     def handle() -> None:
-        moved = answered(301, "/v2", "PATCH")
-        # While it is followed, another thread sends an equal one.
-        other = elsewhere(lambda: answered(500, "", "PATCH"))
+        with keyed(equal) as moved:
+            # While it is on its way, another thread sends an equal one.
+            other = elsewhere(lambda: answered(500, "", "PATCH"))
+            moved.heard(301, {"Location": "/v2"}, b"")
         assert moved.key != other.key
         with keyed(Request("PATCH", "http://127.0.0.1/v2", b"{}", given=moved.key, carried=moved)) as sent_on:
             assert sent_on is moved

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Queue
 
 from onefold import Guard, StoreUnavailable
 from onefold.queues import _celery
+from onefold.queues._celery import REFUSED_SECONDS_MAX
 from onefold.queues.celery import guarded
 from onefold.stores.memory import MemoryStore
 from rabbitmq_tools import EXPIRES, Place
@@ -40,6 +43,14 @@ def app(proxy: Proxy, rabbitmq_name: str) -> Iterator[Celery]:
     app.close()
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made; nobody waits for them."""
+    found: list[float] = []
+    monkeypatch.setattr(_celery, "time", SimpleNamespace(sleep=found.append))
+    return found
+
+
 def made(app: Celery, guard: Guard) -> Any:
     @guarded(app, guard, "pay", name="pay", shared=False)
     def pay() -> None:
@@ -57,7 +68,13 @@ def worked(pay: Any) -> Any:
 
 @pytest.mark.parametrize("fault", ["", "cut", "silent"])
 def test_what_the_broker_has_not_confirmed_is_not_acknowledged(
-    app: Celery, proxy: Proxy, rabbitmq_url: str, rabbitmq_name: str, fault: str, monkeypatch: pytest.MonkeyPatch
+    app: Celery,
+    proxy: Proxy,
+    rabbitmq_url: str,
+    rabbitmq_name: str,
+    fault: str,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = Place(rabbitmq_url, rabbitmq_name)
     if fault == "cut":
@@ -73,6 +90,36 @@ def test_what_the_broker_has_not_confirmed_is_not_acknowledged(
         assert (ended.state, ended.retval.requeue, place.count()) == ("REJECTED", True, 0)
     else:
         assert (ended.state, place.count()) == ("IGNORED", 1)
+    assert pauses == ([REFUSED_SECONDS_MAX] if fault else [])
+
+
+def test_a_queue_that_is_full_gets_its_message_back_after_a_pause(
+    app: Celery, rabbitmq_name: str, pauses: list[float]
+) -> None:
+    full = {**EXPIRES, "x-max-length": 1, "x-overflow": "reject-publish"}
+    app.conf.task_queues = [Queue(rabbitmq_name, queue_arguments=full)]
+
+    with Guard(Down(MemoryStore())) as guard:
+        pay = made(app, guard)
+        first, second = worked(pay), worked(pay)
+
+    assert (first.state, pauses) == ("IGNORED", [REFUSED_SECONDS_MAX])
+    assert (second.state, second.retval.requeue) == ("REJECTED", True)
+
+
+def test_a_time_limit_that_ends_the_pause_does_not_end_the_message(
+    app: Celery, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(_: float) -> None:
+        raise SoftTimeLimitExceeded
+
+    proxy.cut_before(_celery.TIMES.encode())
+    monkeypatch.setattr(_celery, "time", SimpleNamespace(sleep=limited))
+
+    with Guard(Down(MemoryStore())) as guard:
+        ended = worked(made(app, guard))
+
+    assert (ended.state, ended.retval.requeue) == ("REJECTED", True)
 
 
 def test_a_channel_that_confirms_is_not_left_to_others(app: Celery, rabbitmq_url: str, rabbitmq_name: str) -> None:

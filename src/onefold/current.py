@@ -252,8 +252,15 @@ def _check_call(name: str, call: object) -> None:
     raise UsageError(f"the step {name!r} needs a function to call, and not {type(call).__name__}: nothing ran")
 
 
-# Whether a handler of a whole batch is running here: of its deliveries none is the current one.
-_in_batch: ContextVar[bool] = ContextVar("onefold.in_batch", default=False)
+class Batch:
+    """One call of a handler of a whole batch."""
+
+    # A task or thread may outlive it, and belongs to no batch then.
+    is_running = True
+
+
+# The batch whose handler is running here: of its deliveries none is the current one.
+_batch: ContextVar[Batch | None] = ContextVar("onefold.batch", default=None)
 
 
 class NotOneDelivery(UsageError):
@@ -263,11 +270,18 @@ class NotOneDelivery(UsageError):
 @contextmanager
 def in_batch() -> Iterator[None]:
     """Mark that a handler works on a whole batch in here."""
-    outer = _in_batch.set(True)
+    batch = Batch()
+    outer = _batch.set(batch)
     try:
         yield
     finally:
-        _in_batch.reset(outer)
+        batch.is_running = False
+        _batch.reset(outer)
+
+
+def _is_in_batch() -> bool:
+    batch = _batch.get()
+    return batch is not None and batch.is_running
 
 
 def current() -> Current:
@@ -276,7 +290,7 @@ def current() -> Current:
     So it does in a task that outlives its handler, such as a background task.
     """
     found = _current.get()
-    if found is None and _in_batch.get():
+    if found is None and _is_in_batch():
         raise NotOneDelivery(
             "current() is one delivery, and this handler works on a whole batch. Take the keys from the messages"
         )

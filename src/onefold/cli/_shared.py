@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import Guard, MissingKey, OnefoldError, Policy, UsageError
+from onefold.cli._masking import masked
 from onefold.durations import FOREVER, UNITS, in_words
 from onefold.stores.base import Browsable, HasSchema
 
@@ -134,7 +135,7 @@ def _hush() -> None:
 
 def note(line: str) -> None:
     """One line about what is done, beside the data."""
-    typer.echo(f"onefold: {visible(' '.join(line.split()))}", err=True)
+    typer.echo(f"onefold: {visible(' '.join(masked(line).split()))}", err=True)
 
 
 @contextlib.contextmanager

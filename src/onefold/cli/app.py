@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from onefold import __version__
 from onefold.cli import records, settle, simulate
+from onefold.cli._masking import remember_typed
 from onefold.cli._shared import WRONG_USAGE, ends_in_one_line, note
 from onefold.cli.copy import copy
 from onefold.cli.demo.command import demo
@@ -39,9 +40,10 @@ USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
 class OneLine(TyperGroup):
     """Says in one line what is wrong with a command line, as with everything else, and how to get its help."""
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:
+        remember_typed(args)
         with _usage_in_one_line():
-            return super().make_context(*args, **options)
+            return super().make_context(info_name, args, *rest, **options)
 
     def invoke(self, ctx: Any) -> Any:
         with _usage_in_one_line():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -41,6 +43,9 @@ DOUBLINGS_MAX: Final = 10
 
 # A connection that is given up has so long to say goodbye.
 CLOSE_SECONDS_MAX: Final = 1.0
+
+# A queue that is full refuses what is sent again, and has the message back at once: so long it is left in peace.
+REFUSED_SECONDS_MAX: Final = 1.0
 
 log = logging.getLogger("onefold.queues.celery")
 
@@ -147,6 +152,9 @@ def sent_again(task: Any, later: Later) -> Exception:
         again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
         _confirmed(task.app, again)
     except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
+        # A time limit of Celery's that ends the pause must not end the message.
+        with suppress(Exception):
+            time.sleep(min(delay, REFUSED_SECONDS_MAX))
         return Reject(error, requeue=True)
     return Ignore(later.reason)
 

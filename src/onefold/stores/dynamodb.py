@@ -312,12 +312,20 @@ def _parsed(url: str) -> tuple[str | None, dict[str, Any]]:
 
 
 def _settings(region: str | None, endpoint_url: str | None, profile: str | None, timeout: Duration) -> Settings:
-    if endpoint_url is not None:
-        parts = urlsplit(endpoint_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            # It is not shown: somebody may have written a secret into it.
-            raise UsageError("endpoint_url= has to be a URL such as http://127.0.0.1:8000, without credentials")
+    if endpoint_url is not None and not _is_endpoint(endpoint_url):
+        # It is not shown: somebody may have written a secret into it.
+        raise UsageError("endpoint_url= has to be a URL such as http://127.0.0.1:8000, without credentials")
     return Settings(region, endpoint_url, profile, finite(positive(timeout, "timeout"), "timeout"))
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        # No host, or no port, can be written like this.
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def _records(table: str | None, clock: Callable[[], float] | None, *, auto_schema: bool) -> Records:

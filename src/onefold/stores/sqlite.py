@@ -339,17 +339,25 @@ OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
 
 
 def _parsed(url: str) -> tuple[str, dict[str, Any]]:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # Two slashes, and then a name that can be no host.
+        raise _misread(url) from None
     if parts.netloc or parts.fragment or not parts.path.startswith("/"):
-        raise UsageError(
-            f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db, with %23 for # "
-            "and %3F for ? in the path"
-        )
+        raise _misread(url)
     options: dict[str, Any] = {**options_of(parts.query, OPTIONS, without_password(url))}
     for name in ("auto_schema", "purge"):
         if name in options:
             options[name] = yes_or_no(options[name], name)
     return unquote(parts.path[1:]), options
+
+
+def _misread(url: str) -> UsageError:
+    return UsageError(
+        f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db, with %23 for # "
+        "and %3F for ? in the path"
+    )
 
 
 def _in_the_way(found: Record, entry: Entry) -> Record | None:

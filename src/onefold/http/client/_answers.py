@@ -6,13 +6,12 @@ cannot be decoded), has no answer and will ask again. So the request has to keep
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
-from weakref import WeakMethod, ref
+from typing import Final
+from weakref import WeakMethod
 
+from onefold.http.client._callers import Caller
 from onefold.http.client._retrying import settles
 
 # Clients follow these, if they have a Location.
@@ -30,10 +29,13 @@ class Answer:
         self.leads_on = status in REDIRECTS and "Location" in headers
         self._is_final = settles(status, headers, body)
         self._has_ended = False
-        # Weak, both: a request holds its answer, and what is remembered must not keep a task.
+        self._has_broken_off = False
+        # Weak: a request holds its answer.
         self._on_reopened = WeakMethod(on_reopened)
-        # Who has asked; None: nobody waits for anything more.
-        self._asker: ref[Any] | None = ref(_asker())
+        # Who has asked, or read last; None: nobody waits for anything more.
+        self._caller: Caller | None = Caller()
+        # Whether somebody is at this moment inside of a call that reads from it.
+        self._is_being_read = False
 
     @property
     def is_settled(self) -> bool:
@@ -42,18 +44,34 @@ class Answer:
 
     @property
     def is_awaited_elsewhere(self) -> bool:
-        """Whether another task or thread is still reading it, or following it: then an equal request is no retry."""
+        """Whether another task or thread is reading it, or following it: then an equal request is no retry."""
+        return self._is_left_elsewhere and self._is_in_use
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether another task or thread has it, and may read on, or have dropped it: nobody can tell."""
+        return not self.leads_on and self._is_left_elsewhere and not self._is_in_use
+
+    @property
+    def _is_left_elsewhere(self) -> bool:
         is_awaited = self.leads_on or (self._is_final and not self._has_ended)
-        asker = self._asker() if is_awaited and self._asker is not None else None
-        return asker is not None and asker is not _asker() and not _is_over(asker)
+        return is_awaited and self._caller is not None and self._caller.is_elsewhere
+
+    @property
+    def _is_in_use(self) -> bool:
+        return self._is_being_read or (self._caller is not None and self._caller.is_in_call)
 
     def ended(self) -> None:
-        """Note that it was read to its end."""
+        """Note that it was read to its end. What was closed before that has none."""
+        if self._has_broken_off:
+            return
         self._has_ended = True
+        if not self.leads_on:
+            self._caller = None
 
     def broke_off(self) -> None:
         """Note that it cannot be read to its end, or not be followed."""
-        was_settled, self._has_ended, self._asker = self.is_settled, False, None
+        was_settled, self._has_ended, self._has_broken_off, self._caller = self.is_settled, False, True, None
         reopened = self._on_reopened() if was_settled else None
         if reopened is not None:
             reopened()
@@ -66,13 +84,45 @@ class Answer:
     def not_followed(self) -> None:
         """Note that a redirect was handed out, and is itself the answer."""
         self.leads_on = False
+        if self._has_ended:
+            self._caller = None
+
+    def left_to_reader(self) -> None:
+        """Note that the client hands it out before it is read. Its call would keep it, if nobody reads it."""
+        if self._caller is not None and not self.leads_on:
+            self._caller.leaves_call()
+
+    @contextmanager
+    def being_read(self) -> Iterator[None]:
+        """Mark that somebody reads from it in here: until this ends an equal request elsewhere is no retry."""
+        if not self._is_being_read and self._caller is not None:
+            self._caller = Caller()
+        outer, self._is_being_read = self._is_being_read, True
+        try:
+            yield
+        finally:
+            self._is_being_read = outer
+
+    @contextmanager
+    def handed_out(self) -> Iterator[None]:
+        """Mark that its reader has a part of it, and does with it what we cannot see."""
+        outer, self._is_being_read = self._is_being_read, False
+        try:
+            yield
+        finally:
+            self._is_being_read = outer
 
 
 @contextmanager
 def breaking_off(answer: Answer) -> Iterator[None]:
     """Watch a part of an answer being read: whatever is raised inside, it has no end."""
     try:
-        yield
+        with answer.being_read():
+            yield
+    except GeneratorExit:
+        # Its reader has stopped, maybe after its end.
+        answer.closed()
+        raise
     except BaseException:
         answer.broke_off()
         raise
@@ -84,16 +134,3 @@ def watching(answer: Answer) -> Iterator[None]:
     with breaking_off(answer):
         yield
     answer.ended()
-
-
-def _asker() -> Any:
-    """Return the running task, or the thread outside of one."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return threading.current_thread() if task is None else task
-
-
-def _is_over(asker: Any) -> bool:
-    return asker.done() if isinstance(asker, asyncio.Future) else not asker.is_alive()

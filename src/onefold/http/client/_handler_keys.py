@@ -114,6 +114,11 @@ class Keyed:
         return self.is_on_its_way or (self._answer is not None and self._answer.is_awaited_elsewhere)
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Whether somebody else has its answer, and may have dropped it: nobody can tell what retries it."""
+        return not self.is_on_its_way and self._answer is not None and self._answer.is_in_doubt
+
+    @property
     def redirect(self) -> Answer | None:
         """The redirect that is being followed by GET, if one is: it is settled by the answer from there."""
         return self._answer if self._is_led_on and not self.is_settled else None
@@ -149,12 +154,15 @@ class Keyed:
         return self
 
     def is_continued_by(self, request: Request, place: object) -> bool:
-        """Whether this request follows from the one that was sent, and is no new one."""
+        """Whether this request follows from the one that was sent, and is no new one. Raises where nobody can tell."""
         if self.is_on_its_way or self.place != place:
             return False
         if self.is_sent_on_as(request) and self._leads_to == _plain(request.url):
             return True
-        return not self.is_busy and not self.is_settled and request.name in self.names
+        if self.is_busy or self.is_settled or request.name not in self.names:
+            return False
+        self.check_known(request)
+        return True
 
     def is_sent_on_as(self, request: Request) -> bool:
         """Whether a client may make this request of the redirect that was heard, wherever that leads."""
@@ -162,6 +170,16 @@ class Keyed:
             return False
         # Some leave out the body after 301.
         return not request.body or request.digest == self._digest
+
+    def check_known(self, request: Request) -> None:
+        """Raise `UsageError` where nobody can tell whether an equal request is a retry, or a second one."""
+        if self.is_in_doubt:
+            raise UsageError(
+                f"this {request.method} is equal to an earlier one, sent with the key {self.key}, whose answer another "
+                "thread or task has neither read to its end nor closed: a retry has to send the same key, a second "
+                "request another one, and nobody can tell which it is. Nothing was sent. Close an answer that is not "
+                "read to its end (`with` does), or name the key in the header Idempotency-Key"
+            )
 
     def is_retried_by(self, who: str) -> bool:
         """Whether an equal request by this caller is a retry: another caller's is another request."""
@@ -209,11 +227,14 @@ class HandlerCalls:
         """Return the request that this one repeats, or a new one."""
         self.unsettled = [call for call in self.unsettled if not call.is_settled][-UNSETTLED_MAX:]
         who = caller(request.headers)
-        for call in self.unsettled:
-            # A handler that retries by itself means the same request.
-            if call.is_retried_by(who):
-                call.go_on(request)
-                return call
+        retried = [call for call in self.unsettled if call.is_retried_by(who)]
+        if retried:
+            # A handler that retries by itself means the same request. One of which nobody can tell comes last: equal
+            # requests may take each other's keys.
+            call = min(retried, key=lambda call: call.is_in_doubt)
+            call.check_known(request)
+            call.go_on(request)
+            return call
         self.count += 1
         numbered = name if self.count == 1 else f"{name} #{self.count}"
         return HandlerCall(f'"{delivery.key_for(numbered)}"', request, place, self)

@@ -201,7 +201,9 @@ class Watched(httpx.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         with watching(self._answer):
-            yield from self._stream
+            for part in self._stream:
+                with self._answer.handed_out():
+                    yield part
             # Here, so that nothing can fail any more after its end.
             self._close()
 
@@ -214,6 +216,10 @@ class Watched(httpx.SyncByteStream):
             self._is_closed = True
             self._stream.close()
 
+    def __del__(self) -> None:
+        # Whoever drops it reads no more.
+        self._answer.closed()
+
 
 class AsyncWatched(httpx.AsyncByteStream):
     """The same for an async client."""
@@ -224,7 +230,8 @@ class AsyncWatched(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with watching(self._answer):
             async for part in self._stream:
-                yield part
+                with self._answer.handed_out():
+                    yield part
             await self._aclose()
 
     async def aclose(self) -> None:
@@ -235,6 +242,9 @@ class AsyncWatched(httpx.AsyncByteStream):
         if not self._is_closed:
             self._is_closed = True
             await self._stream.aclose()
+
+    def __del__(self) -> None:
+        self._answer.closed()
 
 
 # Where a response keeps its answer, which is not pickled with it.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, wraps
+from itertools import chain
 from typing import Any, Final
 
 from onefold import UsageError
@@ -30,6 +32,7 @@ try:
     import tenacity
     import urllib3
     from requests.adapters import HTTPAdapter
+    from requests.structures import CaseInsensitiveDict
 except ImportError as missing:
     raise UsageError("Adapter needs requests: pip install 'onefold[client]' requests") from missing
 
@@ -56,9 +59,17 @@ READ_BYTES: Final = 1 << 16
 class Adapter(HTTPAdapter):
     """`session.mount("https://", Adapter())`. A response's `onefold` is a `Sent`: its key, and every attempt."""
 
+    # What is kept in a copy and a pickle.
+    __attrs__ = [*HTTPAdapter.__attrs__, "_retries"]  # noqa: RUF012 - as there
+
     def __init__(self, *, retries: Retries = Retries(), **options: Any) -> None:  # noqa: B008
         super().__init__(**options)
+        self._retries = retries
         self._plan = plan(retries, LOST, NOT_LOST)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self._plan = plan(self._retries, LOST, NOT_LOST)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         if request.method not in METHODS:
@@ -159,22 +170,42 @@ def _careful(connections: Any) -> Any:
 def _asked(request: requests.PreparedRequest, body: bytes) -> Request:
     headers = {_as_text(name): _as_text(value) for name, value in request.headers.items()}
     kind, given = _as_text(request.headers.get("Content-Type") or ""), request.headers.get(HEADER)
-    carried = given.call if isinstance(given, _OwnKey) else None
     named = _as_text(given) if given else None
-    return Request(request.method or "", request.url or "", body, kind, named, carried, headers)
+    return Request(request.method or "", request.url or "", body, kind, named, _carried(request), headers)
 
 
-class _OwnKey(str):
-    """A key of ours in the headers of a request. It is copied with them, and tells whose it is."""
+class _OwnHeaders(CaseInsensitiveDict):  # type: ignore[type-arg]
+    """The headers of a request whose key is ours. They are copied with it, and tell whose it is.
+
+    The mark is theirs, and not the key's: one that is read from them, and sent in another request, is a given one.
+    """
 
     call: Keyed
 
-    def __deepcopy__(self, _: object) -> _OwnKey:
-        return self
+    @classmethod
+    def of(cls, headers: Any, call: Keyed) -> _OwnHeaders:
+        own = cls(headers)
+        own.call = call
+        return own
+
+    def copy(self) -> _OwnHeaders:
+        return self.of(self, self.call)
+
+    def __deepcopy__(self, _: object) -> _OwnHeaders:
+        # Names and values are texts.
+        return self.copy()
 
     def __reduce__(self) -> Any:
-        # In another process it is a text like any other.
-        return str, (str(self),)
+        # In another process they are headers like any others.
+        return CaseInsensitiveDict, (dict(self),)
+
+
+def _carried(request: requests.PreparedRequest) -> Keyed | None:
+    """Return the call whose key this request carries, unless somebody has given it another one since."""
+    headers: Any = request.headers
+    if not isinstance(headers, _OwnHeaders):
+        return None
+    return headers.call if headers.get(HEADER) == headers.call.key else None
 
 
 def _with_key(request: requests.PreparedRequest, chosen: Keyed) -> requests.PreparedRequest:
@@ -182,11 +213,12 @@ def _with_key(request: requests.PreparedRequest, chosen: Keyed) -> requests.Prep
 
     That one gets the key, too, because redirects are copied from it.
     """
+    sent = request.copy()
     if chosen.is_ours:
-        key = _OwnKey(chosen.key)
-        key.call = chosen
-        request.headers[HEADER] = key
-    return request.copy()
+        sent.headers = _OwnHeaders.of(sent.headers, chosen)
+        sent.headers[HEADER] = chosen.key
+        request.headers = sent.headers.copy()
+    return sent
 
 
 def _as_text(value: str | bytes) -> str:
@@ -245,11 +277,26 @@ class _Rest:
     """What was read of a long answer, and then the rest of it; everything else is urllib3's own."""
 
     def __init__(self, parts: list[bytes], stream: Iterator[bytes], raw: Any) -> None:
-        self._parts, self._stream, self._raw = parts, stream, raw
+        self._left, self._raw = chain(parts, stream), raw
 
     def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
-        yield from self._parts
-        yield from self._stream
+        yield from self._left
+
+    def read(self, amt: int | None = None, **_: Any) -> bytes:
+        """Return the next part, which is no longer than this, or all that is left."""
+        if amt is None or amt < 0:
+            return b"".join(self._left)
+        part = next(self._left, b"") if amt else b""
+        if part[amt:]:
+            self._left = chain([part[amt:]], self._left)
+        return part[:amt]
+
+    def drain_conn(self) -> None:
+        with suppress(requests.RequestException):
+            self.read()
+
+    def close(self) -> None:
+        self._raw.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
@@ -261,31 +308,69 @@ def _watch(response: requests.Response, answer: Answer) -> None:
     if isinstance(vars(response)["_content"], bytes) or getattr(raw, "length_remaining", None) == 0:
         answer.ended()
         return
-    stream, read, close = raw.stream, raw.read, raw.close
+    answer.left_to_reader()
+    # Its class, and not its methods: those would hold it, and one that is dropped would not be closed.
+    kind: Any = type(raw)
+    raw.__class__ = _watched(kind)
+    raw.onefold_answer = answer
 
-    def watched_stream(*args: Any, **kwargs: Any) -> Iterator[bytes]:
-        with watching(answer):
-            yield from stream(*args, **kwargs)
 
-    def watched_read(*args: Any, **kwargs: Any) -> Any:
-        with breaking_off(answer):
-            part = read(*args, **kwargs)
-        asked_for = args[0] if args else kwargs.get("amt")
-        if asked_for is None or asked_for < 0 or (asked_for and not part):
-            answer.ended()
+# What reads from an answer of urllib3, and what all of these read through. Not every version has all of them.
+READING: Final = ("read", "read1", "_raw_read")
+READING_IN_PARTS: Final = ("stream", "read_chunked")
+
+
+@cache
+def _watched(raws: Any) -> Any:
+    """Return a class of such answers that note how far they were read."""
+    methods = {name: _watched_read(getattr(raws, name)) for name in READING if hasattr(raws, name)}
+    methods |= {name: _watched_parts(getattr(raws, name)) for name in READING_IN_PARTS if hasattr(raws, name)}
+
+    def drain_conn(self: Any) -> None:
+        # It hides its errors; those were seen below.
+        raws.drain_conn(self)
+        _note_end(self)
+
+    def close(self: Any) -> None:
+        self.onefold_answer.closed()
+        raws.close(self)
+
+    return type(raws.__name__, (raws,), {**methods, "drain_conn": drain_conn, "close": close})
+
+
+def _watched_read(read: Any) -> Any:
+    @wraps(read)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with breaking_off(self.onefold_answer):
+            part = read(self, *args, **kwargs)
+        _note_end(self)
         return part
 
-    def watched_close() -> None:
-        answer.closed()
-        close()
+    return watched
 
-    raw.stream, raw.read, raw.close = watched_stream, watched_read, watched_close
+
+def _watched_parts(parts: Any) -> Any:
+    @wraps(parts)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        answer = self.onefold_answer
+        with watching(answer):
+            for part in parts(self, *args, **kwargs):
+                with answer.handed_out():
+                    yield part
+
+    return watched
+
+
+def _note_end(raw: Any) -> None:
+    """Note the end of an answer, if it was received in whole: one that breaks off is an error instead."""
+    if raw.length_remaining == 0 or raw.isclosed():
+        raw.onefold_answer.ended()
 
 
 def _redirected(request: requests.PreparedRequest) -> Keyed | None:
     """Return the call that was redirected to here, if one was."""
-    key = request.headers.get(HEADER)
-    return key.call if isinstance(key, _OwnKey) and key.call.redirect is not None else None
+    carried = _carried(request)
+    return carried if carried is not None and carried.redirect is not None else None
 
 
 def _is_streamed(args: Any, kwargs: Any) -> bool:

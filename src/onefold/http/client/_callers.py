@@ -1,0 +1,104 @@
+"""Tell who asked, and whether the client's call that asked is still running.
+
+A client follows redirects, and reads most answers, inside of one call. It tells nobody when that call gives up, so its
+frame is asked whether it is executed. A thread that is alive says nothing: one of a pool goes on.
+
+Never by `sys._current_frames()`: it can deadlock with a thread that starts or ends (CPython 3.11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+from weakref import ref
+
+# The packages that follow redirects, and read answers.
+CLIENTS: Final = frozenset({"httpx", "requests"})
+
+# A generator of a client is not its call: it is left and entered again.
+GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+class Caller:
+    """The task or thread that asked, or reads, and the client's call in which it does."""
+
+    def __init__(self) -> None:
+        # Weak: what is remembered of a request must not keep a task.
+        self._who = ref(_running_here())
+        self._call = _client_call()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is another task or thread, and not over."""
+        who = self._who()
+        return who is not None and who is not _running_here() and not _is_over(who)
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the client's call in which it asked has not returned or raised yet."""
+        if self._call is not None and not _is_executed(self._call, self._who()):
+            # It never comes back, and what it holds is not ours to keep.
+            self._call = None
+        return self._call is not None
+
+    def leaves_call(self) -> None:
+        """Note that the client hands it on, and its call has no more to do with it."""
+        self._call = None
+
+
+def _running_here() -> Any:
+    """Return the running task, or the thread outside of one."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.current_thread() if task is None else task
+
+
+def _is_over(who: Any) -> bool:
+    return who.done() if isinstance(who, asyncio.Future) else not who.is_alive()
+
+
+def _client_call() -> FrameType | None:
+    """Return the outermost frame of the client that sends us this request; None: there is no client around us."""
+    found = None
+    for frame in _outwards(sys._getframe()):
+        is_client = frame.f_globals.get("__name__", "").partition(".")[0] in CLIENTS
+        if is_client and not frame.f_code.co_flags & GENERATOR:
+            found = frame
+        elif found is not None and not is_client:
+            break
+    return found
+
+
+def _is_executed(call: FrameType, who: Any) -> bool:
+    """Whether this frame, which was entered by that task or thread, has not been left for good."""
+    if call.f_code.co_flags & inspect.CO_COROUTINE:
+        return isinstance(who, asyncio.Task) and _is_inside(call, who.get_coro())
+    try:
+        # The way to ask a frame: one that is executed, in whatever thread, refuses it. It is the client's own, and
+        # nobody needs its variables any more.
+        call.clear()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _is_inside(call: FrameType, coroutine: Any) -> bool:
+    """Whether this coroutine is suspended inside of that frame, or runs: in another thread, where we cannot look."""
+    while coroutine is not None:
+        if getattr(coroutine, "cr_running", False) or getattr(coroutine, "cr_frame", None) is call:
+            return True
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return False
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
