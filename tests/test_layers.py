@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_forks", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_interrupts", "_model"}
 RULES = BOTTOM | {
     "_bypass",
     "_canonical",
@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
+    "_driver_connections": set(),
     "_forks": set(),
     "_interrupts": {"errors"},
     "_model": BOTTOM,
