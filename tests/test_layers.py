@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_innermost", "_interrupts", "_model"}
 RULES = BOTTOM | {
     "_bypass",
     "_canonical",
@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_checks": {"errors", "durations"},
     "_driver_connections": set(),
     "_forks": set(),
+    "_innermost": set(),
     "_interrupts": {"errors"},
     "_model": BOTTOM,
     "_bypass": {"_model"},
@@ -57,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_canonical", "_model", "errors"},
-    "_returned": {"errors"},
+    "_returned": {"_innermost", "errors"},
     "_steps": {"_interrupts", "_model", "_returned"},
     "_log_writes": {"_interrupts", "_model", "_steps"},
     "_work": {"_decide", "_model", "codecs", "errors", "events"},
@@ -78,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "_nested": {"_interrupts", "_model", "errors"},
     "current": RULES | FLOWS | {"_nested", "keys", "heartbeat"},
-    "_calls": {"keys", "_canonical", "_checks", "_fingerprint", "errors"},
+    "_calls": {"keys", "_canonical", "_checks", "_fingerprint", "_innermost", "errors"},
     "_toolbox": {"_nested", "_steps", "codecs", "current", "events", "heartbeat"},
     "_front": FRONT - {"guard", "guard_async"},
     "transactions": FRONT | {"transactions"},

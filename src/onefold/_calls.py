@@ -14,6 +14,7 @@ from onefold import keys
 from onefold._canonical import has_no_form
 from onefold._checks import did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
+from onefold._innermost import innermost
 from onefold.errors import MissingKey, UsageError
 
 if TYPE_CHECKING:
@@ -281,9 +282,8 @@ def returns_of(function: Callable[..., Any]) -> Any:
     """
     # A plain function, as it is passed to `run` with each delivery, is not searched for another one inside.
     if type(function) is not FunctionType or function.__dict__:
-        function = _innermost(function)
-        # Of a bound method: the methods of two objects are two, their function is one.
-        function = getattr(function, "__func__", function)
+        # Of a bound method, too: the methods of two objects are two, their function is one.
+        function = innermost(function)
     hint = getattr(function, "__annotations__", {}).get("return", Any)
     if hint is Any:
         return Any
@@ -312,20 +312,8 @@ def _evaluated(function: Callable[..., Any], hint: str) -> Any:
 
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message; partials and objects have no name of their own."""
-    function = _innermost(function)
+    function = innermost(function)
     return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def _innermost(function: Callable[..., Any]) -> Any:
-    """The function inside of partials, decorators and callable objects: the one that has annotations."""
-    while True:
-        inner = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
-        if inner is None:
-            break
-        function = inner
-    if hasattr(function, "__annotations__") or not hasattr(type(function), "__call__"):  # noqa: B004 - its method
-        return function
-    return type(function).__call__
 
 
 def full_name(function: Callable[..., Any]) -> str:

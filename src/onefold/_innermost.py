@@ -1,0 +1,48 @@
+"""Finds the function inside of partials, methods, decorators and callable objects.
+
+Only what is really there is followed: an object that answers to every name, as a `Mock` or a proxy of a remote service
+does, has no end.
+"""
+
+from __future__ import annotations
+
+from functools import partial, partialmethod
+from types import FunctionType, MethodType, WrapperDescriptorType
+from typing import Any, Final
+
+# More layers than any function has around it; one that wraps itself has no end.
+DEPTH_MAX: Final = 100
+
+
+def innermost(call: Any) -> Any:
+    """Return the function that has the code and the annotations; a class, or what is not in Python, as it is."""
+    for _ in range(DEPTH_MAX):
+        inner = _inside(call)
+        if inner is None:
+            break
+        call = inner
+    return call
+
+
+def _inside(call: Any) -> Any:
+    # Not `isinstance`, which is told by the object itself, as a `Mock` with a spec does it.
+    kind = type(call)
+    if issubclass(kind, (partial, partialmethod)):
+        return call.func
+    if issubclass(kind, MethodType):
+        return call.__func__
+    if _has(call, "__wrapped__"):
+        return getattr(call, "__wrapped__", None)
+    if issubclass(kind, (FunctionType, type)):
+        return None
+    method = getattr(kind, "__call__", None)  # noqa: B004 - its method
+    return None if isinstance(method, WrapperDescriptorType) else method
+
+
+def _has(call: Any, name: str) -> bool:
+    """Whether it has this attribute without computing it."""
+    try:
+        own = object.__getattribute__(call, "__dict__")
+    except AttributeError:
+        own = {}
+    return name in own or any(name in vars(parent) for parent in type(call).__mro__)
