@@ -121,4 +121,4 @@ def test_its_annotations_and_its_name_are_those_of_the_function_inside() -> None
     assert returns_of(functools.lru_cache(charge)) is returns_of(Orders().place) is int
     assert name_of(functools.partial(Orders().place)) == "Orders.place"
     assert returns_of(Proxy("billing").charge) is int
-    assert returns_of(Mock()) is Any
+    assert returns_of(Mock()) is returns_of(AsyncMock()) is Any

@@ -14,7 +14,7 @@ from onefold import keys
 from onefold._canonical import has_no_form
 from onefold._checks import did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
-from onefold._innermost import innermost
+from onefold._innermost import annotated
 from onefold.errors import MissingKey, UsageError
 
 if TYPE_CHECKING:
@@ -283,8 +283,10 @@ def returns_of(function: Callable[..., Any]) -> Any:
     # A plain function, as it is passed to `run` with each delivery, is not searched for another one inside.
     if type(function) is not FunctionType or function.__dict__:
         # Of a bound method, too: the methods of two objects are two, their function is one.
-        function = innermost(function)
-    hint = getattr(function, "__annotations__", {}).get("return", Any)
+        function = annotated(function)
+    annotations = getattr(function, "__annotations__", None)
+    # An object may have anything there: an AsyncMock has nothing.
+    hint = annotations.get("return", Any) if isinstance(annotations, dict) else Any
     if hint is Any:
         return Any
     if isinstance(hint, str) and hint != "None":
@@ -312,7 +314,7 @@ def _evaluated(function: Callable[..., Any], hint: str) -> Any:
 
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message; partials and objects have no name of their own."""
-    function = innermost(function)
+    function = annotated(function)
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
