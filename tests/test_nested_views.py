@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from cancel_tools import DRIVERS, prepare
 from django_project import project
-from onefold import AsyncGuard, Guard, InsideItself
+from onefold import TX, AsyncGuard, Guard, InsideItself
 from onefold._driver_connections import driver_connection
 from postgres_tools import through_asyncpg
 from support import in_time
@@ -103,7 +103,7 @@ def test_a_transactional_handler_is_known_by_a_session_on_its_transaction(engine
     with Guard(engine) as guard:
 
         @guard.transactional("credit", key="message")
-        def credit(message: str, *, tx: Any) -> None:
+        def credit(message: str, *, tx: Any = TX) -> None:
             guard.within(Session(bind=tx)).run("credit", message, lambda: None)
 
         with pytest.raises(InsideItself):
@@ -163,7 +163,7 @@ def test_what_a_pool_of_asyncpg_lends_is_known_by_the_connection_inside(postgres
             # Whoever works on a connection of asyncpg's has our module of it.
             await guard.read("credit", "m1")
             async with pool.acquire() as lent:
-                assert driver_connection(lent) is lent._con
+                assert driver_connection(lent) is lent._con  # type: ignore[attr-defined]
             # Given back.
             assert driver_connection(lent) is lent
 
@@ -203,7 +203,7 @@ def test_the_end_of_a_transaction_waits_for_a_task_that_delivers_through_another
             inside, may_go, tasks = asyncio.Event(), asyncio.Event(), []
 
             @guard.transactional("outer", key="message")
-            async def outer(message: str, *, tx: AsyncConnection) -> None:
+            async def outer(message: str, *, tx: AsyncConnection = TX) -> None:
                 view = SHELLS[shell](tx)
 
                 async def inner() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from types import FrameType
 from typing import Any, TypeVar
@@ -81,6 +82,15 @@ class Strike:
         return self._look
 
 
+def pool_of(size: int, patience: float = PATIENCE) -> Pool:
+    connect: Any = Link
+    return Pool(connect, size=size, patience=patience)
+
+
+def stands_in_line(pool: Pool, number: int) -> bool:
+    return len(pool._slots._line) == number
+
+
 def use(pool: Pool) -> None:
     with pool.lend():
         pass
@@ -90,7 +100,7 @@ def use(pool: Pool) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_wherever_an_interrupt_strikes_the_next_one_has_its_connection() -> None:
     for at in count(1):
-        pool, strike = Pool(Link, size=1, patience=0), Strike(at)
+        pool, strike = pool_of(1, patience=0), Strike(at)
         try:
             with strike.armed():
                 use(pool)
@@ -101,7 +111,7 @@ def test_wherever_an_interrupt_strikes_the_next_one_has_its_connection() -> None
         assert at < LINES_MAX, strike.where
         try:
             # In another thread, so that a place which is lost for ever fails, and does not hang.
-            Elsewhere(lambda pool=pool: use(pool)).result()
+            Elsewhere(partial(use, pool)).result()
         except (AssertionError, StoreUnavailable) as error:
             raise AssertionError(f"struck at {strike.where} ({at})") from error
 
@@ -109,7 +119,7 @@ def test_wherever_an_interrupt_strikes_the_next_one_has_its_connection() -> None
 
 
 def test_those_who_wait_for_a_connection_get_it_in_the_order_in_which_they_came() -> None:
-    pool, came = Pool(Link, size=2), []
+    pool, came = pool_of(2), list[int]()
 
     def user(number: int) -> None:
         with pool.lend():
@@ -118,8 +128,8 @@ def test_those_who_wait_for_a_connection_get_it_in_the_order_in_which_they_came(
     with pool.lend(), pool.lend():
         waiting = []
         for number in range(4):
-            waiting.append(Elsewhere(lambda number=number: user(number)))
-            assert eventually(lambda number=number: len(pool._slots._line) == number + 3)
+            waiting.append(Elsewhere(partial(user, number)))
+            assert eventually(partial(stands_in_line, pool, number + 3))
         assert came == []
     for one in waiting:
         one.result()
@@ -130,7 +140,7 @@ def test_those_who_wait_for_a_connection_get_it_in_the_order_in_which_they_came(
 
 
 def test_who_waits_in_vain_is_told_and_leaves_the_line() -> None:
-    pool = Pool(Link, size=1, patience=0.01)
+    pool = pool_of(1, patience=0.01)
     with pool.lend():
         with pytest.raises(StoreUnavailable, match="all 1 connections"):
             use(pool)
@@ -172,7 +182,7 @@ class Opened:
     def __init__(self) -> None:
         self.links: list[AwaitedLink] = []
 
-    async def __call__(self) -> AwaitedLink:
+    async def __call__(self) -> Any:
         await asyncio.sleep(0)
         self.links.append(AwaitedLink())
         return self.links[-1]

@@ -112,7 +112,7 @@ def _connection_of(session: Session) -> Connection | None:
     if isinstance(bind, Connection):
         return bind
     known = getattr(session.get_transaction(), "_connections", {}).get(bind)
-    return None if known is None else known[0]  # type: ignore[no-any-return]
+    return None if known is None else known[0]
 
 
 register("sqlalchemy", _behind)
