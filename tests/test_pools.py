@@ -63,11 +63,12 @@ class Strike:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
+        before = sys.gettrace()
         sys.settrace(self._called)
         try:
             yield
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
 
     def _called(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         return self._look if frame.f_code.co_filename in OURS else None
