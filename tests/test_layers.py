@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_forks", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_innermost", "_interrupts", "_model"}
 RULES = BOTTOM | {
     "_bypass",
     "_canonical",
@@ -48,7 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
+    "_driver_connections": set(),
     "_forks": set(),
+    "_innermost": set(),
     "_interrupts": {"errors"},
     "_model": BOTTOM,
     "_bypass": {"_model"},
@@ -58,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_canonical", "_model", "errors"},
-    "_returned": {"errors"},
+    "_returned": {"_innermost", "errors"},
     "_steps": {"_interrupts", "_model", "_returned", "_steps_left"},
     "_steps_left": set(),
     "_log_writes": {"_interrupts", "_model", "_steps"},
@@ -80,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "_nested": {"_interrupts", "_model", "errors"},
     "current": RULES | FLOWS | {"_nested", "keys", "heartbeat"},
-    "_calls": {"keys", "_canonical", "_checks", "_fingerprint", "errors"},
+    "_calls": {"keys", "_canonical", "_checks", "_fingerprint", "_innermost", "errors"},
     "_toolbox": {"_nested", "_steps", "codecs", "current", "events", "heartbeat"},
     "_front": FRONT - {"guard", "guard_async"},
     "transactions": FRONT | {"transactions"},

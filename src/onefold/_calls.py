@@ -14,6 +14,7 @@ from onefold import keys
 from onefold._canonical import has_no_form
 from onefold._checks import did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
+from onefold._innermost import annotated
 from onefold.errors import MissingKey, UsageError
 
 if TYPE_CHECKING:
@@ -299,10 +300,11 @@ def returns_of(function: Callable[..., Any]) -> Any:
     """
     # A plain function, as it is passed to `run` with each delivery, is not searched for another one inside.
     if type(function) is not FunctionType or function.__dict__:
-        function = _innermost(function)
-        # Of a bound method: the methods of two objects are two, their function is one.
-        function = getattr(function, "__func__", function)
-    hint = getattr(function, "__annotations__", {}).get("return", Any)
+        # Of a bound method, too: the methods of two objects are two, their function is one.
+        function = annotated(function)
+    annotations = getattr(function, "__annotations__", None)
+    # An object may have anything there: an AsyncMock has nothing.
+    hint = annotations.get("return", Any) if isinstance(annotations, dict) else Any
     if hint is Any:
         return Any
     if isinstance(hint, str) and hint != "None":
@@ -330,20 +332,8 @@ def _evaluated(function: Callable[..., Any], hint: str) -> Any:
 
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message; partials and objects have no name of their own."""
-    function = _innermost(function)
+    function = annotated(function)
     return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def _innermost(function: Callable[..., Any]) -> Any:
-    """The function inside of partials, decorators and callable objects: the one that has annotations."""
-    while True:
-        inner = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
-        if inner is None:
-            break
-        function = inner
-    if hasattr(function, "__annotations__") or not hasattr(type(function), "__call__"):  # noqa: B004 - its method
-        return function
-    return type(function).__call__
 
 
 def full_name(function: Callable[..., Any]) -> str:

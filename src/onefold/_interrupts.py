@@ -12,6 +12,7 @@ whoever calls gets it back, and raises it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -26,6 +27,9 @@ T = TypeVar("T")
 # How long a cancelled task waits for what must not be torn. A database answers in milliseconds; one that is not heard
 # for so long has its connection closed, so that a time-out around a delivery ends it.
 CLEAN_UP_SECONDS: Final = 5.0
+
+# How often a blocking operation is sent again after interrupts. Whoever presses Ctrl-C once more than that means it.
+SENT_AGAIN_MAX: Final = 3
 
 
 class NotAnswered(StoreUnavailable):
@@ -74,12 +78,21 @@ def _came_from_outside(error: Exception, hands: Any) -> bool:
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
-    try:
-        return step.send(store), None, interrupt
-    except Exception as failure:  # noqa: BLE001 - a failure is the answer
-        return None, failure, interrupt
-    except BaseException:  # noqa: BLE001 - a further interrupt changes nothing
-        return _asked_again(step, store, interrupt)
+    """Send it again, also if a further interrupt hits that: a signal may come twice, and a store answers at once.
+
+    Nobody but an interrupt ends the waiting of a blocking driver. So one that comes after CLEAN_UP_SECONDS does, and
+    so does the one after SENT_AGAIN_MAX, however soon: what is unknown stays claimed until its lease ends.
+    """
+    ends = time.monotonic() + CLEAN_UP_SECONDS
+    for _ in range(SENT_AGAIN_MAX):
+        try:
+            return step.send(store), None, interrupt
+        except Exception as failure:  # noqa: BLE001 - a failure is the answer
+            return None, failure, interrupt
+        except BaseException:  # noqa: BLE001 - it is the first one that goes on
+            if time.monotonic() >= ends:
+                break
+    raise interrupt
 
 
 async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> Answered:

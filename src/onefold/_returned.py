@@ -10,9 +10,10 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable
-from types import AsyncGeneratorType, CodeType, CoroutineType, FunctionType, GeneratorType
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType
 from typing import Any, Final
 
+from onefold._innermost import innermost
 from onefold.errors import OutcomeUnknown, UsageError
 
 SUSPENDED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
@@ -60,7 +61,7 @@ def is_own(call: Callable[..., Any], value: Any) -> bool:
     """Whether this object is the handler itself, of which not one line has run."""
     if _has_begun(value):
         return False
-    function = _innermost(call)
+    function = innermost(call)
     code = getattr(function, "__code__", None)
     return isinstance(code, CodeType) and (_code_of(value) is code or _only_calls(function, value))
 
@@ -76,16 +77,6 @@ def _code_of(value: Any) -> CodeType:
         if hasattr(value, name):
             return getattr(value, name)  # type: ignore[no-any-return]
     raise AssertionError(f"{type(value)} is none of SUSPENDED")
-
-
-def _innermost(call: Any) -> Any:
-    """Return the function inside of partials, decorators, methods and callable objects."""
-    while True:
-        inner = getattr(call, "func", None) or getattr(call, "__wrapped__", None) or getattr(call, "__func__", None)
-        if inner is None:
-            break
-        call = inner
-    return call if isinstance(call, FunctionType) else type(call).__call__
 
 
 def _only_calls(function: Any, value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from onefold._driver_connections import driver_connection
 from onefold._flow_steps import StepLog, handler_ended, take_step
 from onefold._model import Address, Entry, downstream
 from onefold._nested import Nest
@@ -353,7 +354,7 @@ def is_inside(address: Address, home: object) -> bool:
     """Whether a handler of this address, at the same store or connection, is running around us."""
     if _current.get() is None:
         return False
-    return any(one._entry.address == address and home in (one._tools.home, one._tools.tx) for one in _around())
+    return any(one._entry.address == address and _is_of(one, home) for one in _around())
 
 
 def transaction_around(home: object) -> tuple[Any, Nest | None]:
@@ -362,9 +363,18 @@ def transaction_around(home: object) -> tuple[Any, Nest | None]:
     The transaction is None where it is the caller's own; both are, where none is open.
     """
     for one in _around():
-        if one._nest is not None and home in (one._tools.home, one._tools.tx):
+        if one._nest is not None and _is_of(one, home):
             return one._tools.transaction, one._nest
     return None, None
+
+
+def _is_of(one: Current, home: object) -> bool:
+    """Whether a delivery is on this store or connection, or on another view of the same connection."""
+    places = (one._tools.home, one._tools.tx)
+    if home in places:
+        return True
+    own = driver_connection(home)
+    return any(place is not None and driver_connection(place) is own for place in places)
 
 
 def _around() -> Iterator[Current]:

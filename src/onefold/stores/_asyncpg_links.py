@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from onefold._driver_connections import register
 from onefold.errors import UsageError
 from onefold.stores._postgres_errors import SPOILING, meaning, one_line
 from onefold.stores._sql import in_numbers, located
@@ -180,6 +181,9 @@ class AsyncpgLink:
 def inner(connection: Any) -> Any:
     """The connection inside of what a pool lends."""
     return getattr(connection, "_con", connection)
+
+
+register("asyncpg", inner)
 
 
 def trouble(error: BaseException) -> Trouble | None:

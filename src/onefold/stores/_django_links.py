@@ -9,6 +9,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, Final
 
+from onefold._driver_connections import register
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores._django_vendors import Vendor, vendor_of
 from onefold.stores._reserved import connecting
@@ -36,6 +37,21 @@ def in_transaction(connection: Any) -> bool:
         # Not connected: it does not know yet.
         return bool(connection.in_atomic_block or not connection.settings_dict["AUTOCOMMIT"])
     return bool(connection.in_atomic_block or not connection.autocommit)
+
+
+def _driver_connection_of(connection: Any) -> Any:
+    """The driver's connection behind a wrapper, or behind what stands for a thread's wrapper."""
+    from django.db import connections
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.utils.connection import ConnectionProxy
+
+    if isinstance(connection, BaseDatabaseWrapper):
+        return connection.connection
+    # By its type: `isinstance` would be answered by the wrapper.
+    return connections[connection.alias] if type(connection) is ConnectionProxy else None
+
+
+register("django", _driver_connection_of)
 
 
 def beside(connection: Any) -> Any:

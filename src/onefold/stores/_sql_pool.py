@@ -7,7 +7,6 @@ ends them all. What nobody closes is closed with the pool, the process or the ev
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,6 +16,7 @@ from onefold._interrupts import closed_for_sure
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
 from onefold.stores._reserved import connecting
+from onefold.stores._slots import Slots, Stay
 from onefold.stores._sql_links import AsyncLink, Link, Standing
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Pool:
 
     def _reset(self) -> None:
         self._idle: list[Link] = []
-        self._free = threading.BoundedSemaphore(self._size)
+        self._slots = Slots(self._size)
         self._pid = os.getpid()
         self._at_end = weakref.finalize(self, _close_all, self._idle, self._pid)
 
@@ -51,17 +51,17 @@ class Pool:
             # A child must neither use nor close its parent's connections: it leaves them alone.
             _inherited.append(self._at_end.detach())
             self._reset()
-        free = self._free
-        if not free.acquire(timeout=self._patience):
-            raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
+        slots, stay = self._slots, Stay()
         try:
+            if not slots.enter(stay, self._patience):
+                raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
             link = self._taken()
             try:
                 yield link
             finally:
                 self._give_back(link)
         finally:
-            free.release()
+            slots.leave(stay)
 
     def drop_idle(self) -> None:
         """Close what nobody uses."""
@@ -109,8 +109,22 @@ class Reserve(Pool):
         self.drop_idle()
 
 
+class Share:
+    """What an `AsyncPool` has in one event loop of one process."""
+
+    def __init__(self, size: int) -> None:
+        import asyncio
+
+        self.pid = os.getpid()
+        self.idle: list[AsyncLink] = []
+        self.free = asyncio.Semaphore(size)
+        self.keeper = _keep(self.idle)
+        # Of a reserve: whether its connection was opened.
+        self.opened = False
+
+
 class AsyncPool:
-    """Connections for the tasks of one event loop; another loop gets others."""
+    """Connections for tasks: each event loop has its own, as several may use one pool in turn, or at the same time."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[AsyncLink]], *, size: int = SIZE, patience: float = PATIENCE
@@ -118,19 +132,15 @@ class AsyncPool:
         self._connect = connect
         self._size = size
         self._patience = patience
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-        self._idle: list[AsyncLink] = []
-        self._free: asyncio.Semaphore
-        self._keeper: AsyncGenerator[None, None] | None = None
+        self._shares: dict[asyncio.AbstractEventLoop, Share] = {}
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncLink]:
         """A connection outside any transaction. It is kept afterwards only if it is so again."""
         import asyncio
 
-        await self._belong(asyncio.get_running_loop())
-        free, idle = self._free, self._idle
+        share = self._known_share() or await self._new_share()
+        free, idle = share.free, share.idle
         try:
             async with asyncio.timeout(self._patience if free.locked() else None):
                 await free.acquire()
@@ -152,29 +162,33 @@ class AsyncPool:
         with connecting():
             return await self._connect()
 
-    async def _belong(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _known_share(self) -> Share | None:
+        """What this pool has in the running event loop, if it was used there before."""
         import asyncio
 
-        if self._loop is loop and self._pid == os.getpid():
-            return
+        found = self._shares.get(asyncio.get_running_loop())
+        return found if found is not None and found.pid == os.getpid() else None
+
+    async def _new_share(self) -> Share:
+        import asyncio
+
         # The connections of another process, or of a loop that was closed abruptly, cannot be closed by this one.
-        _inherited.append((self._idle, self._keeper))
-        self._loop, self._pid, self._idle = loop, os.getpid(), []
-        self._free = asyncio.Semaphore(self._size)
-        self._keeper = _keep(self._idle)
-        await anext(self._keeper)
+        for loop, share in list(self._shares.items()):
+            if share.pid != os.getpid() or loop.is_closed():
+                _inherited.append(self._shares.pop(loop, None))
+        share = self._shares[asyncio.get_running_loop()] = Share(self._size)
+        await anext(share.keeper)
+        return share
 
     def reserve(self) -> AsyncReserve:
         """Return a pool of one more connection, opened like these, which nobody else is lent."""
         return AsyncReserve(self._connect)
 
     async def drop_idle(self) -> None:
-        """Close what nobody uses."""
-        import asyncio
-
-        await self._belong(asyncio.get_running_loop())
-        while self._idle:
-            await quietly_awaited(self._idle.pop().close)
+        """Close what nobody uses in this event loop."""
+        share = self._known_share()
+        while share is not None and share.idle:
+            await quietly_awaited(share.idle.pop().close)
 
 
 class AsyncReserve(AsyncPool):
@@ -182,24 +196,26 @@ class AsyncReserve(AsyncPool):
 
     def __init__(self, connect: Callable[[], Awaitable[AsyncLink]]) -> None:
         super().__init__(connect, size=1)
-        self._opened = False
 
     @property
     def is_held(self) -> bool:
         """Whether it was opened in this event loop. It may be lost by now: then whoever renews opens another."""
-        import asyncio
-
-        return self._opened and self._loop is asyncio.get_running_loop() and self._pid == os.getpid()
+        share = self._known_share()
+        return share is not None and share.opened
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncLink]:
         async with super().lend() as link:
-            self._opened = True
+            share = self._known_share()
+            if share is not None:
+                share.opened = True
             yield link
 
     async def let_go(self) -> None:
         """Close it. The next claim opens another."""
-        self._opened = False
+        share = self._known_share()
+        if share is not None:
+            share.opened = False
         await self.drop_idle()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from sqlalchemy import exc
 
+from onefold._driver_connections import register
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores import _mysql_through as mysql
 from onefold.stores import _postgres_through as postgres
@@ -77,6 +78,44 @@ def check_one_engine(session: Session, engine: Engine) -> None:
 def raw(connection: Connection) -> Any:
     """The driver's own connection."""
     return connection.connection.driver_connection
+
+
+def _behind(held: Any) -> Any:
+    """What stands behind an object of SQLAlchemy's, as far as it has one already; nothing is connected or begun."""
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    match held:
+        case scoped_session() | async_scoped_session():
+            return held()
+        case AsyncSession():
+            return held.sync_session
+        case AsyncConnection():
+            return held.sync_connection
+        case Session():
+            return _connection_of(held)
+        case Connection() if not (held.closed or held.invalidated):
+            return raw(held)
+    return None
+
+
+def _connection_of(session: Session) -> Connection | None:
+    """The connection that a session works on. SQLAlchemy's own way to ask would take one from the pool."""
+    from sqlalchemy import Connection
+
+    try:
+        bind = session.get_bind()
+    except exc.UnboundExecutionError:
+        # It has several engines, and is refused for that.
+        return None
+    if isinstance(bind, Connection):
+        return bind
+    known = getattr(session.get_transaction(), "_connections", {}).get(bind)
+    return None if known is None else known[0]
+
+
+register("sqlalchemy", _behind)
 
 
 def end_at_once(found: Any) -> None:
