@@ -221,7 +221,8 @@ def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Ou
 
 def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False) -> Flow[Outcome[Any]]:
     """It happened: store the result, and tell a caller whose claim had gone."""
-    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt))
+    struck: list[BaseException] = []
+    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt, struck))
     if kept is False:
         work.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
@@ -229,6 +230,8 @@ def close_done(work: Work, entry: Entry, ended: Ended, *, replayed: bool = False
         work.tell(FINISHED, entry.address, entry.attempt)
     else:
         tell_not_remembered(work, entry.attempt)
+    if struck:
+        raise struck[0]
     return Outcome(value=ended.value, replayed=replayed, attempt=entry.attempt, remembered=kept is True)
 
 

@@ -12,6 +12,7 @@ from onefold._flow import claim_of, insist
 from onefold._log_writes import Logging, Turns
 from onefold._model import Entry
 from onefold._steps import Ended, Flow, Running
+from onefold._work import encoded
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
 from onefold.events import Kind, Teller
@@ -63,8 +64,9 @@ class StepLog:
         A result that cannot be kept leaves only the fact that the step is finished.
         """
         stored, problem = None, ""
+        struck: list[BaseException] = []
         try:
-            stored = self.codec.encode(value, returns)
+            stored = encoded(self.codec, value, returns, struck)
         except Exception:  # noqa: BLE001 - the step happened, whatever its value is
             problem = "which cannot be stored"
         with self.turns.adding:
@@ -79,6 +81,9 @@ class StepLog:
             self._notes = notes
         if problem:
             self._tell_left_out(name, value, problem)
+        if struck:
+            # The handler's end writes the log.
+            raise struck[0]
         return True
 
     def unwritten(self, name: str) -> bytes | None:
