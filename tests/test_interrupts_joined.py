@@ -106,7 +106,7 @@ def _django(address: str) -> Iterator[Face]:
 
     from django_project import alias_of, project
 
-    database = "sqlite" if address.endswith(".db") else "postgres"
+    database = "sqlite" if address.endswith(".db") else "mariadb" if address.startswith("mysql") else "postgres"
     with project(), alias_of(database, address) as alias, Guard(f"django://{alias}") as guard:
 
         @contextmanager
@@ -127,6 +127,7 @@ FACES: dict[str, tuple[str, Callable[[str], AbstractContextManager[Face]]]] = {
     "sqlalchemy, pymysql": ("mysql_url", _sqlalchemy("mysql+pymysql")),
     "django, sqlite": ("path", _django),
     "django, psycopg": ("postgres_url", _django),
+    "django, pymysql": ("mysql_url", _django),
 }
 
 

@@ -241,7 +241,9 @@ def close_done(
     work: Work, entry: Entry, ended: Ended, *, replayed: bool = False, probed: bool = False
 ) -> Flow[Outcome[Any]]:
     """It happened, as the handler or the probe says: store the result, and tell a caller whose claim had gone."""
-    kept = yield from finish(work, claim_of(entry), done(work, ended.value, entry.attempt, probed=probed))
+    struck: list[BaseException] = []
+    ending = done(work, ended.value, entry.attempt, struck, probed=probed)
+    kept = yield from finish(work, claim_of(entry), ending)
     if kept is False:
         work.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
@@ -249,6 +251,8 @@ def close_done(
         work.tell(FINISHED, entry.address, entry.attempt)
     else:
         tell_not_remembered(work, entry.attempt)
+    if struck:
+        raise struck[0]
     return Outcome(value=ended.value, replayed=replayed, attempt=entry.attempt, remembered=kept is True)
 
 

@@ -44,11 +44,15 @@ def look(work: Work) -> Flow[Outcome[Any]]:
         kind = Kind.FAILED if remembers else Kind.RELEASED
         work.tell(kind, asked.address, attempt, type(ended.error).__name__)
         raise ended.error
-    remembered = yield from write_seen(work, _ended_entry(entry, done(work, ended.value, attempt)), found)
+    struck: list[BaseException] = []
+    ending = done(work, ended.value, attempt, struck)
+    remembered = yield from write_seen(work, _ended_entry(entry, ending), found)
     if remembered:
         work.tell(Kind.FINISHED, asked.address, attempt)
     else:
         tell_not_remembered(work, attempt)
+    if struck:
+        raise struck[0]
     return Outcome(value=ended.value, attempt=attempt, remembered=remembered)
 
 

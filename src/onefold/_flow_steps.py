@@ -13,6 +13,7 @@ from onefold._log_writes import Logging, Turns
 from onefold._model import Address, Entry
 from onefold._steps import Ended, Flow, Left, Running
 from onefold._steps_left import StepsLeft
+from onefold._work import encoded
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
 from onefold.events import Kind, Teller
@@ -105,8 +106,9 @@ class StepLog:
         ended when no step is under way: else it is left as it is, and the store knows whether it is still ours.
         """
         stored, problem = None, ""
+        struck: list[BaseException] = []
         try:
-            stored = self.codec.encode(value, returns)
+            stored = encoded(self.codec, value, returns, struck)
         except Exception:  # noqa: BLE001 - the step happened, whatever its value is
             problem = "which cannot be stored"
         with self.turns.adding:
@@ -122,6 +124,9 @@ class StepLog:
             self._interrupted.discard(name)
         if problem:
             self._tell_left_out(name, value, problem)
+        if struck:
+            # The handler's end writes the log.
+            raise struck[0]
 
     def unwritten(self, name: str) -> bytes | None:
         """Return the newest log, if it is to be written; None: the store has one with this step in it."""

@@ -58,23 +58,21 @@ def ask(step: Any, hands: Any) -> Answered:
     """Perform one operation. An interrupt that ends the delivery is raised."""
     try:
         return step.send(hands.store), None, None
-    except Exception as error:
-        if not step.outside and _came_from_outside(error, hands):
-            raise
-        return None, error, None
     except BaseException as interrupt:
+        if isinstance(interrupt, Exception) and (step.outside or not _came_from_outside(interrupt, hands)):
+            return None, interrupt, None
         if not _may_be_repeated(step, hands):
             raise
         return _asked_again(step, hands.store, interrupt)
 
 
 def _came_from_outside(error: Exception, hands: Any) -> bool:
-    """Whether an error inside a transaction is an interrupt: neither the database's own nor ours.
+    """Whether an error of an operation is an interrupt: neither the database's own nor ours.
 
     A signal's handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a time-out by SIGALRM.
     A store that does not tell its errors from others has none that count as interrupts.
     """
-    return hands.joined and hasattr(hands.store, "knows") and not hands.store.knows(error)
+    return hasattr(hands.store, "knows") and not hands.store.knows(error)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
@@ -229,7 +227,7 @@ def struck(error: Exception, handed: BaseException | None, hands: Any, *, answer
     """
     if handed is not None and (handed is error or handed is error.__cause__):
         return False
-    return not answered and _came_from_outside(error, hands)
+    return not answered and hands.joined and _came_from_outside(error, hands)
 
 
 def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:

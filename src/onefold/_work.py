@@ -10,7 +10,7 @@ import msgspec
 from onefold import _decide
 from onefold._model import Asked, Ending, Outcome, Policy, Record, State
 from onefold._steps_left import StepsLeft, warning
-from onefold.codecs import Codec, Unreadable, type_name
+from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
 
@@ -92,21 +92,29 @@ PROBES_NOT_KEPT: Final = (
 )
 
 
-def done(work: Work, value: Any, attempt: int, *, probed: bool = False) -> Ending:
-    """The ending of a handler that returned; `probed`: of one of which the probe says so, and with what."""
+def done(
+    work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+) -> Ending:
+    """The ending of a handler that returned; `probed`: of one of which the probe says so, and with what.
+
+    An interrupt that came meanwhile is raised; or it is appended to `struck`, and raised by whoever has passed that,
+    once the ending is kept: its effect has happened.
+    """
     if value is None:
         return Ending(state=DONE, stay=work.policy.keep)
-    result, omitted = encode(work, value, attempt, probed=probed)
+    result, omitted = encode(work, value, attempt, struck, probed=probed)
     return Ending(state=DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or "")
 
 
-def encode(work: Work, value: Any, attempt: int, *, probed: bool = False) -> tuple[bytes | None, str | None]:
+def encode(
+    work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+) -> tuple[bytes | None, str | None]:
     """The bytes to store, and why there are none where a result is left out."""
     address = work.asked.address
     if not work.policy.keep_result:
         why = "keep_result=False"
     else:
-        stored, why = as_stored(work, value, work.returns)
+        stored, why = as_stored(work, value, work.returns, struck)
         if stored is not None:
             return stored, None
         kind = type(value).__name__
@@ -120,15 +128,34 @@ def encode(work: Work, value: Any, attempt: int, *, probed: bool = False) -> tup
     return None, why
 
 
-def as_stored(work: Work, value: Any, returns: Any) -> tuple[bytes | None, str]:
-    """The bytes of a value of this type; or none, and why."""
+def as_stored(
+    work: Work, value: Any, returns: Any, struck: list[BaseException] | None = None
+) -> tuple[bytes | None, str]:
+    """The bytes of a value of this type; or none, and why. For `struck` see `done`."""
+    struck, raises = ([], True) if struck is None else (struck, False)
     try:
-        stored = _as_bytes(work.codec.encode(value, returns))
+        stored = encoded(work.codec, value, returns, struck)
     except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
         return None, plain(str(error))
+    if struck and raises:
+        raise struck[0]
     if len(stored) <= work.policy.result_bytes_max:
         return stored, ""
     return None, f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
+
+
+def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException]) -> bytes:
+    """Return a value as its codec writes it. An interrupt that came meanwhile is appended to `struck`.
+
+    A codec, and the value's own classes, may raise anything. What does not come again came from outside, as from a
+    signal's handler.
+    """
+    try:
+        return _as_bytes(codec.encode(value, returns))
+    except BaseException as first:  # noqa: BLE001 - it is raised by whoever has passed `struck`
+        again = _as_bytes(codec.encode(value, returns))
+        struck.append(first.__cause__ if isinstance(first, Unstorable) and first.__cause__ is not None else first)
+        return again
 
 
 def _as_bytes(encoded: Any) -> bytes:

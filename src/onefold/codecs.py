@@ -62,8 +62,8 @@ class MsgspecCodec:
                 f"{type(value).__name__} reads back as it is only with a type: "
                 "annotate what the function returns, or pass returns="
             )
-        if not _is_any(returns) and not _reads_back(stored, value, _reader(returns)):
-            raise Unstorable(f"{type(value).__name__} would not read back the same as {type_name(returns)}")
+        if not _is_any(returns):
+            _check_back(stored, value, returns)
         return (PLAIN if plain else TYPED) + stored
 
     def decode(self, stored: bytes, returns: Any) -> Any:
@@ -163,11 +163,19 @@ def _is_plain(value: Any) -> bool:
     return kind in PLAIN_TYPES
 
 
-def _reads_back(stored: bytes, value: Any, reader: _Reader) -> bool:
+def _check_back(stored: bytes, value: Any, returns: Any) -> None:
+    """Raise `Unstorable` for a value that would not read back the same."""
+    reader, problem = _reader(returns), None
     try:
-        back = reader.decoder.decode(stored)
-    except Exception:  # noqa: BLE001 - whatever a hook raises, the value does not read back
-        return False
+        same = _reads_back(stored, value, reader)
+    except Exception as error:  # noqa: BLE001 - whatever a hook raises, the value does not read back
+        same, problem = False, error
+    if not same:
+        raise Unstorable(f"{type(value).__name__} would not read back the same as {type_name(returns)}") from problem
+
+
+def _reads_back(stored: bytes, value: Any, reader: _Reader) -> bool:
+    back = reader.decoder.decode(stored)
     if type(back) is not type(value):
         # The annotation says float, and an int is one to every type checker.
         return type(back) is float and type(value) is int and back == value

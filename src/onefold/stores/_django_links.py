@@ -6,11 +6,13 @@ of ours are blocks of `transaction.atomic()`, so that what a handler gives to `o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, Final
 
 from onefold._driver_connections import register
-from onefold.errors import NotInTransaction, UsageError
+from onefold.errors import NotInTransaction, OnefoldError, UsageError
 from onefold.stores._django_vendors import Vendor, vendor_of
 from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
@@ -73,7 +75,36 @@ class StoresLink:
 
     def send(self, ask: Ask) -> Reply:
         self._connect()
-        return vendor_of(self.connection).send(self.connection, ask)
+        with self.unbroken():
+            return vendor_of(self.connection).send(self.connection, ask)
+
+    @contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """Close the connection where an exception from outside comes between a statement and the end of its answer.
+
+        Whoever asks next would get that answer.
+        """
+        from django.db import Error
+
+        try:
+            yield
+        except (Error, OnefoldError):
+            raise
+        except BaseException:
+            self.break_off()
+            raise
+
+    def break_off(self) -> None:
+        """Close the connection, if it may have an answer that nobody has read."""
+        found = self.connection.connection
+        if found is not None and (self._is_between() or vendor_of(self.connection).may_be_torn(found)):
+            # Inside a block, Django keeps it, refuses what follows, and forgets it at the end.
+            with suppress(Exception):
+                self.connection.close()
+
+    def _is_between(self) -> bool:
+        """Return whether Django was changing from one mode to the other: it does not know the driver's own."""
+        return False
 
     def _connect(self) -> None:
         with connecting():
@@ -94,7 +125,7 @@ class StoresLink:
         self.begun = True
 
     def run(self, statement: str) -> None:
-        with self.connection.cursor() as cursor:
+        with self.unbroken(), self.connection.cursor() as cursor:
             cursor.execute(statement)
 
     def commit(self) -> None:
@@ -150,6 +181,11 @@ class InsideLink(StoresLink):
     def vendor(self) -> Vendor:
         return vendor_of(self.connection)
 
+    @property
+    def is_torn(self) -> bool:
+        found = None if self.connection.closed_in_transaction else self.connection.connection
+        return found is not None and self.vendor.is_torn(found)
+
     def standing(self) -> Standing:
         connection = self.connection
         if connection.connection is None or connection.closed_in_transaction:
@@ -162,6 +198,8 @@ class InsideLink(StoresLink):
         return Standing.ABORTED if connection.needs_rollback else self.vendor.standing(connection.connection)
 
     def spoil(self) -> None:
+        if self.is_torn:
+            self.break_off()
         if self.connection.in_atomic_block:
             # Django refuses what follows, and rolls back at the end of the block.
             self.connection.set_rollback(True)
@@ -176,6 +214,7 @@ class AtomicLink(InsideLink):
         super().__init__(connection)
         self._block: Any = None
         self._part: Any = None
+        self._begins = False
 
     def begin(self) -> None:
         from django.db import transaction
@@ -186,16 +225,32 @@ class AtomicLink(InsideLink):
                 "transaction.atomic(), perhaps that of ATOMIC_REQUESTS. Nothing ran. Join it with "
                 "guard.within(connection), or call the function outside"
             )
-        self._block = transaction.atomic(using=self.connection.alias, durable=True)
-        self._block.__enter__()
+        self._begins = True
+        self._block = self._entered(transaction.atomic(using=self.connection.alias, durable=True))
+        self._begins = False
+        self.connection.execute_wrappers.append(self._watched)
+
+    def _watched(self, execute: Any, *statement: Any) -> Any:
+        """Send a statement of the handler's. Django would go on, back to a savepoint, on a connection that is torn."""
+        with self.unbroken():
+            return execute(*statement)
+
+    def _is_between(self) -> bool:
+        # What a hook of on_commit raises comes when all is over.
+        connection = self.connection
+        return not connection.in_atomic_block and (self._begins or not connection.autocommit)
+
+    def _entered(self, block: Any) -> Any:
+        with self.unbroken():
+            block.__enter__()
+        return block
 
     def run(self, statement: str) -> None:
         from django.db import transaction
 
         # By Django's own means: it forgets the hooks of what is rolled back.
         if statement.startswith("SAVEPOINT "):
-            self._part = transaction.atomic(using=self.connection.alias)
-            self._part.__enter__()
+            self._part = self._entered(transaction.atomic(using=self.connection.alias))
         elif statement.startswith("ROLLBACK TO SAVEPOINT "):
             self._leave_part(UNDO)
         else:
@@ -218,13 +273,41 @@ class AtomicLink(InsideLink):
 
     def _leave(self, error: Exception | None) -> None:
         block, self._block = self._block, None
-        if block is not None:
+        if block is None:
+            return
+        if self._watched in self.connection.execute_wrappers:
+            self.connection.execute_wrappers.remove(self._watched)
+        with self.unbroken():
             block.__exit__(None if error is None else type(error), error, None)
+        self._check_in_step(error)
+
+    def _check_in_step(self, error: Exception | None) -> None:
+        """Close a connection whose answers are late: a handler's statement was interrupted, and others came after it.
+
+        A block of Django's inside of the handler goes back to its savepoint by itself.
+        """
+        connection = self.connection
+        found = None if connection.in_atomic_block else connection.connection
+        if found is None or not self.vendor.is_behind(found, autocommit=connection.autocommit):
+            return
+        with suppress(Exception):
+            connection.close()
+        if error is None:
+            raise lost_answer()
 
     def _leave_part(self, error: Exception | None) -> None:
         part, self._part = self._part, None
         if part is not None:
-            part.__exit__(None if error is None else type(error), error, None)
+            with self.unbroken():
+                part.__exit__(None if error is None else type(error), error, None)
+
+
+def lost_answer() -> Exception:
+    """Return the error of a driver whose COMMIT was sent, and whose answer was not heard."""
+    from pymysql.constants import CR
+    from pymysql.err import OperationalError
+
+    return OperationalError(CR.CR_SERVER_LOST, "a statement was interrupted before this one, and its answer came late")
 
 
 def _is_of_a_test(connection: Any) -> bool:

@@ -24,6 +24,11 @@ class Vendor(NamedTuple):
     trouble: Callable[[BaseException], Trouble | None]
     # Whether the server still answers, where `standing` does not show it after an error.
     is_alive: Callable[[Any], bool] = bool
+    # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
+    is_torn: Callable[[Any], bool] = lambda _found: False
+    may_be_torn: Callable[[Any], bool] = lambda _found: False
+    # Whether what was read after the end of a transaction is the answer to something before it.
+    is_behind: Callable[..., bool] = lambda _found, **_expected: False
     # How a transaction begins that is written by hand.
     begin: str = "BEGIN"
     # See `Database`.
@@ -79,7 +84,15 @@ def _send_postgres(connection: Any, ask: Ask) -> Reply:
         return postgres.plain(_reply(ask, cursor))
 
 
-POSTGRES: Final = Vendor(postgres.POSTGRES, _send_postgres, postgres.standing, postgres.trouble, lock=postgres.LOCK)
+POSTGRES: Final = Vendor(
+    postgres.POSTGRES,
+    _send_postgres,
+    postgres.standing,
+    postgres.trouble,
+    is_torn=postgres.is_torn,
+    may_be_torn=postgres.is_torn,
+    lock=postgres.LOCK,
+)
 
 
 def _send_mysql(connection: Any, ask: Ask) -> Reply:
@@ -93,7 +106,16 @@ def _send_mysql(connection: Any, ask: Ask) -> Reply:
 
 
 MYSQL: Final = Vendor(
-    mysql.MYSQL, _send_mysql, mysql.standing, mysql.trouble, mysql.is_alive, lock=mysql.LOCK, unlock=mysql.UNLOCK
+    mysql.MYSQL,
+    _send_mysql,
+    mysql.standing,
+    mysql.trouble,
+    mysql.is_alive,
+    is_torn=mysql.is_torn,
+    may_be_torn=mysql.may_be_torn,
+    is_behind=mysql.is_behind,
+    lock=mysql.LOCK,
+    unlock=mysql.UNLOCK,
 )
 
 # Which server it is shows with the first connection.

@@ -7,12 +7,12 @@ from typing import Any
 
 from onefold.stores._mysql_errors import UNDOING, meaning, number_of
 from onefold.stores._mysql_text import filled
-from onefold.stores._mysql_watch import IN_TRANSACTION
+from onefold.stores._mysql_watch import IN_TRANSACTION, is_behind, is_torn, may_be_torn
 from onefold.stores._sql_dialect import Dialect
 from onefold.stores._sql_links import Standing, Trouble
 from onefold.stores._sql_mysql import LOCK, MARIADB, MYSQL, UNLOCK, dialect_of
 
-__all__ = ["LOCK", "MARIADB", "MYSQL", "UNLOCK", "filled"]
+__all__ = ["LOCK", "MARIADB", "MYSQL", "UNLOCK", "filled", "is_behind", "is_torn", "may_be_torn"]
 
 # The modules of the drivers that a library may have below.
 DRIVERS = ("MySQLdb", "asyncmy", "pymysql")
@@ -53,6 +53,8 @@ def standing(connection: Any) -> Standing:
     """Where a connection stands by the server's last answer. What does not tell (mysqlclient), is believed."""
     if not getattr(connection, "open", getattr(connection, "connected", True)):
         return Standing.CLOSED if getattr(connection, "_closed", False) else Standing.BROKEN
+    if is_torn(connection):
+        return Standing.ABORTED
     if not hasattr(connection, "server_status"):
         return Standing.OPEN
     last = getattr(connection, "_result", None)

@@ -6,13 +6,37 @@ than a client sees. The server proves that, by a savepoint. Nothing here sends a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from onefold.stores._mysql_errors import UNDOING, meaning, number_of
 from onefold.stores._sql_links import Kind
 
-# The flag of the server's answers that says whether a transaction is open.
+# The flags of the server's answers that say whether a transaction is open, and whether statements commit at once.
 IN_TRANSACTION: Final = 1
+AUTOCOMMIT: Final = 2
+
+
+def is_torn(connection: Any) -> bool:
+    """Return whether a statement was sent and nothing of its answer was read: the next one would get that answer.
+
+    PyMySQL only. Other drivers wait in C, where no exception of a signal's handler comes between.
+    """
+    # It counts the packets of an answer, from 1, the one that is awaited first.
+    return may_be_torn(connection) and connection._next_seq_id == 1
+
+
+def may_be_torn(connection: Any) -> bool:
+    """Return the same after an exception that no driver raised. A part of the answer may have been read by then."""
+    # PyMySQL drops its last result as it sends, and has the next one when all of it was read. COMMIT has none.
+    return hasattr(connection, "_next_seq_id") and getattr(connection, "_result", None) is None
+
+
+def is_behind(connection: Any, *, autocommit: bool) -> bool:
+    """Return whether what was read after the end of a transaction is the answer to something before it."""
+    if not hasattr(connection, "_next_seq_id"):
+        return False
+    # Each answer has the flags of its moment, and Django changes this one at the end.
+    return bool(connection.server_status & AUTOCOMMIT) != autocommit
 
 
 class Watch:

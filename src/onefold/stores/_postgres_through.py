@@ -14,7 +14,9 @@ __all__ = ["LOCK", "POSTGRES"]
 # The modules of the drivers that a library may have below.
 DRIVERS: Final = ("asyncpg", "psycopg", "psycopg2")
 
-# libpq's word for a transaction that was given up. psycopg and psycopg2 pass it on.
+# libpq's words for a statement that is under way, and for a transaction that was given up. psycopg and psycopg2 pass
+# them on.
+ACTIVE: Final = 1
 IN_ERROR: Final = 3
 
 
@@ -39,6 +41,11 @@ def plain(reply: Reply) -> Reply:
         return reply
     rows = [[bytes(cell) if isinstance(cell, memoryview) else cell for cell in row] for row in reply.rows]
     return Reply(reply.written, rows)
+
+
+def is_torn(connection: Any) -> bool:
+    """Return whether a statement is still under way: whoever waited for it was interrupted."""
+    return not connection.closed and int(connection.info.transaction_status) == ACTIVE
 
 
 def standing(connection: Any) -> Standing:

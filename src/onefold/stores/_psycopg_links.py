@@ -130,16 +130,17 @@ class PsycopgLink(_Shared):
             return self.send_all([ask])[0]
         try:
             return _reply(self._sent(self._cursor, ask), ask)
-        except Exception:
+        except psycopg.Error:
             raise
         except BaseException:
+            # Also an `Exception`, which a signal's handler may raise wherever we are.
             self._interrupted = True
             raise
 
     def send_all(self, asks: list[Ask]) -> list[Reply]:
         try:
             return self._piped(asks) if PIPELINES else self._one_by_one(asks)
-        except Exception:
+        except psycopg.Error:
             raise
         except BaseException:
             self._interrupted = True
@@ -212,7 +213,7 @@ class AsyncPsycopgLink(_Shared):
             return (await self.send_all([ask]))[0]
         try:
             return await _awaited_reply(await self._sent(self._cursor, ask), ask)
-        except Exception:
+        except psycopg.Error:
             raise
         except BaseException:
             self._interrupted = True
@@ -221,7 +222,7 @@ class AsyncPsycopgLink(_Shared):
     async def send_all(self, asks: list[Ask]) -> list[Reply]:
         try:
             return await (self._piped(asks) if PIPELINES else self._one_by_one(asks))
-        except Exception:
+        except psycopg.Error:
             raise
         except BaseException:
             self._interrupted = True

@@ -20,7 +20,7 @@ from pymysql.err import MySQLError, OperationalError
 from onefold.stores._mysql_errors import NO_SAVEPOINT, meaning, not_connected, number_of
 from onefold.stores._mysql_place import READ_TIMEOUT, Place, unverified
 from onefold.stores._mysql_text import PACKET_SURE, filled, in_one, quoted
-from onefold.stores._mysql_watch import IN_TRANSACTION, Watch
+from onefold.stores._mysql_watch import IN_TRANSACTION, Watch, is_torn
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Standing, Trouble
 
@@ -126,7 +126,13 @@ class PymysqlLink:
     def standing(self) -> Standing:
         if not self.connection.open:
             return Standing.CLOSED if self.connection._closed else Standing.BROKEN
+        if self.is_torn:
+            return Standing.ABORTED
         return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
+
+    @property
+    def is_torn(self) -> bool:
+        return bool(self.connection.open) and is_torn(self.connection)
 
     def close(self) -> None:
         self.connection.close()

@@ -19,6 +19,7 @@ from onefold.stores._sql_joined_talks import (
     check_committable,
     check_open,
     is_to_spoil,
+    is_torn,
     tell_if_ended,
     tell_no_savepoint,
 )
@@ -64,6 +65,8 @@ class JoinedRecords(Talks):
         return True
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        if is_torn(self.link):
+            self.link.spoil()
         if self.link.standing() is not Standing.OPEN:
             # A transaction that was given up takes the record back by itself.
             return True
@@ -154,14 +157,18 @@ class SqlTransaction(JoinedRecords):
         self._check_standing()
         try:
             self._committing()
-        except Exception as error:  # noqa: BLE001 - what it means is decided there
+        except Exception as error:
+            if not self.knows(error):
+                # From outside, and perhaps before the answer was read: a ROLLBACK would be told that.
+                self.link.spoil()
+                raise
             return self._after_commit(error)
         return Commit.DONE
 
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
         if not self._begun:
             return False
-        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED) and not is_torn(self.link):
             self._undo_handler()
             return False
         again = tries_again(error, self.database, self.link) and not self._spoiled
@@ -216,11 +223,16 @@ class SqlTransaction(JoinedRecords):
         return refused_commit(error, self.database, trouble)
 
     def _undo(self) -> None:
+        if is_torn(self.link):
+            self.link.spoil()
         if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
             try:
                 self.link.rollback()
-            except Exception:  # noqa: BLE001 - the pool closes what it cannot use again, and that rolls back too
-                return
+            except Exception as error:
+                # The pool closes what it cannot use again, and that rolls back too. But an interrupt goes on.
+                if not self.knows(error):
+                    self.link.spoil()
+                    raise
 
 
 class AsyncJoinedRecords(Talks):
@@ -342,7 +354,10 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         await self._check_standing()
         try:
             await self._committing()
-        except Exception as error:  # noqa: BLE001 - what it means is decided there
+        except Exception as error:
+            if not self.knows(error):
+                await self.link.spoil()
+                raise
             return await self._after_commit(error)
         return Commit.DONE
 
@@ -413,8 +428,10 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
         if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
             try:
                 await self.link.rollback()
-            except Exception:  # noqa: BLE001 - the pool closes what it cannot use again, and that rolls back too
-                return
+            except Exception as error:
+                if not self.knows(error):
+                    await self.link.spoil()
+                    raise
 
 
 # The rules, for both colours.

@@ -46,6 +46,13 @@ SPEAKERS: Final = frozenset(
 )
 
 
+def is_known(error: BaseException, database: Database) -> bool:
+    """Return whether an error is the database's, its driver's or ours, and did not come from outside."""
+    if isinstance(error, OnefoldError) or cause_of(error, database) is not None:
+        return True
+    return any(parent.__module__.partition(".")[0] in SPEAKERS for parent in type(error).__mro__)
+
+
 class Talks:
     """What is said to the database, the same in both colours."""
 
@@ -58,9 +65,7 @@ class Talks:
 
     def knows(self, error: BaseException) -> bool:
         """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
-        if isinstance(error, OnefoldError) or cause_of(error, self.database) is not None:
-            return True
-        return any(parent.__module__.partition(".")[0] in SPEAKERS for parent in type(error).__mro__)
+        return is_known(error, self.database)
 
     def _checking(self, claim: Claim) -> str | None:
         """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
@@ -105,6 +110,14 @@ def is_to_spoil(link: Link | AsyncLink, when: When) -> bool:
     if when.is_inside:
         return link.standing() in (Standing.OPEN, Standing.ABORTED)
     return link.standing() is not Standing.BROKEN
+
+
+def is_torn(link: Link) -> bool:
+    """Return whether an interrupt has left an answer unread on this link: nothing must be sent on it any more.
+
+    Links whose drivers see to that themselves do not tell.
+    """
+    return bool(getattr(link, "is_torn", False))
 
 
 def check_open(link: Link | AsyncLink) -> None:

@@ -234,11 +234,15 @@ class Mysql(Dialect):
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
         """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
         yield Ask(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
+        usual = Ask("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
         try:
             reply: Reply = yield ask
-            return reply
-        finally:
-            yield Ask("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
+        except Exception:
+            # Not `finally`: after an interrupt the talk is closed, and the connection is not used again.
+            yield usual
+            raise
+        yield usual
+        return reply
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
         ours = sorted(closes, key=lambda close: close.claim.address.parts)

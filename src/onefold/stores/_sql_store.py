@@ -18,6 +18,7 @@ from onefold.stores._reserved import came_to_nothing, unsent
 from onefold.stores._sql import VERSION
 from onefold.stores._sql_dialect import Ask, Talk, carry, carry_async
 from onefold.stores._sql_joined import AsyncSqlTransaction, SqlTransaction
+from onefold.stores._sql_joined_talks import is_known
 from onefold.stores._sql_links import (
     AsyncLink,
     AsyncStoresPool,
@@ -100,6 +101,10 @@ class SqlStore:
         from onefold.stores._sql_facts import facts_of
 
         return self._sent(lambda link: carry(facts_of(self.database), link))
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is the database's or ours. Any other came from outside, as a signal's handler's."""
+        return is_known(error, self.database)
 
     @property
     def auto_schema(self) -> bool:

@@ -38,6 +38,9 @@ class Driver(NamedTuple):
     enter: Callable[[Connection], None]
     # Whether the server has given the whole transaction up with this error; where `standing` does not know.
     gives_up: Callable[[BaseException], bool] | None = None
+    # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
+    is_torn: Callable[[Any], bool] | None = None
+    may_be_torn: Callable[[Any], bool] | None = None
     # See `Database`.
     lock: str | None = None
     unlock: str | None = None
@@ -205,11 +208,17 @@ PSYCOPG: Final = Driver(
     postgres.standing,
     postgres.trouble,
     _enter_server,
+    is_torn=postgres.is_torn,
+    may_be_torn=postgres.is_torn,
     lock=postgres.LOCK,
 )
 
 ASYNCPG: Final = PSYCOPG._replace(
-    send=_send_numbers, standing=postgres.asyncpg_standing, gives_up=postgres.asyncpg_gives_up
+    send=_send_numbers,
+    standing=postgres.asyncpg_standing,
+    gives_up=postgres.asyncpg_gives_up,
+    is_torn=None,
+    may_be_torn=None,
 )
 
 
@@ -230,6 +239,8 @@ MYSQL: Final = Driver(
     mysql.trouble,
     _enter_server,
     gives_up=mysql.gives_up,
+    is_torn=mysql.is_torn,
+    may_be_torn=mysql.may_be_torn,
     lock=mysql.LOCK,
     unlock=mysql.UNLOCK,
     alone_in_autocommit=False,

@@ -54,6 +54,8 @@ def _database(engine: Engine) -> Database:
     driver = driver_of(engine.dialect)
     if driver.gives_up is not None:
         event.listen(engine, "handle_error", _note)
+    if driver.may_be_torn is not None:
+        event.listen(engine, "handle_error", _drop_torn)
 
     def trouble(error: BaseException) -> Trouble | None:
         if isinstance(error, exc.TimeoutError):
@@ -131,6 +133,10 @@ class HeldLink:
         self.held.rollback()
         self._inside = None
 
+    @property
+    def is_torn(self) -> bool:
+        return self._inside is not None and self._inside.is_torn
+
     def standing(self) -> Standing:
         return Standing.IDLE if self._inside is None else self._inside.standing()
 
@@ -184,6 +190,12 @@ class Inside:
             # Whoever rolls back to a savepoint from before can go on.
             self._given_up = lambda: part is None or part.is_active
 
+    @property
+    def is_torn(self) -> bool:
+        if self.driver.is_torn is None or self.connection.closed or self.connection.invalidated:
+            return False
+        return self.driver.is_torn(raw(self.connection))
+
     def standing(self) -> Standing:
         if self.connection.invalidated:
             return Standing.BROKEN
@@ -207,6 +219,21 @@ def _note(context: ExceptionContext) -> None:
     for inside in list(_watched):
         if inside.connection is context.connection:
             inside.failed(context.original_exception)
+
+
+def _drop_torn(context: ExceptionContext) -> None:
+    """Have SQLAlchemy drop a connection on which a statement was interrupted, be it a handler's or anybody's.
+
+    SQLAlchemy does so after Ctrl-C by itself, and not after an `Exception` of a signal's handler. Back in the pool, its
+    next user would get the answer that nobody has read.
+    """
+    connection = context.connection
+    if context.sqlalchemy_exception is not None or connection is None or connection.closed or connection.invalidated:
+        return
+    may_be_torn = driver_of(connection.dialect).may_be_torn
+    if may_be_torn is not None and may_be_torn(raw(connection)):
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = False
 
 
 class Source:
@@ -298,6 +325,10 @@ class StoresLink:
 
     def standing(self) -> Standing:
         return Standing.IDLE if self._transaction is None else self._transaction.standing()
+
+    @property
+    def is_torn(self) -> bool:
+        return self._transaction is not None and self._transaction.is_torn
 
     def spoil(self) -> None:
         if self._transaction is not None:

@@ -52,7 +52,11 @@ __all__ = [
 
 @runtime_checkable
 class Store(Protocol):
-    """Six atomic operations. A store that cannot be reached raises `StoreUnavailable`."""
+    """Six atomic operations. A store that cannot be reached raises `StoreUnavailable`.
+
+    One that has `knows(error)` says by it whether an error is its own. Any other that comes out of an operation counts
+    as an interrupt, as what a signal's handler raises: the operation is asked again, and then the interrupt goes on.
+    """
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         """Write the entry, or say what is in the way.

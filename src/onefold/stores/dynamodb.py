@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from onefold._checks import finite, positive, yes_or_no
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration
-from onefold.errors import UsageError
+from onefold.errors import OnefoldError, UsageError
 from onefold.stores import _dynamodb_clients as clients
 from onefold.stores import _dynamodb_schema as schema
 from onefold.stores._dynamodb_clients import AsyncClients, Settings
@@ -98,6 +98,10 @@ class DynamoDBStore:
 
     def purge(self, limit: int) -> int:
         return self._take(self._records.purge(limit))
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, as all of the client's are. Any other came from outside, as a signal\'s."""
+        return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._take(self._records.browse(query, limit))

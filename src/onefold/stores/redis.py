@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, Typ
 from onefold._checks import at_least, finite, positive
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
-from onefold.errors import StoreUnavailable, UsageError
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores import _redis_clients as clients
 from onefold.stores import _redis_records as records
 from onefold.stores._redis_errors import is_failure, translated
@@ -114,6 +114,10 @@ class RedisStore:
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return self._fly(self._operations.close_all, closes)
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, as all of the server's are. Any other came from outside, as a signal\'s."""
+        return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._fly(self._operations.browse, query, limit)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from onefold._checks import finite, one_of, positive, yes_or_no
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
-from onefold.errors import UsageError
+from onefold.errors import OnefoldError, UsageError
 from onefold.stores import _trickle as trickle
 from onefold.stores._open import without_password
 from onefold.stores._sql import VERSION, is_own
@@ -132,6 +132,10 @@ class SqliteStore:
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return self._end(lambda records: records.close_all(closes), len(closes), together=True)
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, as all of SQLite's are. Any other came from outside, as a signal\'s."""
+        return isinstance(error, (OnefoldError, sqlite3.Error))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._reading.do(lambda records: records.browse(query, limit))
