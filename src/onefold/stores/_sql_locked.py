@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from onefold._model import Claim
+from onefold.errors import StoreUnavailable
 from onefold.stores.base import PartlyRenewed
 
 # All waits of one renewal take an eighth of the shortest lease at most: half of what the heartbeat waits for an answer.
@@ -35,6 +36,14 @@ def turns(claims: Sequence[Claim], locked: Sequence[int], least: float) -> tuple
     if count == 0:
         return [], 0.0
     return random.sample(list(locked), count), budget / count
+
+
+class RowHeld(StoreUnavailable):
+    """Another transaction holds the row of a record that was to be written without waiting for it."""
+
+    @classmethod
+    def of(cls, claim: Claim) -> RowHeld:
+        return cls(f"{claim.address.operation} [key {claim.address.digest}]: {WHY}")
 
 
 def all_known(answers: Sequence[bool | None]) -> list[bool]:

@@ -28,7 +28,7 @@ from onefold._model import (
     State,
 )
 from onefold.stores._mysql_errors import NO_SAVEPOINT, number_of
-from onefold.stores._mysql_renew import extend_all
+from onefold.stores._mysql_renew import at_once, extend_all
 from onefold.stores._mysql_text import Name, as_read, filled, in_one, many, portions, read_well
 from onefold.stores._sql import (
     ADDRESS,
@@ -230,6 +230,9 @@ class Mysql(Dialect):
 
     def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
         return extend_all(self, claims)
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        return at_once(self, ask, claim)
 
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
         """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
