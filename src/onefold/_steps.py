@@ -197,6 +197,10 @@ class LeaseLeft(Step, frozen=True):
     claim: Claim
 
 
+class Took(Step, frozen=True):
+    """How long the last operation of the store took, which has failed."""
+
+
 class Running(Step, frozen=True):
     """Call the handler (or a probe) as the owner of this entry; the reply is how it `Ended`.
 
@@ -338,10 +342,12 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
 
 
 def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float:
-    """A step about the lease, which is the heartbeat's: how long it is certainly still ours."""
+    """A step about the time: a lease is the heartbeat's, which knows how long it is certainly still ours."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
         return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
+    if isinstance(step, Took):
+        return time.monotonic() - sent
     assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
     return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from onefold import StoreUnavailable
 from onefold._flow_steps import StepLog, take_step
 from onefold._log_writes import Logging
 from onefold._model import Done, NotDone, Unknown, downstream
-from onefold._steps import Ask, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Watching
+from onefold._steps import Ask, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Took, Watching
 from onefold._work import Work
 
 
@@ -111,6 +111,9 @@ def script(plan: Plan) -> Script:
             reply = yield from _run(plan, work, step)
         elif isinstance(step, Watching):
             reply = yield Watch()
+        elif isinstance(step, Took):
+            # No operation takes any time here.
+            reply = 0.0
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
@@ -154,6 +157,9 @@ def _take(log: StepLog, name: str, key: str) -> Generator[Any, Any, Any]:
         if isinstance(step, Running):
             yield Effect(key, name)
             reply = Ended(value=name)
+        elif isinstance(step, Took):
+            # No operation takes any time here.
+            reply = 0.0
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
