@@ -27,7 +27,7 @@ from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores.base import PartlyRenewed
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from services.proxy import Proxy
-from support import PATIENCE, Heard, eventually, in_time
+from support import PATIENCE, Heard, elsewhere, eventually, in_time
 
 # An eighth of it is shorter than InnoDB's shortest wait: a locked row is not waited for, or for a moment.
 LEASE: Final = 0.5
@@ -317,6 +317,38 @@ def test_of_a_store_that_renews_one_by_one_each_answer_counts_by_itself() -> Non
     assert all(beat.claim.address.key != "silent" for beat in heartbeat.beats.due(began + 100.0))
     store.silent.set()
     heartbeat.close()
+
+
+def test_of_a_store_that_renews_one_by_one_a_claim_that_is_due_alone_keeps_nobody_waiting() -> None:
+    store, began = OneByOne(), time.monotonic()
+    claims = [claim_of(entry(key, 30.0)) for key in ("silent", "b")]
+    heartbeat = Heartbeat(lambda: store, Teller())
+    try:
+        for claim in claims:
+            heartbeat.beats.add([claim], began - 15.0)
+            elsewhere(heartbeat.beat)
+
+        assert eventually(lambda: are_renewed(heartbeat.beats, claims, began))
+    finally:
+        store.silent.set()
+        heartbeat.close()
+
+
+def test_renewals_that_hang_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefold.heartbeat.HANGING_MAX", 2)
+    store, heard, began = OneByOne(), Heard(), time.monotonic()
+    heartbeat = Heartbeat(lambda: store, Teller(heard))
+    try:
+        for _ in range(3):
+            heartbeat.beats.add([claim_of(entry("silent", HOUR))], began - HOUR / 2)
+            elsewhere(heartbeat.beat)
+
+        assert [(event.kind.value, event.detail) for event in heard.events] == [("not_renewed", "late")]
+        # It is sent with the next beat, for which there may be room.
+        assert sum(not beat.under_way for beat in heartbeat.beats.values()) == 1
+    finally:
+        store.silent.set()
+        heartbeat.close()
 
 
 def test_of_a_store_that_is_awaited_one_by_one_each_answer_counts_by_itself() -> None:

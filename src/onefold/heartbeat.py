@@ -23,7 +23,7 @@ import msgspec
 
 from onefold._heartbeat_thread import thread_for
 from onefold._model import Claim
-from onefold._renewal_groups import TASKS_MAX, groups_of, spread
+from onefold._renewal_groups import HANGING_MAX, TASKS_MAX, are_one_group, groups_of, spread
 from onefold._renewal_telling import told_failed, told_late
 from onefold.durations import in_words
 from onefold.errors import ClaimLost
@@ -178,13 +178,14 @@ class Heartbeat:
             return
         try:
             store = self._store()
-            groups = _grouped(due, groups_of(store, _claims(due), batching=isinstance(store, Batching)))
+            batching = isinstance(store, Batching)
+            groups = _grouped(due, groups_of(store, _claims(due), batching=batching))
         except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
             told_failed(self._tell, due, error)
             return
         for beat in due:
             beat.under_way = True
-        if len(groups) == 1:
+        if are_one_group(store, batching=batching):
             answered = _tell_if_late(self.beats, due, self._tell)
             _renew(store, due, self._tell)
             answered.set()
@@ -194,6 +195,13 @@ class Heartbeat:
     def _renew_apart(self, store: Any, due: list[Beat], groups: list[list[Beat]]) -> None:
         """Renew each group by itself. Nobody waits for all of them: the next beat of one comes while another hangs."""
         tell = self._tell
+        self._renewers = [thread for thread in self._renewers if thread.is_alive()]
+        room = HANGING_MAX - len(self._renewers)
+        if room <= 0:
+            for beat in due:
+                beat.under_way = False
+            told_late(tell, due, f"{HANGING_MAX} renewals were sent before it, and the store has not answered them")
+            return
         answered = _tell_if_late(None, due, tell)
 
         def renew(group: list[Beat]) -> None:
@@ -201,7 +209,7 @@ class Heartbeat:
             if not any(beat.under_way for beat in due):
                 answered.set()
 
-        self._renewers = [thread for thread in self._renewers if thread.is_alive()] + spread(renew, groups)
+        self._renewers += spread(renew, groups, room)
 
 
 class LoopBeats:
