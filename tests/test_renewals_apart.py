@@ -27,7 +27,7 @@ from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores.base import PartlyRenewed
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from services.proxy import Proxy
-from support import PATIENCE, Heard, elsewhere, eventually, in_time
+from support import PATIENCE, Elsewhere, Heard, elsewhere, eventually, in_time
 
 # An eighth of it is shorter than InnoDB's shortest wait: a locked row is not waited for, or for a moment.
 LEASE: Final = 0.5
@@ -199,6 +199,41 @@ def test_a_row_that_is_locked_for_a_moment_is_waited_for_after_the_others(
             beat.join(PATIENCE)
 
     assert answers == [[True, True, True]]
+
+
+@pytest.mark.parametrize("way", ["postgres", "mysql"])
+def test_a_locked_row_is_not_waited_for_at_the_cost_of_a_shorter_lease(
+    way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the shorter one is not due now: it becomes due meanwhile, on the same connection."""
+    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", 2 * PATIENCE)
+    with store_of(way, request) as (store, url):
+        long, short = entry("long", HOUR), entry("short")
+        assert store.claim_all([long]) == [None]
+        assert store.claim(short) is None
+        with locking(url, "long"):
+            assert elsewhere(lambda: renewed(store, [long])) == [None]
+        assert renewed(store, [long, short]) == [True, True]
+
+
+@pytest.mark.parametrize("way", ["postgres", "mysql"])
+def test_a_short_lease_begins_after_a_wait_that_is_too_long_for_it(
+    way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", PATIENCE)
+    with store_of(way, request) as (store, url):
+        long, short = entry("long", HOUR), entry("short")
+        store.claim(long)
+        with locking(url, "long") as unlock:
+            beat = Elsewhere(lambda: renewed(store, [long]))
+            assert eventually(lambda: counted(url, WAITS[way]) > 0)
+            claiming = Elsewhere(lambda: store.claim(short))
+            assert eventually(lambda: store._leases.shortest == LEASE)
+            assert store.read(short.address) is None
+            unlock()
+            assert (beat.result(), claiming.result()) == ([True], None)
+        # What is known is not waited for again.
+        assert not store._leases.meet(LEASE)
 
 
 def counted(url: str, question: str) -> int:

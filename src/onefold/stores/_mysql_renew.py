@@ -54,7 +54,7 @@ class Renews(Protocol):
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]: ...
 
 
-def extend_all(sql: Renews, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
+def extend_all(sql: Renews, claims: Sequence[Claim], shortest: float) -> Talk[list[bool | None]]:
     """Renew all in one statement. Where a row is locked, those that are not, and then each of the others by itself."""
     everyone = sorted(range(len(claims)), key=lambda place: claims[place].address.parts)
     written = yield from _renewed(sql, claims, everyone)
@@ -68,7 +68,7 @@ def extend_all(sql: Renews, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
     locked = yield from _still_ours(sql, claims, [place for place in everyone if place not in free])
     for place in locked:
         answers[place] = None
-    chosen, seconds = turns(claims, locked, WAIT_LEAST)
+    chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
     for place in chosen:
         answers[place] = yield from _renewed_in_turn(sql, claims[place], int(seconds))
     # Most locks last for a moment: of duplicates that have met the key.

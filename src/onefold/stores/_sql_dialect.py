@@ -9,6 +9,7 @@ goes right through it, unless the dialect knows it for an answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
@@ -360,8 +361,12 @@ class Dialect:
         reply: Reply = yield Ask(self.renew, of_claim(claim) | of_notes(notes))
         return reply.written == 1
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
-        """Renew many. None: not renewed, and not lost either, because somebody has locked the record."""
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        """Renew many. None: not renewed, and not lost either, because somebody has locked the record.
+
+        `shortest` is the shortest lease that is renewed on this connection, which bounds the wait for such a record.
+        """
+        del shortest
         replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
         return [reply.written == 1 for reply in replies]
 

@@ -9,6 +9,7 @@ answer that a record is in the way. Never INSERT IGNORE, which would ignore what
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -228,8 +229,8 @@ class Mysql(Dialect):
     def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
         return read_well(super().browse(query, limit))
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
-        return extend_all(self, claims)
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        return extend_all(self, claims, shortest)
 
     def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
         return at_once(self, ask, claim)

@@ -199,8 +199,8 @@ class Postgres(Dialect):
     def read_all(self, addresses: Sequence[Address]) -> Ask:
         return many.reading(addresses)
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
-        return many.extend_all(claims)
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        return many.extend_all(claims, shortest)
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
         return many.close_all(closes)

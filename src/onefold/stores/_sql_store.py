@@ -32,7 +32,7 @@ from onefold.stores._sql_links import (
     down,
     no_tables,
 )
-from onefold.stores._sql_locked import all_known
+from onefold.stores._sql_locked import Leases, all_known
 from onefold.stores.base import Query
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ class SqlStore:
         self._pool = pool
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
         self._renewals = pool.reserve()
+        self._leases = Leases()
         self._looked = False
 
     def __repr__(self) -> str:
@@ -62,7 +63,7 @@ class SqlStore:
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
-            self._reserve()
+            self._reserve([entry])
         return self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
@@ -86,13 +87,13 @@ class SqlStore:
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         ended = sum(entry.state is State.DONE for entry in entries)
-        if ended < len(entries):
-            self._reserve()
+        if any(entry.state is RUNNING for entry in entries):
+            self._reserve(entries)
         return self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return all_known(self._do(lambda: self.database.sql.extend_all(claims), self._renewals))
+        return all_known(self._do(lambda: self.database.sql.extend_all(claims, self._leases.shortest), self._renewals))
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         try:
@@ -142,11 +143,16 @@ class SqlStore:
         self._renewals.let_go()
         self._pool.drop_idle()
 
-    def _reserve(self) -> None:
-        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive."""
-        if not self._renewals.is_held:
+    def _reserve(self, entries: Sequence[Entry]) -> None:
+        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive.
+
+        And where a wait that is under way on it may be too long for these leases, see it come to its end.
+        """
+        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
+        if self._leases.meet(shortest) or not self._renewals.is_held:
             with unsent():
                 self._sent(lambda _link: None, self._renewals)
+            self._leases.cared_for(shortest)
 
     def _close(self, talk: Callable[[], Talk[bool]], close: Close) -> bool:
         """End a claim: on the reserved connection where handlers hold all others."""
@@ -223,6 +229,7 @@ class AsyncSqlStore:
         self._pool = pool
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
         self._renewals = pool.reserve()
+        self._leases = Leases()
         self._looked = False
 
     def __repr__(self) -> str:
@@ -230,7 +237,7 @@ class AsyncSqlStore:
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
-            await self._reserve()
+            await self._reserve([entry])
         return await self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
@@ -255,13 +262,15 @@ class AsyncSqlStore:
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         ended = sum(entry.state is State.DONE for entry in entries)
-        if ended < len(entries):
-            await self._reserve()
+        if any(entry.state is RUNNING for entry in entries):
+            await self._reserve(entries)
         return await self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return all_known(await self._do(lambda: self.database.sql.extend_all(claims), self._renewals))
+        return all_known(
+            await self._do(lambda: self.database.sql.extend_all(claims, self._leases.shortest), self._renewals)
+        )
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
         many = not self.database.sql.closes_in_one
@@ -300,11 +309,13 @@ class AsyncSqlStore:
         await self._renewals.let_go()
         await self._pool.drop_idle()
 
-    async def _reserve(self) -> None:
+    async def _reserve(self, entries: Sequence[Entry]) -> None:
         """The same, awaited."""
-        if not self._renewals.is_held:
+        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
+        if self._leases.meet(shortest) or not self._renewals.is_held:
             with unsent():
                 await self._sent(_look_at_nothing, self._renewals)
+            self._leases.cared_for(shortest)
 
     async def _close(self, talk: Callable[[], Talk[bool]], close: Close) -> bool:
         """The same, awaited."""
