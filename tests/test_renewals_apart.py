@@ -386,6 +386,38 @@ def test_renewals_that_hang_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch)
         heartbeat.close()
 
 
+class Hanging:
+    """A store that renews all at once, and does not answer."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        self.asked.set()
+        assert self.answers.wait(PATIENCE)
+        return [True] * len(claims)
+
+    claim_all = close_all = extend_all
+
+
+@pytest.mark.parametrize("kind", [Hanging, OneByOne])
+def test_a_renewal_that_hangs_does_not_keep_a_heartbeat_from_being_closed(
+    kind: type[Any], fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("onefold.heartbeat.CLOSE_SECONDS", 0.05)
+    store, before = kind(), set(threading.enumerate())
+    heartbeat = Heartbeat(lambda: store, Teller())
+    heartbeat.watch([claim_of(entry("silent", HOUR))], time.monotonic())
+    assert eventually(lambda: any(beat.under_way for beat in heartbeat.beats.values()))
+
+    elsewhere(heartbeat.close)
+
+    assert "a guard was closed, and a renewal that is under way has not been answered within 0.05s" in caplog.text
+    (store.answers if isinstance(store, Hanging) else store.silent).set()
+    assert eventually(lambda: not {*threading.enumerate()} - before)
+    assert not heartbeat.beats
+
+
 def test_of_a_store_that_is_awaited_one_by_one_each_answer_counts_by_itself() -> None:
     store, claims, began = AsyncOneByOne(), [claim_of(entry(key, 30.0)) for key in KEYS], time.monotonic()
 

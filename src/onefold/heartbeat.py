@@ -24,7 +24,7 @@ import msgspec
 from onefold._heartbeat_thread import thread_for
 from onefold._model import Claim
 from onefold._renewal_groups import HANGING_MAX, TASKS_MAX, are_one_group, groups_of, spread
-from onefold._renewal_telling import told_failed, told_late
+from onefold._renewal_telling import told_failed, told_late, told_left
 from onefold.durations import in_words
 from onefold.errors import ClaimLost
 from onefold.events import Teller
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 # Two beats may fail before the lease ends.
 BEATS_PER_LEASE: Final = 3
+
+# How long `close` waits for renewals that are under way: a driver that waits for an answer cannot be told to stop.
+CLOSE_SECONDS: Final = 5.0
 
 
 class Beat(msgspec.Struct, eq=False):
@@ -148,25 +151,36 @@ class Heartbeat:
         self.beats.drop(claims)
 
     def close(self) -> None:
-        """Stop the thread; claims that are still alive end with their leases."""
+        """Stop the thread; claims that are still alive end with their leases.
+
+        Renewals that are under way are waited for, within a bound: what they open after the store is closed, nobody
+        closes before the process ends.
+        """
         with self._wake:
             self.closed = True
             self._wake.notify()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        for renewer in self._renewers:
-            # What it opens after the store is closed, nobody would close.
-            renewer.join()
+        ends = time.monotonic() + CLOSE_SECONDS
+        # The thread first: it may be about to start one of the others.
+        ended = [self._thread is None or _joined(self._thread, ends)]
+        ended += [_joined(renewer, ends) for renewer in self._renewers]
+        if not all(ended):
+            told_left(CLOSE_SECONDS)
         self.reset()
+
+    def is_over(self, wake: threading.Condition) -> bool:
+        """Return whether the thread that waits for this has to end."""
+        return self.closed or wake is not self._wake
 
     def pause(self) -> float:
         """How long until the next beat is due; also if its claim has ended meanwhile, which costs less to see then."""
         return self._wakes_at - time.monotonic()
 
     def beat_and_plan(self) -> None:
+        wake = self._wake
         self.beat()
-        with self._wake:
+        with wake:
+            if self.is_over(wake):
+                return
             # First forever, then what is due: a claim that comes in between sees the one or is seen by the other.
             self._wakes_at = math.inf
             self._wakes_at = self.beats.next_due()
@@ -343,6 +357,14 @@ class AsyncHeartbeat:
             asked = (_outcome(_asked(store, group, batching=batching, room=room), group) for group in groups)
             outcomes = await gather(*asked)
         _tell_failures(self._tell, outcomes)
+
+
+def _joined(thread: threading.Thread, ends: float) -> bool:
+    """Wait for a thread until this moment; return whether it has ended, or is the one that waits."""
+    if thread is threading.current_thread():
+        return True
+    thread.join(max(ends - time.monotonic(), 0.0))
+    return not thread.is_alive()
 
 
 def _claims(beats: Sequence[Beat]) -> list[Claim]:
