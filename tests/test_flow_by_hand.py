@@ -8,11 +8,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from onefold import Policy, StoreUnavailable
+from onefold import OutcomeUnknown, Policy, StoreUnavailable
+from onefold._flow import insist
 from onefold._flow_joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
 from onefold._flow_seen import write_seen
-from onefold._model import GONE, Asked, Commit, Entry, Record, State
-from onefold._steps import Beginning, Claiming, Committing, Ended, Finishing, Flow, Pausing, RollingBack, Running
+from onefold._flow_steps import StepLog, take_step
+from onefold._model import GONE, Asked, Claim, Commit, Ending, Entry, Record, State
+from onefold._steps import (
+    Beginning,
+    Claiming,
+    Committing,
+    Ended,
+    Finishing,
+    Flow,
+    LeaseLeft,
+    Pausing,
+    RollingBack,
+    Running,
+    Took,
+)
 from onefold._work import Work
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
@@ -192,3 +206,34 @@ def test_two_that_met_do_not_come_back_at_the_same_moment() -> None:
 
     assert here != there
     assert all(pause < RETRY_PAUSE_MAX for pause in (*here, *there))
+
+
+def test_an_end_is_insisted_on_for_one_lease_in_which_the_time_that_each_failure_took_counts() -> None:
+    """Also while the heartbeat gets through, so that the lease goes on."""
+    claim = Claim(ADDRESS, b"t" * 16, 30.0)
+    ending = Finishing(claim, Ending(state=State.DONE, stay=60.0))
+    away, asked = StoreUnavailable("the pool gave no connection"), 0
+    hand = Hand(insist(Teller(Heard()), claim, ending, "finish"))
+
+    while hand.step is ending:
+        asked += 1
+        assert isinstance(hand.fail(away), Took)
+        assert isinstance(hand.reply(10.0), LeaseLeft)
+        if hand.reply(30.0) is not None:
+            assert isinstance(hand.step, Pausing)
+            hand.reply(0.0)
+
+    assert (asked, hand.value) == (3, away)
+
+
+def test_of_a_step_that_has_run_nobody_says_that_nothing_ran() -> None:
+    entry = Entry(address=ADDRESS, token=b"t" * 16, lease=30.0, stay=60.0)
+    hand = Hand(take_step(StepLog(entry, MsgspecCodec(), Teller(Heard())), "charge", lambda: None, Any))
+    hand.reply(Ended(value="charged"))
+    hand.fail(StoreUnavailable("your pool gave no connection. Nothing ran. Is it large enough?"))
+    hand.reply(30.0)
+
+    with pytest.raises(OutcomeUnknown, match=r"'charge' has run.*gave no connection\. Is it large enough\?") as told:
+        hand.reply(0.0)
+
+    assert "Nothing ran" not in str(told.value)

@@ -27,7 +27,7 @@ from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores.base import PartlyRenewed
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from services.proxy import Proxy
-from support import PATIENCE, Heard, eventually, in_time
+from support import PATIENCE, Elsewhere, Heard, elsewhere, eventually, in_time
 
 # An eighth of it is shorter than InnoDB's shortest wait: a locked row is not waited for, or for a moment.
 LEASE: Final = 0.5
@@ -201,6 +201,41 @@ def test_a_row_that_is_locked_for_a_moment_is_waited_for_after_the_others(
     assert answers == [[True, True, True]]
 
 
+@pytest.mark.parametrize("way", ["postgres", "mysql"])
+def test_a_locked_row_is_not_waited_for_at_the_cost_of_a_shorter_lease(
+    way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the shorter one is not due now: it becomes due meanwhile, on the same connection."""
+    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", 2 * PATIENCE)
+    with store_of(way, request) as (store, url):
+        long, short = entry("long", HOUR), entry("short")
+        assert store.claim_all([long]) == [None]
+        assert store.claim(short) is None
+        with locking(url, "long"):
+            assert elsewhere(lambda: renewed(store, [long])) == [None]
+        assert renewed(store, [long, short]) == [True, True]
+
+
+@pytest.mark.parametrize("way", ["postgres", "mysql"])
+def test_a_short_lease_begins_after_a_wait_that_is_too_long_for_it(
+    way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", PATIENCE)
+    with store_of(way, request) as (store, url):
+        long, short = entry("long", HOUR), entry("short")
+        store.claim(long)
+        with locking(url, "long") as unlock:
+            beat = Elsewhere(lambda: renewed(store, [long]))
+            assert eventually(lambda: counted(url, WAITS[way]) > 0)
+            claiming = Elsewhere(lambda: store.claim(short))
+            assert eventually(lambda: store._leases.shortest == LEASE)
+            assert store.read(short.address) is None
+            unlock()
+            assert (beat.result(), claiming.result()) == ([True], None)
+        # What is known is not waited for again.
+        assert not store._leases.meet(LEASE)
+
+
 def counted(url: str, question: str) -> int:
     if url.startswith("postgresql"):
         with psycopg.connect(url) as connection:
@@ -317,6 +352,70 @@ def test_of_a_store_that_renews_one_by_one_each_answer_counts_by_itself() -> Non
     assert all(beat.claim.address.key != "silent" for beat in heartbeat.beats.due(began + 100.0))
     store.silent.set()
     heartbeat.close()
+
+
+def test_of_a_store_that_renews_one_by_one_a_claim_that_is_due_alone_keeps_nobody_waiting() -> None:
+    store, began = OneByOne(), time.monotonic()
+    claims = [claim_of(entry(key, 30.0)) for key in ("silent", "b")]
+    heartbeat = Heartbeat(lambda: store, Teller())
+    try:
+        for claim in claims:
+            heartbeat.beats.add([claim], began - 15.0)
+            elsewhere(heartbeat.beat)
+
+        assert eventually(lambda: are_renewed(heartbeat.beats, claims, began))
+    finally:
+        store.silent.set()
+        heartbeat.close()
+
+
+def test_renewals_that_hang_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefold.heartbeat.HANGING_MAX", 2)
+    store, heard, began = OneByOne(), Heard(), time.monotonic()
+    heartbeat = Heartbeat(lambda: store, Teller(heard))
+    try:
+        for _ in range(3):
+            heartbeat.beats.add([claim_of(entry("silent", HOUR))], began - HOUR / 2)
+            elsewhere(heartbeat.beat)
+
+        assert [(event.kind.value, event.detail) for event in heard.events] == [("not_renewed", "late")]
+        # It is sent with the next beat, for which there may be room.
+        assert sum(not beat.under_way for beat in heartbeat.beats.values()) == 1
+    finally:
+        store.silent.set()
+        heartbeat.close()
+
+
+class Hanging:
+    """A store that renews all at once, and does not answer."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        self.asked.set()
+        assert self.answers.wait(PATIENCE)
+        return [True] * len(claims)
+
+    claim_all = close_all = extend_all
+
+
+@pytest.mark.parametrize("kind", [Hanging, OneByOne])
+def test_a_renewal_that_hangs_does_not_keep_a_heartbeat_from_being_closed(
+    kind: type[Any], fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("onefold.heartbeat.CLOSE_SECONDS", 0.05)
+    store, before = kind(), set(threading.enumerate())
+    heartbeat = Heartbeat(lambda: store, Teller())
+    heartbeat.watch([claim_of(entry("silent", HOUR))], time.monotonic())
+    assert eventually(lambda: any(beat.under_way for beat in heartbeat.beats.values()))
+
+    elsewhere(heartbeat.close)
+
+    assert "a guard was closed, and a renewal that is under way has not been answered within 0.05s" in caplog.text
+    (store.answers if isinstance(store, Hanging) else store.silent).set()
+    assert eventually(lambda: not {*threading.enumerate()} - before)
+    assert not heartbeat.beats
 
 
 def test_of_a_store_that_is_awaited_one_by_one_each_answer_counts_by_itself() -> None:

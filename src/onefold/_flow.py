@@ -26,6 +26,7 @@ from onefold._steps import (
     Reading,
     Releasing,
     Running,
+    Took,
     Watching,
 )
 from onefold._steps_left import as_remark
@@ -335,6 +336,7 @@ def insist(tell: Teller, claim: Claim, step: Ask, what: str) -> Flow[bool | Exce
         except Exception as error:  # noqa: BLE001 - whatever it is, it is asked again: something has happened
             failure = error
         tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
+        waited += yield Took()
         left = yield LeaseLeft(claim)
         if isinstance(failure, NotAnswered) or min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
             return failure

@@ -204,9 +204,11 @@ def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
         raise _lost(log, name, value)
     if isinstance(kept, Exception):
         log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
+        # As a store says it of a claim. Here something has run.
+        why = f"{type(kept).__name__}: {kept}".replace(" Nothing ran.", "")
         raise OutcomeUnknown(
             f"{entry.address.operation} [key {entry.address.digest}]: the step {name!r} has run, but the store could "
-            f"not be told of it within the lease ({type(kept).__name__}: {kept}). Let this run end here: if its end "
+            f"not be told of it within the lease ({why}). Let this run end here: if its end "
             "cannot be told either, the next attempt runs the step again"
         ) from kept
 

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 class Beating(Protocol):
     """What the thread asks of a heartbeat."""
 
-    closed: bool
-
+    def is_over(self, wake: threading.Condition) -> bool: ...
     def pause(self) -> float: ...
     def beat_and_plan(self) -> None: ...
 
@@ -34,7 +33,7 @@ def _beat_until_gone(
     while True:
         with wake:
             heartbeat = find()
-            if heartbeat is None or heartbeat.closed:
+            if heartbeat is None or heartbeat.is_over(wake):
                 return
             pause = heartbeat.pause()
             if pause > 0:

@@ -14,6 +14,8 @@ T = TypeVar("T")
 # A store that renews one by one is asked for so many at the same time by a blocking guard: fewer than the ten
 # connections that client libraries usually keep. An async guard asks for more, as waiting costs it nothing.
 THREADS_MAX: Final = 8
+# And so many threads in all wait for answers that do not come, before no further renewal is sent.
+HANGING_MAX: Final = 64
 TASKS_MAX: Final = 32
 
 # The places of claims that are sent together.
@@ -31,7 +33,12 @@ def groups_of(store: Any, claims: Sequence[Claim], *, batching: bool) -> list[Gr
     return [list(range(len(claims)))] if grouped is None else grouped(claims)
 
 
-def spread(work: Callable[[T], object], pieces: Sequence[T]) -> list[threading.Thread]:
+def are_one_group(store: Any, *, batching: bool) -> bool:
+    """Return whether all claims of this store are always renewed together, on one connection."""
+    return batching and not hasattr(store, "renewal_groups")
+
+
+def spread(work: Callable[[T], object], pieces: Sequence[T], most: int = THREADS_MAX) -> list[threading.Thread]:
     """Work on the pieces in a few threads, and do not wait for them: each takes the next piece until none is left."""
     waiting = deque(pieces)
 
@@ -44,7 +51,8 @@ def spread(work: Callable[[T], object], pieces: Sequence[T]) -> list[threading.T
             work(piece)
 
     threads = [
-        threading.Thread(target=take, name="onefold-renewal", daemon=True) for _ in range(min(len(pieces), THREADS_MAX))
+        threading.Thread(target=take, name="onefold-renewal", daemon=True)
+        for _ in range(min(len(pieces), most, THREADS_MAX))
     ]
     try:
         for thread in threads:

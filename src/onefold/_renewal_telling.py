@@ -34,6 +34,17 @@ def told_failed(tell: Teller, beats: Sequence[Told], error: Exception) -> None:
         tell(Kind.NOT_RENEWED, beat.claim.address, detail=type(error).__name__)
 
 
+def told_left(seconds: float) -> None:
+    """Log that a heartbeat was closed while a renewal was under way."""
+    import logging
+
+    logging.getLogger("onefold").warning(
+        "a guard was closed, and a renewal that is under way has not been answered within %s: its thread and its "
+        "connection are left to themselves. Give the driver time-outs below the lease",
+        in_words(seconds),
+    )
+
+
 def _warn(beats: Sequence[Told], cause: str) -> None:
     """Log it while there is still time: another may take the claim over when its lease is over."""
     import logging

@@ -204,6 +204,10 @@ class LeaseLeft(Step, frozen=True):
     claim: Claim
 
 
+class Took(Step, frozen=True):
+    """How long the last operation of the store took, which has failed."""
+
+
 class Running(Step, frozen=True):
     """Call the handler (or a probe) as the owner of this entry; the reply is how it `Ended`.
 
@@ -352,12 +356,14 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
 
 
 def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
-    """A step about the lease, which is the heartbeat's: how long it is certainly still ours, while it is watched."""
+    """A step about the time: a lease is the heartbeat's, which knows how long it is certainly still ours."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
         return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
     if isinstance(step, Unwatching):
         return hands.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
+    if isinstance(step, Took):
+        return time.monotonic() - sent
     assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
     return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 

@@ -23,8 +23,8 @@ import msgspec
 
 from onefold._heartbeat_thread import thread_for
 from onefold._model import Claim
-from onefold._renewal_groups import TASKS_MAX, groups_of, spread
-from onefold._renewal_telling import told_failed, told_late
+from onefold._renewal_groups import HANGING_MAX, TASKS_MAX, are_one_group, groups_of, spread
+from onefold._renewal_telling import told_failed, told_late, told_left
 from onefold.durations import in_words
 from onefold.errors import ClaimLost
 from onefold.events import Teller
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 # Two beats may fail before the lease ends.
 BEATS_PER_LEASE: Final = 3
+
+# How long `close` waits for renewals that are under way: a driver that waits for an answer cannot be told to stop.
+CLOSE_SECONDS: Final = 5.0
 
 
 class Beat(msgspec.Struct, eq=False):
@@ -148,25 +151,36 @@ class Heartbeat:
         self.beats.drop(claims)
 
     def close(self) -> None:
-        """Stop the thread; claims that are still alive end with their leases."""
+        """Stop the thread; claims that are still alive end with their leases.
+
+        Renewals that are under way are waited for, within a bound: what they open after the store is closed, nobody
+        closes before the process ends.
+        """
         with self._wake:
             self.closed = True
             self._wake.notify()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        for renewer in self._renewers:
-            # What it opens after the store is closed, nobody would close.
-            renewer.join()
+        ends = time.monotonic() + CLOSE_SECONDS
+        # The thread first: it may be about to start one of the others.
+        ended = [self._thread is None or _joined(self._thread, ends)]
+        ended += [_joined(renewer, ends) for renewer in self._renewers]
+        if not all(ended):
+            told_left(CLOSE_SECONDS)
         self.reset()
+
+    def is_over(self, wake: threading.Condition) -> bool:
+        """Return whether the thread that waits for this has to end."""
+        return self.closed or wake is not self._wake
 
     def pause(self) -> float:
         """How long until the next beat is due; also if its claim has ended meanwhile, which costs less to see then."""
         return self._wakes_at - time.monotonic()
 
     def beat_and_plan(self) -> None:
+        wake = self._wake
         self.beat()
-        with self._wake:
+        with wake:
+            if self.is_over(wake):
+                return
             # First forever, then what is due: a claim that comes in between sees the one or is seen by the other.
             self._wakes_at = math.inf
             self._wakes_at = self.beats.next_due()
@@ -178,13 +192,14 @@ class Heartbeat:
             return
         try:
             store = self._store()
-            groups = _grouped(due, groups_of(store, _claims(due), batching=isinstance(store, Batching)))
+            batching = isinstance(store, Batching)
+            groups = _grouped(due, groups_of(store, _claims(due), batching=batching))
         except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
             told_failed(self._tell, due, error)
             return
         for beat in due:
             beat.under_way = True
-        if len(groups) == 1:
+        if are_one_group(store, batching=batching):
             answered = _tell_if_late(self.beats, due, self._tell)
             _renew(store, due, self._tell)
             answered.set()
@@ -194,6 +209,13 @@ class Heartbeat:
     def _renew_apart(self, store: Any, due: list[Beat], groups: list[list[Beat]]) -> None:
         """Renew each group by itself. Nobody waits for all of them: the next beat of one comes while another hangs."""
         tell = self._tell
+        self._renewers = [thread for thread in self._renewers if thread.is_alive()]
+        room = HANGING_MAX - len(self._renewers)
+        if room <= 0:
+            for beat in due:
+                beat.under_way = False
+            told_late(tell, due, f"{HANGING_MAX} renewals were sent before it, and the store has not answered them")
+            return
         answered = _tell_if_late(None, due, tell)
 
         def renew(group: list[Beat]) -> None:
@@ -201,7 +223,7 @@ class Heartbeat:
             if not any(beat.under_way for beat in due):
                 answered.set()
 
-        self._renewers = [thread for thread in self._renewers if thread.is_alive()] + spread(renew, groups)
+        self._renewers += spread(renew, groups, room)
 
 
 class LoopBeats:
@@ -335,6 +357,14 @@ class AsyncHeartbeat:
             asked = (_outcome(_asked(store, group, batching=batching, room=room), group) for group in groups)
             outcomes = await gather(*asked)
         _tell_failures(self._tell, outcomes)
+
+
+def _joined(thread: threading.Thread, ends: float) -> bool:
+    """Wait for a thread until this moment; return whether it has ended, or is the one that waits."""
+    if thread is threading.current_thread():
+        return True
+    thread.join(max(ends - time.monotonic(), 0.0))
+    return not thread.is_alive()
 
 
 def _claims(beats: Sequence[Beat]) -> list[Claim]:

@@ -15,7 +15,7 @@ from onefold.stores._mysql_errors import LOCKED, number_of
 from onefold.stores._mysql_text import as_read, many
 from onefold.stores._sql import AT, OURS, TABLE, Parameters, of_address, of_claim, of_notes, records
 from onefold.stores._sql_dialect import Ask, Reply, Talk
-from onefold.stores._sql_locked import WAIT_SECONDS, turns
+from onefold.stores._sql_locked import WAIT_SECONDS, RowHeld, turns
 
 # A row that was locked may be free, and another locked, by the time that it is written.
 ROUNDS_MAX: Final = 3
@@ -39,6 +39,7 @@ _RENEW: Final = (
     "expires = CASE state WHEN 'running' THEN :now + free_stay ELSE expires END "
     f"WHERE {AT.replace(':', 'free_')}"
 )
+_HELD_NOW: Final = f"SELECT 1 FROM {_RECORDS} WHERE {AT} FOR UPDATE NOWAIT"
 _FREE: Final = f"SELECT :number FROM {_RECORDS} WHERE {_LIVE} FOR UPDATE SKIP LOCKED"
 
 
@@ -53,7 +54,7 @@ class Renews(Protocol):
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]: ...
 
 
-def extend_all(sql: Renews, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
+def extend_all(sql: Renews, claims: Sequence[Claim], shortest: float) -> Talk[list[bool | None]]:
     """Renew all in one statement. Where a row is locked, those that are not, and then each of the others by itself."""
     everyone = sorted(range(len(claims)), key=lambda place: claims[place].address.parts)
     written = yield from _renewed(sql, claims, everyone)
@@ -67,7 +68,7 @@ def extend_all(sql: Renews, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
     locked = yield from _still_ours(sql, claims, [place for place in everyone if place not in free])
     for place in locked:
         answers[place] = None
-    chosen, seconds = turns(claims, locked, WAIT_LEAST)
+    chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
     for place in chosen:
         answers[place] = yield from _renewed_in_turn(sql, claims[place], int(seconds))
     # Most locks last for a moment: of duplicates that have met the key.
@@ -120,6 +121,18 @@ def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> 
         return one is not None and one.token == token and one.state in (State.RUNNING, State.HELD)
 
     return [place for place in places if is_ours(claims[place].address, claims[place].token)]
+
+
+def at_once(sql: Renews, ask: Ask, claim: Claim) -> Talk[Reply]:
+    """Write one record without waiting for its row: it is looked at before, as InnoDB's shortest wait is a second."""
+    try:
+        yield Ask(sql.spell(_HELD_NOW), of_address(claim.address), rows=True)
+        # Somebody may lock it in between.
+        return (yield from sql.waiting(ask, int(WAIT_LEAST)))
+    except Exception as error:
+        if number_of(error) not in LOCKED:
+            raise
+        raise RowHeld.of(claim) from error
 
 
 def _renewed_in_turn(sql: Renews, claim: Claim, seconds: int) -> Talk[bool | None]:

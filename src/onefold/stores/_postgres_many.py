@@ -111,7 +111,7 @@ def reading(addresses: Sequence[Address]) -> Ask:
     return Ask(_READ_ALL, _arrays(ADDRESS, map(of_address, addresses)), rows=True)
 
 
-def extend_all(claims: Sequence[Claim]) -> Talk[list[bool | None]]:
+def extend_all(claims: Sequence[Claim], shortest: float) -> Talk[list[bool | None]]:
     """Renew what nobody has locked in one statement, and then what is locked, one by one."""
     answers: list[bool | None] = [False] * len(claims)
     for places in _rounds([claim.address for claim in claims]):
@@ -125,7 +125,7 @@ def extend_all(claims: Sequence[Claim]) -> Talk[list[bool | None]]:
     locked = yield from _still_ours(claims, missing)
     for place in locked:
         answers[place] = None
-    chosen, seconds = turns(claims, locked, WAIT_LEAST)
+    chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
     for place in chosen:
         answers[place] = yield from _renewed_in_turn(claims[place], seconds)
     return answers

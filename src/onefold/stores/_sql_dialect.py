@@ -9,6 +9,7 @@ goes right through it, unless the dialect knows it for an answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
@@ -132,6 +133,9 @@ class Dialect:
     # It may give none where that record came while it was waiting; then it is asked again. Where it never gives one,
     # the number of rows says whether it has written.
     answers: bool = False
+
+    # Whether `close_all` sends one statement at a time, and not a list of them.
+    closes_in_one: bool = False
 
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
 
@@ -357,34 +361,48 @@ class Dialect:
         reply: Reply = yield Ask(self.renew, of_claim(claim) | of_notes(notes))
         return reply.written == 1
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
-        """Renew many. None: not renewed, and not lost either, because somebody has locked the record."""
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        """Renew many. None: not renewed, and not lost either, because somebody has locked the record.
+
+        `shortest` is the shortest lease that is renewed on this connection, which bounds the wait for such a record.
+        """
+        del shortest
         replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
         return [reply.written == 1 for reply in replies]
 
     def finish(self, claim: Claim, ending: Ending) -> Talk[bool]:
-        reply: Reply = yield self._closing(claim, ending)
+        reply: Reply = yield self.closing(claim, ending)
         return reply.written == 1
 
     def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
-        reply: Reply = yield self._closing(claim, memory)
+        reply: Reply = yield self.closing(claim, memory)
         return reply.written == 1 or (yield from self.read(claim.address)) is None
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
         """Finishes and releases in one message; a release of what is not there is asked about afterwards."""
-        replies: list[Reply] = yield [self._closing(close.claim, close.by) for close in closes]
+        replies: list[Reply] = yield [self.closing(close.claim, close.by) for close in closes]
         closed = [reply.written == 1 for reply in replies]
         for at, close in enumerate(closes):
             if not closed[at] and not isinstance(close.by, Ending):
                 closed[at] = (yield from self.read(close.claim.address)) is None
         return closed
 
-    def _closing(self, claim: Claim, by: Ending | Memory | None) -> Ask:
+    def closing(self, claim: Claim, by: Ending | Memory | None) -> Ask:
+        """Return the statement that ends a claim."""
         if isinstance(by, Ending):
             return Ask(self.end, of_claim(claim) | of_ending(by))
         if isinstance(by, Memory):
             return Ask(self.leave_open, of_claim(claim) | of_memory(by))
         return Ask(self.forget, of_claim(claim))
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        """Write the record of this claim without waiting for its row; raise `RowHeld` where somebody holds it.
+
+        A database that locks no rows, but everything, has a bound for that.
+        """
+        del claim
+        reply: Reply = yield ask
+        return reply
 
     def read(self, address: Address) -> Talk[Record | None]:
         reply: Reply = yield Ask(self.look, of_address(address), rows=True)

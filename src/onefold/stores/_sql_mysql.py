@@ -9,6 +9,7 @@ answer that a record is in the way. Never INSERT IGNORE, which would ignore what
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -28,7 +29,7 @@ from onefold._model import (
     State,
 )
 from onefold.stores._mysql_errors import NO_SAVEPOINT, number_of
-from onefold.stores._mysql_renew import extend_all
+from onefold.stores._mysql_renew import at_once, extend_all
 from onefold.stores._mysql_text import Name, as_read, filled, in_one, many, portions, read_well
 from onefold.stores._sql import (
     ADDRESS,
@@ -228,8 +229,11 @@ class Mysql(Dialect):
     def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
         return read_well(super().browse(query, limit))
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
-        return extend_all(self, claims)
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        return extend_all(self, claims, shortest)
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        return at_once(self, ask, claim)
 
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
         """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""

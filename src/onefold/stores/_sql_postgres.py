@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
 from onefold.stores import _postgres_many as many
+from onefold.stores._postgres_errors import LOCKED, code_of
 from onefold.stores._postgres_words import (
     AT_ADDRESS,
     COLUMNS,
@@ -27,6 +28,7 @@ from onefold.stores._postgres_words import (
 )
 from onefold.stores._sql import ALIVE, AT, TABLE, Parameters, of_address, of_claim, of_entry
 from onefold.stores._sql_dialect import GONE_MARK, Ask, Dialect, Reply, Talk
+from onefold.stores._sql_locked import RowHeld
 from onefold.stores.base import Query
 
 # Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
@@ -64,12 +66,16 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 _REWRITTEN: Final = ", ".join(f"{column} = {value}" for column, value in STORED.items())
 
 
+# A condition that is always true, and is looked at before any row. The setting ends with the statement.
+_AT_ONCE: Final = f"(SELECT set_config('lock_timeout', '{round(many.WAIT_LEAST * 1000)}ms', true)) IS NOT NULL"
+
 OF_THIS_TRANSACTION: Final = "age(xmin) <= 0"
 
 
 class Postgres(Dialect):
     name = "PostgreSQL"
     answers = True
+    closes_in_one = True
 
     versions = (
         (
@@ -193,11 +199,20 @@ class Postgres(Dialect):
     def read_all(self, addresses: Sequence[Address]) -> Ask:
         return many.reading(addresses)
 
-    def extend_all(self, claims: Sequence[Claim]) -> Talk[list[bool | None]]:
-        return many.extend_all(claims)
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        return many.extend_all(claims, shortest)
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
         return many.close_all(closes)
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        try:
+            reply: Reply = yield ask._replace(statement=f"{ask.statement} AND {_AT_ONCE}")
+        except Exception as error:
+            if code_of(error) != LOCKED:
+                raise
+            raise RowHeld.of(claim) from error
+        return reply
 
 
 def _is_usual(entry: Entry) -> bool:

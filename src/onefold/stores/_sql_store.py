@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from onefold._interrupts import heard
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
+from onefold.stores import _sql_reserve as reserve
 from onefold.stores import _trickle as trickle
 from onefold.stores._reserved import came_to_nothing, unsent
 from onefold.stores._sql import VERSION
@@ -32,7 +33,7 @@ from onefold.stores._sql_links import (
     down,
     no_tables,
 )
-from onefold.stores._sql_locked import all_known
+from onefold.stores._sql_locked import Leases, all_known
 from onefold.stores.base import Query
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class SqlStore:
         self._pool = pool
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
         self._renewals = pool.reserve()
+        self._leases = Leases()
         self._looked = False
 
     def __repr__(self) -> str:
@@ -62,17 +64,21 @@ class SqlStore:
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
-            self._reserve()
+            self._reserve([entry])
         return self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return self._do(lambda: self.database.sql.extend(claim, notes))
+        try:
+            return self._do(lambda: self.database.sql.extend(claim, notes))
+        except StoreUnavailable as error:
+            self._is_for_reserve(error)
+        return self._do(lambda: reserve.extended(self.database.sql, claim, notes), self._renewals)
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._close(lambda: self.database.sql.finish(claim, ending))
+        return self._close(lambda: self.database.sql.finish(claim, ending), Close(claim, ending))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._close(lambda: self.database.sql.release(claim, memory))
+        return self._close(lambda: self.database.sql.release(claim, memory), Close(claim, memory))
 
     def read(self, address: Address) -> Record | None:
         return self._do(lambda: self.database.sql.read(address))
@@ -82,16 +88,20 @@ class SqlStore:
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         ended = sum(entry.state is State.DONE for entry in entries)
-        if ended < len(entries):
-            self._reserve()
+        if any(entry.state is RUNNING for entry in entries):
+            self._reserve(entries)
         return self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return all_known(self._do(lambda: self.database.sql.extend_all(claims), self._renewals))
+        return all_known(self._do(lambda: self.database.sql.extend_all(claims, self._leases.shortest), self._renewals))
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._close(lambda: self.database.sql.close_all(closes), len(closes))
+        try:
+            return self._end(lambda: self.database.sql.close_all(closes), len(closes))
+        except StoreUnavailable as error:
+            self._is_for_reserve(error)
+        return self._do(lambda: reserve.all_closed(self.database.sql, closes), self._renewals)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._do(lambda: self.database.sql.browse(query, limit))
@@ -138,20 +148,29 @@ class SqlStore:
         self._renewals.let_go()
         self._pool.drop_idle()
 
-    def _reserve(self) -> None:
-        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive."""
-        if not self._renewals.is_held:
+    def _reserve(self, entries: Sequence[Entry]) -> None:
+        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive.
+
+        And where a wait that is under way on it may be too long for these leases, see it come to its end.
+        """
+        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
+        if self._leases.meet(shortest) or not self._renewals.is_held:
             with unsent():
                 self._sent(lambda _link: None, self._renewals)
+            self._leases.cared_for(shortest)
 
-    def _close(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
-        """End a claim, or several: on the reserved connection where handlers hold all others."""
+    def _close(self, talk: Callable[[], Talk[bool]], close: Close) -> bool:
+        """End a claim: on the reserved connection where handlers hold all others."""
         try:
-            return self._end(talk, ended)
+            return self._end(talk)
         except StoreUnavailable as error:
-            if error.reached or not self._renewals.is_held:
-                raise
-        return self._do(talk, self._renewals)
+            self._is_for_reserve(error)
+        return self._do(lambda: reserve.closed(self.database.sql, close), self._renewals)
+
+    def _is_for_reserve(self, error: StoreUnavailable) -> None:
+        """Raise it again, unless the pool gave no connection and the one that is reserved may serve."""
+        if error.reached or not self._renewals.is_held:
+            raise error
 
     def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
         """What ends a delivery, or several, and a little of a purge after it."""
@@ -215,6 +234,7 @@ class AsyncSqlStore:
         self._pool = pool
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
         self._renewals = pool.reserve()
+        self._leases = Leases()
         self._looked = False
 
     def __repr__(self) -> str:
@@ -222,17 +242,22 @@ class AsyncSqlStore:
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
-            await self._reserve()
+            await self._reserve([entry])
         return await self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return await self._do(lambda: self.database.sql.extend(claim, notes))
+        soon = reserve.Soon(self._pool, [claim])
+        try:
+            return await self._do(lambda: self.database.sql.extend(claim, notes), soon)
+        except StoreUnavailable as error:
+            self._is_for_reserve(error)
+        return await self._do(lambda: reserve.extended(self.database.sql, claim, notes), self._renewals)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._close(lambda: self.database.sql.finish(claim, ending))
+        return await self._close(lambda: self.database.sql.finish(claim, ending), Close(claim, ending))
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._close(lambda: self.database.sql.release(claim, memory))
+        return await self._close(lambda: self.database.sql.release(claim, memory), Close(claim, memory))
 
     async def read(self, address: Address) -> Record | None:
         return await self._do(lambda: self.database.sql.read(address))
@@ -242,16 +267,24 @@ class AsyncSqlStore:
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         ended = sum(entry.state is State.DONE for entry in entries)
-        if ended < len(entries):
-            await self._reserve()
+        if any(entry.state is RUNNING for entry in entries):
+            await self._reserve(entries)
         return await self._end(lambda: self.database.sql.claim_all(entries), ended)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return all_known(await self._do(lambda: self.database.sql.extend_all(claims), self._renewals))
+        return all_known(
+            await self._do(lambda: self.database.sql.extend_all(claims, self._leases.shortest), self._renewals)
+        )
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._close(lambda: self.database.sql.close_all(closes), len(closes))
+        many = not self.database.sql.closes_in_one
+        soon = reserve.Soon(self._pool, [close.claim for close in closes], many=many)
+        try:
+            return await self._end(lambda: self.database.sql.close_all(closes), len(closes), soon)
+        except StoreUnavailable as error:
+            self._is_for_reserve(error)
+        return await self._do(lambda: reserve.all_closed(self.database.sql, closes), self._renewals)
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._do(lambda: self.database.sql.browse(query, limit))
@@ -281,33 +314,39 @@ class AsyncSqlStore:
         await self._renewals.let_go()
         await self._pool.drop_idle()
 
-    async def _reserve(self) -> None:
+    async def _reserve(self, entries: Sequence[Entry]) -> None:
         """The same, awaited."""
-        if not self._renewals.is_held:
+        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
+        if self._leases.meet(shortest) or not self._renewals.is_held:
             with unsent():
                 await self._sent(_look_at_nothing, self._renewals)
+            self._leases.cared_for(shortest)
 
-    async def _close(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
+    async def _close(self, talk: Callable[[], Talk[bool]], close: Close) -> bool:
         """The same, awaited."""
         try:
-            return await self._end(talk, ended)
+            return await self._end(talk, 1, reserve.Soon(self._pool, [close.claim]))
         except StoreUnavailable as error:
-            if error.reached or not self._renewals.is_held:
-                raise
-        return await self._do(talk, self._renewals)
+            self._is_for_reserve(error)
+        return await self._do(lambda: reserve.closed(self.database.sql, close), self._renewals)
 
-    async def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
+    def _is_for_reserve(self, error: StoreUnavailable) -> None:
+        """The same."""
+        if error.reached or not self._renewals.is_held:
+            raise error
+
+    async def _end(self, talk: Callable[[], Talk[T]], ended: int = 1, soon: reserve.Soon | None = None) -> T:
         """The same, awaited."""
-        answer = await self._do(talk)
-        await self._purge_a_little(ended)
+        answer = await self._do(talk, soon)
+        await self._purge_a_little(ended, soon and soon.for_one())
         return answer
 
-    async def _purge_a_little(self, ended: int = 1) -> None:
+    async def _purge_a_little(self, ended: int = 1, pool: LendsAwaited | None = None) -> None:
         due = trickle.portions(ended) if self.database.purges else 0
         if due == 0:
             return
         with trickle.forgiven(self.database.name):
-            while due and await self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
+            while due and await self._do(lambda: self.database.sql.trickle(trickle.PORTION), pool) == trickle.PORTION:
                 due -= 1
 
     async def _do(self, talk: Callable[[], Talk[T]], pool: LendsAwaited | None = None) -> T:

@@ -7,10 +7,10 @@ Async engines have a sync engine inside. `AwaitedLink` runs a link there, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from traceback import clear_frames
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event, exc
@@ -24,6 +24,9 @@ from onefold.stores._reserved import connecting
 from onefold.stores._sql_dialect import Ask, Reply
 from onefold.stores._sql_links import Database, Kind, Standing, Trouble
 from onefold.stores._sqlalchemy_drivers import driver_of, end_at_once, raw
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -433,6 +436,21 @@ class AwaitedLink:
         """Take a connection: SQLAlchemy leaves one to the garbage collector whose `connect` is cancelled."""
         await brought_to_its_end(greenlet_spawn(opens), self.abandon)
 
+    async def take(self, *, many: bool) -> None:
+        """Take the connection for the first statement, or for many, now; a cancellation is heard at once.
+
+        What the engine gives after that goes back to it.
+        """
+        import asyncio
+
+        assert isinstance(self.sync, StoresLink), "a caller has their own connection"
+        task = asyncio.ensure_future(greenlet_spawn(self.sync.open_many if many else self.sync.open_alone))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            give_back(task, self.close)
+            raise
+
     async def run(self, statement: str) -> None:
         await _awaited(self.sync.run, statement)
 
@@ -454,6 +472,23 @@ class AwaitedLink:
 
     def abandon(self) -> None:
         self.sync.abandon()
+
+
+def give_back(task: asyncio.Task[Any], close: Callable[[], Awaitable[None]]) -> None:
+    """Close what a task opens after nobody waits for it any more."""
+
+    async def closing() -> None:
+        with suppress(Exception):
+            await task
+            await close()
+
+    late = task.get_loop().create_task(closing())
+    _late.add(late)
+    late.add_done_callback(_late.discard)
+
+
+# Kept from the garbage collector until they have ended: the event loop does not do it.
+_late: Final[set[Any]] = set()
 
 
 async def _awaited(work: Callable[..., T], *values: Any) -> T:

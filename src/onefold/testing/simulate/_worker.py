@@ -15,7 +15,19 @@ from onefold import StoreUnavailable
 from onefold._flow_steps import StepLog, take_step
 from onefold._log_writes import Logging
 from onefold._model import Done, NotDone, Unknown, downstream
-from onefold._steps import Ask, Elsewhere, Ended, Extending, Flow, LeaseLeft, Pausing, Running, Unwatching, Watching
+from onefold._steps import (
+    Ask,
+    Elsewhere,
+    Ended,
+    Extending,
+    Flow,
+    LeaseLeft,
+    Pausing,
+    Running,
+    Took,
+    Unwatching,
+    Watching,
+)
 from onefold._work import Work
 
 
@@ -114,6 +126,9 @@ def script(plan: Plan) -> Script:
         elif isinstance(step, Unwatching):
             # A renewal may be on its way: here the heartbeat may beat until the delivery ends.
             continue
+        elif isinstance(step, Took):
+            # No operation takes any time here.
+            reply = 0.0
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
@@ -162,6 +177,9 @@ def _take(log: StepLog, name: str, key: str) -> Generator[Any, Any, Any]:
         if isinstance(step, Running):
             yield Effect(key, name)
             reply = Ended(value=name)
+        elif isinstance(step, Took):
+            # No operation takes any time here.
+            reply = 0.0
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds
