@@ -100,7 +100,7 @@ class DynamoDBStore:
         return self._take(self._records.purge(limit))
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is ours, as all of the client's are. Any other came from outside, as a signal\'s."""
+        """Return whether an error is ours, as all of the client's are. Any other came from a signal's handler."""
         return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:

@@ -116,7 +116,7 @@ class RedisStore:
         return self._fly(self._operations.close_all, closes)
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is ours, as all of the server's are. Any other came from outside, as a signal\'s."""
+        """Return whether an error is ours, as all of the server's are. Any other came from a signal's handler."""
         return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:

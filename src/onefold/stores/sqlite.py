@@ -134,7 +134,7 @@ class SqliteStore:
         return self._end(lambda records: records.close_all(closes), len(closes), together=True)
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is ours, as all of SQLite's are. Any other came from outside, as a signal\'s."""
+        """Return whether an error is ours, as all of SQLite's are. Any other came from a signal's handler."""
         return isinstance(error, (OnefoldError, sqlite3.Error))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
