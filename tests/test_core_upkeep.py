@@ -51,17 +51,17 @@ def test_the_thread_of_a_guard_that_was_dropped_without_a_close_ends() -> None:
 
 def test_the_thread_ends_too_where_it_was_the_last_to_know_of_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeat = Heartbeat(lambda: None, Teller())
-    ours, pause = id(heartbeat), Heartbeat.pause
+    ours, attend = id(heartbeat), Heartbeat.attend
     looked, dropped = threading.Event(), threading.Event()
 
-    def slowly(self: Heartbeat) -> float:
+    def slowly(self: Heartbeat, moment: float | None) -> float:
         if id(self) != ours:
-            return pause(self)
+            return attend(self, moment)
         looked.set()
         dropped.wait(PATIENCE)
         return math.inf
 
-    monkeypatch.setattr(Heartbeat, "pause", slowly)
+    monkeypatch.setattr(Heartbeat, "attend", slowly)
     before = heartbeats()
     heartbeat.watch([Claim(address("charge", "pay_1"), b"token", lease=3_600.0)], time.monotonic())
     (thread,) = heartbeats() - before

@@ -1,51 +1,55 @@
-"""The thread of a blocking heartbeat: it sleeps until something is due, and ends with its heartbeat."""
+"""The thread of a blocking heartbeat: it sleeps until something is due, and ends with its heartbeat.
+
+It is woken by a bell, a queue written in C: an interrupt (Ctrl-C, a signal handler that raises) may strike whoever
+rings it between any two lines, and leaves nothing locked and no ring half heard.
+"""
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+# The moments at which the thread is asked to wake; `AT_ONCE` has it look whether it has to end.
+Bell = SimpleQueue[float]
+
+AT_ONCE: Final = 0.0
 
 
 class Beating(Protocol):
     """What the thread asks of a heartbeat."""
 
-    def is_over(self, wake: threading.Condition) -> bool: ...
-    def pause(self) -> float: ...
-    def beat_and_plan(self) -> None: ...
+    def is_over(self, bell: Bell) -> bool: ...
+    def attend(self, moment: float | None) -> float: ...
 
 
-def thread_for(heartbeat: Beating, wake: threading.Condition) -> threading.Thread:
+def thread_for(heartbeat: Beating, bell: Bell) -> threading.Thread:
     """A thread that lives as long as the heartbeat, and does not keep it alive: a guard may be dropped unclosed."""
-    gone = weakref.finalize(heartbeat, _notify, wake)
-    gone.atexit = False
-    thread = threading.Thread(
-        target=_beat_until_gone, args=(weakref.ref(heartbeat), wake, gone), name="onefold-heartbeat", daemon=True
+    weakref.finalize(heartbeat, bell.put, AT_ONCE).atexit = False
+    return threading.Thread(
+        target=_beat_until_gone, args=(weakref.ref(heartbeat), bell), name="onefold-heartbeat", daemon=True
     )
-    thread.start()
-    return thread
 
 
-def _beat_until_gone(
-    find: weakref.ref[Beating], wake: threading.Condition, gone: weakref.finalize[Any, Beating]
-) -> None:
+def _beat_until_gone(find: weakref.ref[Any], bell: Bell) -> None:
+    # At first it looks for itself: a claim may have rung the bell of a thread before it, which ended.
+    moment: float | None = None
     while True:
-        with wake:
-            heartbeat = find()
-            if heartbeat is None or heartbeat.is_over(wake):
-                return
-            pause = heartbeat.pause()
-            if pause > 0:
-                del heartbeat
-                # Ours may have been the last reference: then it was told while nobody waited.
-                if gone.alive:
-                    wake.wait(None if math.isinf(pause) else pause)
-                continue
-        heartbeat.beat_and_plan()
+        heartbeat = find()
+        if heartbeat is None or heartbeat.is_over(bell):
+            return
+        pause = heartbeat.attend(moment)
         del heartbeat
+        moment = _heard(bell, pause)
 
 
-def _notify(wake: threading.Condition) -> None:
-    with wake:
-        wake.notify_all()
+def _heard(bell: Bell, pause: float) -> float | None:
+    """Wait until the bell rings, or the pause is over; return the earliest moment that it rang for."""
+    try:
+        moment = bell.get(timeout=min(max(pause, 0.0), threading.TIMEOUT_MAX))
+        while not bell.empty():
+            moment = min(moment, bell.get_nowait())
+    except Empty:
+        return None
+    return moment

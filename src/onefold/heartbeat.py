@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onefold._heartbeat_thread import thread_for
+from onefold._heartbeat_thread import AT_ONCE, Bell, thread_for
 from onefold._model import Claim
 from onefold._renewal_groups import HANGING_MAX, TASKS_MAX, are_one_group, groups_of, spread
 from onefold._renewal_telling import told_failed, told_late, told_left
@@ -118,7 +118,8 @@ class Heartbeat:
     def reset(self) -> None:
         """Begin anew: in a forked child, where the parent's thread does not run and its claims are not ours."""
         self.beats = Beats()
-        self._wake = threading.Condition()
+        self._bell: Bell = Bell()
+        # Set by the thread alone.
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
         self._renewers: list[threading.Thread] = []
@@ -133,11 +134,17 @@ class Heartbeat:
         return left
 
     def _wake_at(self, moment: float) -> None:
-        with self._wake:
-            if self._thread is None:
-                self._thread = thread_for(self, self._wake)
-            self._wakes_at = min(self._wakes_at, moment)
-            self._wake.notify()
+        """Have the thread wake at this moment.
+
+        Nothing is locked, as an interrupt may strike at any line: two callers may start a thread each, and then the
+        one whose bell is not ours any more ends.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            before, self._bell = self._bell, Bell()
+            before.put(AT_ONCE)
+            self._thread = thread_for(self, self._bell)
+            self._thread.start()
+        self._bell.put(moment)
 
     def find(self, token: bytes) -> Beat | None:
         return self.beats.get(token)
@@ -156,9 +163,8 @@ class Heartbeat:
         Renewals that are under way are waited for, within a bound: what they open after the store is closed, nobody
         closes before the process ends.
         """
-        with self._wake:
-            self.closed = True
-            self._wake.notify()
+        self.closed = True
+        self._bell.put(AT_ONCE)
         ends = time.monotonic() + CLOSE_SECONDS
         # The thread first: it may be about to start one of the others.
         ended = [self._thread is None or _joined(self._thread, ends)]
@@ -167,23 +173,23 @@ class Heartbeat:
             told_left(CLOSE_SECONDS)
         self.reset()
 
-    def is_over(self, wake: threading.Condition) -> bool:
-        """Return whether the thread that waits for this has to end."""
-        return self.closed or wake is not self._wake
+    def is_over(self, bell: Bell) -> bool:
+        """Return whether the thread that listens to this bell has to end."""
+        return self.closed or bell is not self._bell
 
-    def pause(self) -> float:
-        """How long until the next beat is due; also if its claim has ended meanwhile, which costs less to see then."""
-        return self._wakes_at - time.monotonic()
+    def attend(self, moment: float | None) -> float:
+        """Renew what is due; return how long until the next beat is, also if its claim ends before it.
 
-    def beat_and_plan(self) -> None:
-        wake = self._wake
-        self.beat()
-        with wake:
-            if self.is_over(wake):
-                return
+        `moment`: what the bell rang for; None after a pause that nobody interrupted.
+        """
+        if moment is not None and moment < self._wakes_at:
+            self._wakes_at = moment
+        if moment is None or self._wakes_at <= time.monotonic():
+            self.beat()
             # First forever, then what is due: a claim that comes in between sees the one or is seen by the other.
             self._wakes_at = math.inf
             self._wakes_at = self.beats.next_due()
+        return self._wakes_at - time.monotonic()
 
     def beat(self) -> None:
         """Renew what is due. A store that fails is asked again at the next beat; `lost` keeps the truth meanwhile."""
