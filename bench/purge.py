@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onefold import Guard
-from onefold.retention import purge as purging
+from onefold.maintenance import purge as purging
 from services.house import House
 from services.postgres import connected
 

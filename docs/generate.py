@@ -14,7 +14,7 @@ from typing import Any
 
 import onefold
 from onefold import errors
-from onefold._decide import AFTER, FOUND, transitions
+from onefold._delivery.decide import AFTER, FOUND, transitions
 from onefold.testing.simulate import STATEMENTS
 
 HERE = Path(__file__).parent

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from onefold.stores import _trickle
-from onefold.stores._sqlite_joined import SqliteTransaction
+from onefold.stores import background_purge as _trickle
+from onefold.stores.sqlite.joined import SqliteTransaction
 from wallet import connected, create
 
 # The servers; they start when a test asks for one.
@@ -74,7 +74,7 @@ def leaks_are_found_where_they_are_made() -> Iterator[None]:
 @pytest.fixture
 def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
     """A lease that no pause of the machine outlasts; its beats come ten times a second all the same."""
-    monkeypatch.setattr("onefold.heartbeat.BEATS_PER_LEASE", 36_000)
+    monkeypatch.setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", 36_000)
     return 3_600.0
 
 
@@ -83,7 +83,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`stall(31)`: the workers have stood still for so many seconds, by their own clock and at once."""
     stood = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stood), sleep=time.sleep)
-    for reads_it in ("onefold.heartbeat.time", "onefold._steps.time"):
+    for reads_it in ("onefold._heartbeat.beats.time", "onefold._delivery.drive.time"):
         monkeypatch.setattr(reads_it, clock)
     return stood.append
 

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.utils import ConnectionHandler
 
 from onefold import Column, Guard, Outcome
-from onefold.transactions.django import _found
+from onefold.stores.django.joined import _found
 from sqlalchemy_wallet import DATABASES, Ledger
 from wallet import never_opened
 

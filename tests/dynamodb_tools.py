@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from onefold._model import Address, Claim, Ending, Entry, State
-from onefold.stores._dynamodb_clock import DateClock
 from onefold.stores.dynamodb import DynamoDBStore
+from onefold.stores.dynamodb.clock import DateClock
 
 DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
 

@@ -23,8 +23,8 @@ from sqlalchemy.orm import sessionmaker
 
 from mysql_wallet import parameters
 from onefold import AsyncGuard, Column, Guard, Outcome
-from onefold.transactions import _mysql as _mysql_places
-from onefold.transactions import _postgres
+from onefold.stores.mysql import joined as _mysql_places
+from onefold.stores.postgres import joined as _postgres
 from postgres_tools import ended, through_asyncpg
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ import pymysql.converters
 import pymysql.cursors
 
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
-from onefold.stores._sql import TABLE
+from onefold.stores.sql.records import TABLE
 from support import PATIENCE
 
 SCHEMA = (

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from onefold import Guard, OnefoldError
 from onefold._model import Claim, Close, Commit, Ending, Entry, Gone, Record
-from onefold.stores._sqlite_joined import SqliteTransaction
 from onefold.stores.sqlite import SqliteStore
+from onefold.stores.sqlite.joined import SqliteTransaction
 from services.processes import stands_still
 from support import PATIENCE, eventually
 

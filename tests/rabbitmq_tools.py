@@ -16,7 +16,7 @@ import pika
 from onefold import AsyncGuard, Guard, Policy
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
-from onefold.queues._rabbitmq import Delivery
+from onefold.queues._rabbitmq.consumer import Delivery
 from onefold.queues.keys import header
 from support import PATIENCE
 

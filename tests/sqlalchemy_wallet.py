@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
-from onefold.stores._sql import TABLE
 from onefold.stores.base import Record
+from onefold.stores.sql.records import TABLE
 from support import eventually
 from wallet import never_opened
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bench import purge
-from onefold.retention.purge import Purged
+from onefold.maintenance.purge import Purged
 
 
 @pytest.mark.more

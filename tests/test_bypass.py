@@ -25,7 +25,7 @@ from onefold import (
     rerun,
     unknown,
 )
-from onefold.cli._words import steps
+from onefold.cli._common.record_text import steps
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from support import AsyncProxyStore, Clock, Heard, ProxyStore

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold import Guard, Policy, State, rerun
-from onefold._bypass import carrying
+from onefold._delivery.carried import carrying
 from onefold.cli.app import app
 from onefold.stores.base import Entry
 from onefold.stores.sqlite import SqliteStore

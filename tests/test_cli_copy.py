@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold import Guard, Record, State, StoreUnavailable
-from onefold.cli import copy
 from onefold.cli.app import app
+from onefold.cli.commands import copy
 from onefold.stores.base import Gone, Query
 from onefold.stores.sqlite import SqliteStore
 from support import PATIENCE

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from health_tools import left_behind, use
 from onefold import Guard
-from onefold.cli._places import place, without_secrets
+from onefold.cli._common.store_argument import place, without_secrets
 from onefold.cli.app import app
 from services.redis import named_client
 from services.servers import Server

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from onefold import Guard, State
-from onefold.cli import erase as erasing
 from onefold.cli.app import app
+from onefold.cli.commands import erase as erasing
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from support import PATIENCE
 from test_cli_records import MAIN, Shelf, closed_port, on_a_terminal, refused, shelf

@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from onefold.cli._masking import masked, remember_typed
+from onefold.cli._common.masking import masked, remember_typed
 from onefold.cli.app import app
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"

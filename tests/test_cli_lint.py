@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold.cli.app import app
-from onefold.retention import RULES, schema
+from onefold.config import schema
+from onefold.lint import RULES
 from support import PATIENCE
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "retention"

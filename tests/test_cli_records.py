@@ -39,11 +39,13 @@ from onefold import (
     done,
     failed,
 )
-from onefold.cli import _search, _shared, records, settle
+from onefold.cli._common import find as _search
+from onefold.cli._common import output as _shared
 from onefold.cli.app import app
+from onefold.cli.commands import records, settle
 from onefold.codecs import MsgspecCodec
-from onefold.queues._verdict import reason_of
-from onefold.stores import _open
+from onefold.queues._shared.verdict import reason_of
+from onefold.stores import opening as _open
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
 from onefold.stores.sqlite import SqliteStore

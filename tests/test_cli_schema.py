@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from onefold import Guard, StoreUnavailable
 from onefold.cli.app import app
-from onefold.stores._sql import VERSION
+from onefold.stores.sql.records import VERSION
 from wallet import tables
 
 OURS = {"onefold_records", "onefold_schema"}

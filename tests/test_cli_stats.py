@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from onefold import Guard, Policy, Record, State
-from onefold.cli import stats as counting
-from onefold.cli import top as watching
 from onefold.cli.app import app
-from onefold.cli.stats import count
-from onefold.cli.top import look
+from onefold.cli.commands import stats as counting
+from onefold.cli.commands import top as watching
+from onefold.cli.commands.stats import count
+from onefold.cli.commands.top import look
 from onefold.stores import schema
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
@@ -300,7 +300,7 @@ def test_nothing_to_see_is_said(shelf: Shelf) -> None:
 
 def test_starts_and_ends_are_those_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store = Clock(), MemoryStore()
-    monkeypatch.setattr("onefold.cli.top.time.monotonic", clock)
+    monkeypatch.setattr("onefold.cli.commands.top.time.monotonic", clock)
     first, second = running(store, "a"), running(store, "b")
     before = look(store, Query())
     store.finish(first, Ending(state=State.DONE, stay=60.0))
@@ -320,7 +320,7 @@ def test_starts_and_ends_are_those_between_two_looks(monkeypatch: pytest.MonkeyP
 
 def test_an_operation_stays_in_view_when_its_last_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store = Clock(), MemoryStore()
-    monkeypatch.setattr("onefold.cli.top.time.monotonic", clock)
+    monkeypatch.setattr("onefold.cli.commands.top.time.monotonic", clock)
     claim = running(store, "a")
     before = look(store, Query())
     store.finish(claim, Ending(state=State.DONE, stay=60.0))
@@ -356,8 +356,8 @@ def test_it_rests_for_as_long_as_it_looked(monkeypatch: pytest.MonkeyPatch) -> N
         if len(rests) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("onefold.cli.top.time.monotonic", clock)
-    monkeypatch.setattr("onefold.cli.top.time.sleep", rest)
+    monkeypatch.setattr("onefold.cli.commands.top.time.monotonic", clock)
+    monkeypatch.setattr("onefold.cli.commands.top.time.sleep", rest)
 
     with pytest.raises(KeyboardInterrupt):
         for _ in watching.looks(Slow(), Query(), 2.0):

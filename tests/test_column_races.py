@@ -17,9 +17,9 @@ import pytest
 
 from endings_tools import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from onefold import Column, InProgress
-from onefold.stores import _mysql_through as mysql
-from onefold.stores import _postgres_through as postgres
-from onefold.stores._sql_links import Kind
+from onefold.stores.mysql import orm as mysql
+from onefold.stores.postgres import orm as postgres
+from onefold.stores.sql.connection import Kind
 from sqlalchemy_wallet import Ledger
 from support import PATIENCE
 from wallet import create

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import asdict
 
 from onefold import Guard, OnHold, Policy, Record, State, StoreUnavailable, UsageError, current, done, rerun
-from onefold.retention import copy as copies
-from onefold.retention.copy import Tally, copying
+from onefold.maintenance import copy as copies
+from onefold.maintenance.copy import Tally, copying
 from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Query
 from onefold.stores.memory import MemoryStore
 from support import Clock, die_running

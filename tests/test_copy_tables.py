@@ -20,13 +20,13 @@ import pytest
 from msgspec.structs import asdict
 
 from onefold import Guard, ResultNotKept, State, StoreUnavailable, UsageError
-from onefold.retention import imports
-from onefold.retention import table as tables
-from onefold.retention.imports import Rows, Tally, age_of, importing
-from onefold.retention.table import Table
+from onefold.maintenance import imports
+from onefold.maintenance import table as tables
+from onefold.maintenance.imports import Rows, Tally, age_of, importing
+from onefold.maintenance.table import Table
+from onefold.maintenance.table_reader import Now, Reader, reading
 from onefold.stores.base import Query
 from onefold.stores.memory import MemoryStore
-from onefold.stores.plain import Now, Reader, reading
 
 DAY = 86_400.0
 

@@ -25,10 +25,10 @@ from onefold import (
     current,
     done,
 )
+from onefold._heartbeat.beats import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
 from onefold._interrupts import leave, read
 from onefold._model import Claim, downstream
 from onefold.events import Teller
-from onefold.heartbeat import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
 from onefold.keys import address
 from onefold.stores.base import Query
 from onefold.stores.memory import MemoryStore

@@ -32,7 +32,7 @@ from onefold import (
     not_done,
     rerun,
 )
-from onefold._flow_records import HISTORY_MAX
+from onefold._delivery.records import HISTORY_MAX
 from onefold.events import Event, Kind
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore

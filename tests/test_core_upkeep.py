@@ -24,8 +24,8 @@ from onefold import (
     done,
     not_done,
 )
+from onefold._heartbeat.beats import Heartbeat
 from onefold.events import Teller
-from onefold.heartbeat import Heartbeat
 from onefold.keys import address
 from onefold.stores.base import Claim, Entry
 from onefold.stores.memory import MemoryStore
@@ -180,7 +180,7 @@ def test_a_claim_whose_lease_ended_before_the_handler_started_is_given_back(monk
     guard = Guard("memory:", policy=Policy(after_crash="hold"))
     # The worker stood still for an hour after its claim was sent.
     late = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
-    monkeypatch.setattr("onefold.heartbeat.time", late)
+    monkeypatch.setattr("onefold._heartbeat.beats.time", late)
 
     with pytest.raises(InProgress):
         guard.run("charge", "pay_1", pytest.fail)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unknown
-from onefold._bypass import carrying, finished
-from onefold._decide import (
+from onefold._delivery.carried import carrying, finished
+from onefold._delivery.decide import (
     AFTER,
     FOUND,
     STARTED,
@@ -26,8 +26,8 @@ from onefold._decide import (
     transitions,
     why_held,
 )
+from onefold._delivery.handler_steps.left import StepsLeft
 from onefold._model import BEFORE, RESOLVED, Asked, Entry
-from onefold._steps_left import StepsLeft
 from onefold.errors import ClaimLost
 from onefold.keys import address
 

@@ -19,14 +19,14 @@ import pytest
 import typer
 
 from onefold import Guard
-from onefold.cli._shared import Format, Refusal
-from onefold.cli.demo.command import TRANSACTIONAL, WITHOUT, perform
-from onefold.cli.demo.consumers import OPERATION, Desk, Handler
-from onefold.cli.demo.scenes import PLACES, Side, verdict
-from onefold.cli.demo.wallet import Message, Wallet
+from onefold.cli._common.output import Format, Refusal
+from onefold.demo.command import TRANSACTIONAL, WITHOUT, perform
+from onefold.demo.consumers import OPERATION, Desk, Handler
+from onefold.demo.scenes import PLACES, Side, verdict
+from onefold.demo.wallet import Message, Wallet
 from onefold.stores.sqlite import SqliteStore
 
-COMMAND = [sys.executable, "-m", "onefold.cli.demo"]
+COMMAND = [sys.executable, "-m", "onefold.demo"]
 # Far more than anything here takes; it bounds how long a broken demo hangs.
 PATIENCE = 300.0
 # The quickest place is enough where it does not matter which one it is.

@@ -21,7 +21,7 @@ def test_with_the_guard_every_effect_happens_once(store: str, request: pytest.Fi
     url = request.getfixturevalue(store)
 
     played = subprocess.run(
-        [sys.executable, "-m", "onefold.cli.demo", "--store", url, "--format", "json"],
+        [sys.executable, "-m", "onefold.demo", "--store", url, "--format", "json"],
         check=False,
         capture_output=True,
         text=True,

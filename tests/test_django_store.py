@@ -15,10 +15,11 @@ pytest.importorskip("django")
 from django.db import Error, connections, transaction
 
 from django_project import Counter, alias_of, configure, described, ledger_at, payments, project
-from onefold import AsyncGuard, Guard, Policy, RememberedFailure, StoreUnavailable, UsageError, heartbeat
-from onefold.stores import _mysql_through as mysql
-from onefold.stores._django_links import beside, in_transaction
+from onefold import AsyncGuard, Guard, Policy, RememberedFailure, StoreUnavailable, UsageError
+from onefold._heartbeat import beats as heartbeat
 from onefold.stores.django import DjangoStore
+from onefold.stores.django.connection import beside, in_transaction
+from onefold.stores.mysql import orm as mysql
 from onefold.testing import StoreContract
 from services.proxy import Proxy
 from sqlalchemy_wallet import Ledger

@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 import pytest
 
-from onefold.stores._dynamodb_clock import CLOCK_MARGIN, FRESH, RESOLUTION, DateClock, count_seconds
+from onefold.stores.dynamodb.clock import CLOCK_MARGIN, FRESH, RESOLUTION, DateClock, count_seconds
 
 # Some time of day.
 EPOCH = 1_800_000_000.0

@@ -15,10 +15,10 @@ import pytest
 from dynamodb_tools import DONE, Line, answered, claim_of, counted, entry, plain_client, table_of
 from onefold import AsyncGuard, Guard, OnefoldError, StoreUnavailable, UsageError
 from onefold._model import Memory, Record, State
-from onefold.stores._dynamodb_errors import MISCONFIGURED, PROBLEMS, UNANSWERED, unanswered
-from onefold.stores._dynamodb_records import CONFLICT_PAUSES
 from onefold.stores.base import Query
 from onefold.stores.dynamodb import DynamoDBStore, open_async_store, open_store
+from onefold.stores.dynamodb.errors import MISCONFIGURED, PROBLEMS, UNANSWERED, unanswered
+from onefold.stores.dynamodb.records import CONFLICT_PAUSES
 from services.processes import HOST
 from services.proxy import Proxy
 

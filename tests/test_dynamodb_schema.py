@@ -13,9 +13,8 @@ import pytest
 from dynamodb_tools import answered, claim_of, counted, entry, plain_client, table_of
 from onefold import Guard, StoreUnavailable
 from onefold._model import State
-from onefold.stores import _dynamodb_schema as schema
 from onefold.stores.base import Query
-from onefold.stores.dynamodb import DynamoDBStore, apply_schema, describe_schema, open_store
+from onefold.stores.dynamodb import DynamoDBStore, apply_schema, describe_schema, open_store, schema
 from support import PATIENCE
 
 

@@ -13,8 +13,6 @@ import pytest
 from dynamodb_tools import DONE, Time, claim_of, counted, entry, plain_client, size_of, table_of
 from onefold import AsyncGuard, Guard, Policy, UsageError
 from onefold._model import Address, Ending, Entry, Memory, Record, State
-from onefold.stores._dynamodb_clock import CLOCK_MARGIN, FRESH
-from onefold.stores._dynamodb_items import address_of, text_of
 from onefold.stores.base import Browsable, Query, Store
 from onefold.stores.dynamodb import (
     ITEM_MAX,
@@ -22,6 +20,8 @@ from onefold.stores.dynamodb import (
     DynamoDBStore,
     open_async_store,
 )
+from onefold.stores.dynamodb.clock import CLOCK_MARGIN, FRESH
+from onefold.stores.dynamodb.items import address_of, text_of
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, RootModel, Secre
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from onefold import Guard, KeyReused, UsageError, events
-from onefold._canonical import NESTING_MAX, _encode_by_steps, encode
 from onefold._fingerprint import PARTS_MAX, Compared, compare, of_parts, recipe_of_parts
+from onefold._fingerprint.canonical import NESTING_MAX, _encode_by_steps, encode
 from onefold.keys import canonical
 
 ONE, OTHER = "4111 1111 1111 1111", "5500 0000 0000 0004"

@@ -9,12 +9,8 @@ import msgspec
 import pytest
 
 from onefold import OutcomeUnknown, Policy, StoreUnavailable
-from onefold._flow import insist
-from onefold._flow_joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
-from onefold._flow_seen import write_seen
-from onefold._flow_steps import StepLog, take_step
-from onefold._model import GONE, Asked, Claim, Commit, Ending, Entry, Record, State
-from onefold._steps import (
+from onefold._delivery.claim import insist
+from onefold._delivery.drive import (
     Beginning,
     Claiming,
     Committing,
@@ -27,7 +23,11 @@ from onefold._steps import (
     Running,
     Took,
 )
-from onefold._work import Work
+from onefold._delivery.handler_steps.flow import StepLog, take_step
+from onefold._delivery.joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
+from onefold._delivery.seen import write_seen
+from onefold._delivery.work import Work
+from onefold._model import GONE, Asked, Claim, Commit, Ending, Entry, Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
 from onefold.keys import address

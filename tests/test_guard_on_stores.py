@@ -11,20 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from onefold import (
-    AsyncGuard,
-    Guard,
-    InProgress,
-    KeyReused,
-    OnHold,
-    Outcome,
-    OutcomeUnknown,
-    Policy,
-    _decide,
-    current,
-    done,
-)
-from onefold._decide import Then
+from onefold import AsyncGuard, Guard, InProgress, KeyReused, OnHold, Outcome, OutcomeUnknown, Policy, current, done
+from onefold._delivery import decide as _decide
+from onefold._delivery.decide import Then
 from onefold._model import Asked, Claim, State
 from redis_tools import entry
 from support import eventually, in_time

@@ -11,8 +11,8 @@ from unittest.mock import AsyncMock, MagicMock, Mock, create_autospec
 import pytest
 
 from onefold import AsyncGuard, Guard, Outcome, UsageError
-from onefold._calls import name_of, returns_of
-from onefold._innermost import innermost
+from onefold._handlers.arguments import name_of, returns_of
+from onefold._handlers.innermost import innermost
 
 
 def charge(order: str = "o-1") -> int:

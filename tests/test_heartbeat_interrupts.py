@@ -14,10 +14,11 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
-from onefold import _heartbeat_thread, heartbeat
+from onefold._heartbeat import beats as heartbeat
+from onefold._heartbeat import thread as _heartbeat_thread
+from onefold._heartbeat.beats import Heartbeat
 from onefold._model import Claim
 from onefold.events import Teller
-from onefold.heartbeat import Heartbeat
 from onefold.keys import address
 from support import PATIENCE, Elsewhere, eventually
 

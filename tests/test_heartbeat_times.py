@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable
+from onefold._heartbeat.beats import AsyncHeartbeat, Beats, Heartbeat, LoopBeats
 from onefold._model import Claim
 from onefold.events import Teller
-from onefold.heartbeat import AsyncHeartbeat, Beats, Heartbeat, LoopBeats
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from support import PATIENCE, Clock, Heard, eventually, in_time
@@ -28,7 +28,7 @@ CLAIM = Claim(CHARGE, b"token", 30.0, 90.0)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The worker's own clock, moved by hand."""
     clock = Clock()
-    monkeypatch.setattr("onefold.heartbeat.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("onefold._heartbeat.beats.time", SimpleNamespace(monotonic=clock))
     return clock
 
 

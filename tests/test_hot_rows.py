@@ -11,7 +11,7 @@ import pymysql
 import pytest
 
 from onefold import TX, Guard, Policy
-from onefold.stores._mysql_place import place_of
+from onefold.stores.mysql.urls import place_of
 
 TABLE = "CREATE TABLE hot (id integer PRIMARY KEY, balance integer NOT NULL)"
 ROWS = "INSERT INTO hot VALUES (0, 0), (1, 0)"

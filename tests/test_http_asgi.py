@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard, Policy, State, UsageError, current, done, failed, rerun
 from onefold.http import Answer
-from onefold.http._messages import SPOOL_MAX
+from onefold.http._shared.messages import SPOOL_MAX
 from onefold.http.asgi import IdempotencyMiddleware, body_field, by_header, by_user, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.keys import address

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Policy, UsageError, current
 from onefold.current import Current
-from onefold.http import _performance
+from onefold.http._asgi import captured_response as _performance
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from support import PATIENCE, AsyncProxyStore, in_time

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from onefold import AsyncGuard, Guard
-from onefold.http._keys import body_field
-from onefold.http._messages import Refused, Request, Spooled
+from onefold.http._requests.keys import body_field
+from onefold.http._shared.messages import Refused, Request, Spooled
 from onefold.http.asgi import IdempotencyMiddleware
 from onefold.http.flask import idempotent
 from onefold.http.scopes import single_tenant

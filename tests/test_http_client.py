@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from http_service.process import records_in, serving
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, OutcomeUnknown, StoreUnavailable, UsageError
-from onefold.http._intents import OPERATION
+from onefold.http._shared.intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Sent, Transport, intent
 from onefold.http.client._retrying import Wanted, is_wanted_again, plan, retry_after, settles
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore

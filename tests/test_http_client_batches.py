@@ -18,8 +18,8 @@ from http_service.scripted import Scripted, scripted
 from onefold import AsyncGuard, Guard, UsageError, current
 from onefold.current import in_batch
 from onefold.http.client import Adapter, AsyncTransport, Transport, intent
-from onefold.queues._joined_polls import JoinedPolls
-from onefold.queues._verdict import ACK
+from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.verdict import ACK
 from onefold.queues.keys import Message, header
 
 URL = "https://bank.example/charges"

@@ -19,7 +19,7 @@ import requests
 
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard
-from onefold.http._intents import OPERATION
+from onefold.http._shared.intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
 
 ONCE = Retries(attempts=1)

@@ -16,7 +16,7 @@ import requests
 
 from http_service.scripted import Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, UsageError
-from onefold.http._intents import OPERATION
+from onefold.http._shared.intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
 from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._retrying import ANSWER_MAX, PAUSE_SECONDS_MAX, PROBLEM_MAX, is_short, retry_after

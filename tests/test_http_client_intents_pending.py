@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from http_service.scripted import Say, scripted
 from onefold import Guard, KeyReused, OutcomeUnknown
 from onefold.cli.app import app
-from onefold.http._intents import OPERATION
+from onefold.http._shared.intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
 from onefold.stores.memory import MemoryStore
 from onefold.testing import Clock

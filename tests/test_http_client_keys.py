@@ -23,7 +23,7 @@ import requests
 
 from http_service.scripted import CUT, Say, Scripted, scripted
 from onefold import AsyncGuard, Guard, KeyReused, UsageError, current
-from onefold.http._intents import OPERATION
+from onefold.http._shared.intents import OPERATION
 from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Transport, intent
 from onefold.http.client._handler_keys import Keyed, Request, keyed
 from onefold.http.client._identity import caller, for_whom

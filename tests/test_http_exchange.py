@@ -38,11 +38,11 @@ from onefold import (
 from onefold._model import Address
 from onefold.errors import MEANINGS
 from onefold.events import subscribe
-from onefold.http._deliveries import deliver, deliver_async
-from onefold.http._exchange import Ask, Exchange
-from onefold.http._keys import KEY_BODY_MAX, body_field, header_key, parsed
-from onefold.http._messages import SPOOL_MAX, Answer, Refused, Request, Spooled
-from onefold.http._rules import RULES, NotFinal, ServerFailed, is_final, replayed, settled
+from onefold.http._answers.rules import RULES, NotFinal, ServerFailed, is_final, replayed, settled
+from onefold.http._exchange.deliveries import deliver, deliver_async
+from onefold.http._exchange.rules import Ask, Exchange
+from onefold.http._requests.keys import KEY_BODY_MAX, body_field, header_key, parsed
+from onefold.http._shared.messages import SPOOL_MAX, Answer, Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
 from support import in_time
 
@@ -366,7 +366,7 @@ def test_a_field_needs_a_name(path: str) -> None:
 
 
 def test_without_http_sf_nobody_finds_out_on_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.http._keys.find_spec", lambda _name: None)
+    monkeypatch.setattr("onefold.http._requests.keys.find_spec", lambda _name: None)
 
     with pytest.raises(UsageError, match=r"onefold\[http\]"):
         Exchange(scope=single_tenant)

@@ -17,9 +17,10 @@ from fastapi import APIRouter, FastAPI
 from django_project import project
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard, Policy, State
-from onefold.http import _departed, _views
-from onefold.http._messages import SPOOL_MAX
-from onefold.http._views import captured, captured_async
+from onefold.http._asgi import client_gone as _departed
+from onefold.http._exchange import views as _views
+from onefold.http._exchange.views import captured, captured_async
+from onefold.http._shared.messages import SPOOL_MAX
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import IdempotencyMiddleware as WsgiMiddleware

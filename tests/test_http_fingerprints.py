@@ -20,9 +20,9 @@ from fastapi import Request as FastApiRequest
 from onefold import AsyncGuard, Guard
 from onefold.http import asgi, wsgi
 from onefold.http import fastapi as routes
-from onefold.http._exchange import Ask, Exchange
-from onefold.http._fingerprints import LABEL, content_of, host_of, spooled_for
-from onefold.http._messages import CHUNK, Refused, Request, Spooled
+from onefold.http._exchange.rules import Ask, Exchange
+from onefold.http._requests.fingerprints import LABEL, content_of, host_of, spooled_for
+from onefold.http._shared.messages import CHUNK, Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
 from support import in_time
 

@@ -17,8 +17,8 @@ from werkzeug.http import parse_options_header
 
 from django_project import project
 from onefold import Guard
-from onefold.http._keys import KEY_BODY_MAX, body_field
-from onefold.http._messages import Refused, Request, Spooled
+from onefold.http._requests.keys import KEY_BODY_MAX, body_field
+from onefold.http._shared.messages import Refused, Request, Spooled
 from onefold.http.flask import IdempotencyMiddleware, single_tenant
 
 FORM = "application/x-www-form-urlencoded"

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from http_service.visitor import Visitor
 from onefold import AsyncGuard
-from onefold.http._shelter import CLEAN_UP, GRACE
+from onefold.http._asgi.background_requests import CLEAN_UP, GRACE
 from onefold.http.asgi import IdempotencyMiddleware, drain, header_key, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.stores.memory import AsyncMemoryStore

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from onefold.http._keys import parsed
-from onefold.http._messages import Refused
+from onefold.http._requests.keys import parsed
+from onefold.http._shared.messages import Refused
 
 BYTES = range(256)
 # Section 3.3.3: visible ASCII and the blank; a quote and a backslash only behind a backslash.

@@ -26,7 +26,7 @@ from werkzeug.test import Client
 from django_project import project
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard
-from onefold.http._paths import path_of
+from onefold.http._requests.paths import path_of
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import IdempotencyMiddleware as WsgiMiddleware

@@ -33,8 +33,8 @@ from onefold import (
     UsageError,
 )
 from onefold.http import asgi, fastapi, flask, wsgi
-from onefold.http._exchange import Exchange
-from onefold.http._messages import Refused, Request, Spooled
+from onefold.http._exchange.rules import Exchange
+from onefold.http._shared.messages import Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
 from support import in_time
 

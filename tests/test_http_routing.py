@@ -17,9 +17,9 @@ from starlette.routing import Mount, Route
 from django_project import project
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard
-from onefold.http._messages import Answer, Request
-from onefold.http._paths import path_of
-from onefold.http._routing import is_of_routing, unmatched_asgi, unmatched_wsgi
+from onefold.http._requests.paths import path_of
+from onefold.http._shared.messages import Answer, Request
+from onefold.http._shared.routing import is_of_routing, unmatched_asgi, unmatched_wsgi
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import IdempotencyMiddleware as WsgiMiddleware

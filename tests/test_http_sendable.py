@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 
 from http_service.visitor import Visitor
 from onefold import AsyncGuard, Guard, Policy, State, done
-from onefold.http._capture import Capture
-from onefold.http._messages import Answer
-from onefold.http._rules import ServerFailed
-from onefold.http._sendable import UnsendableAnswer
+from onefold.http._answers.capture import Capture
+from onefold.http._answers.rules import ServerFailed
+from onefold.http._answers.sendable import UnsendableAnswer
+from onefold.http._shared.messages import Answer
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import idempotent

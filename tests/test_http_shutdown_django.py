@@ -19,8 +19,9 @@ from asgiref.sync import async_to_sync
 
 from http_service.process import PATIENCE, Service, records_in, started
 from onefold import Guard, Record, State
-from onefold.http import _django_asgi, _shelter
-from onefold.http._django_asgi import to_its_end
+from onefold.http._asgi import background_requests as _shelter
+from onefold.http._django import asgi as _django_asgi
+from onefold.http._django.asgi import to_its_end
 from support import in_time
 from test_http_shutdown import GRACEFUL, until
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI
 
 from django_project import project
 from onefold import SCOPE_MAX, AsyncGuard, Guard, UsageError, current
-from onefold.http._tenants import joined
+from onefold.http._requests.tenants import joined
 from onefold.http.asgi import IdempotencyMiddleware
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import idempotent as flask_idempotent

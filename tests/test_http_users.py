@@ -16,7 +16,7 @@ import pytest
 from django_project import project
 from onefold import Guard, UsageError
 from onefold.http import asgi, scopes, wsgi
-from onefold.http._messages import Refused, Request
+from onefold.http._shared.messages import Refused, Request
 from onefold.http.flask import by_user, idempotent
 
 # No id yet; and what a text of that looks like.

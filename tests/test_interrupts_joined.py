@@ -20,7 +20,8 @@ from sqlalchemy import create_engine, text
 from cancel_tools import DRIVERS as ASYNC_DRIVERS
 from cancel_tools import Driver, prepare
 from mysql_wallet import parameters
-from onefold import Guard, _steps
+from onefold import Guard
+from onefold._delivery import drive as _steps
 from support import PATIENCE
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from onefold import Guard, Policy, current
 from onefold.codecs import MsgspecCodec
-from onefold.stores._sql_dialect import Ask, Reply
-from onefold.stores._sql_mysql import MYSQL
+from onefold.stores.mysql.dialect import MYSQL
+from onefold.stores.sql.dialect import Ask, Reply
 from support import Handler
 from test_interrupts_joined import Face, SoftTimeLimitExceeded
 from test_interrupts_unread import FACES, Struck, address

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, Record, StoreUnavailable, UsageError, done, keys
-from onefold import _flow_moving as moving
+from onefold._delivery import migration as moving
+from onefold._delivery.drive import Claiming, Elsewhere, Flow, Reading, Releasing
 from onefold._model import Claim, Entry, State
-from onefold._steps import Claiming, Elsewhere, Flow, Reading, Releasing
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from onefold.testing import use
 from onefold.testing.simulate import Scenario, search

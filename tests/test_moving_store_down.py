@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, OnHold, Outcome, Policy, StoreUnavailable, keys
-from onefold import _flow_moving as moving
-from onefold._flow import claim_of
+from onefold._delivery import migration as moving
+from onefold._delivery.claim import claim_of
+from onefold._delivery.drive import Claiming, Flow
 from onefold._model import Entry, Memory, State
-from onefold._steps import Claiming, Flow
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import Scenario, search
 from support import Clock, ProxyStore

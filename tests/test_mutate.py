@@ -47,7 +47,7 @@ def test_a_break_changes_one_token_or_leaves_out_one_statement() -> None:
 
 
 def test_a_broken_source_differs_in_one_place_and_can_be_parsed() -> None:
-    source = (PROJECT / "src/onefold/_decide.py").read_text(encoding="utf-8")
+    source = (PROJECT / "src/onefold/_delivery/decide.py").read_text(encoding="utf-8")
 
     # One in five of them, of every kind: each is parsed.
     for broken in list(breaks(source))[::5]:

@@ -15,12 +15,13 @@ import pytest
 
 from mysql_wallet import COLOURS, Blocking, Ledger, Worker, connected
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable, UsageError
-from onefold.stores import _asyncmy_links, _pymysql_links
-from onefold.stores._mysql_errors import MEANINGS, NOT_REACHED, meaning
-from onefold.stores._mysql_place import place_of
-from onefold.stores._sql_links import Kind
-from onefold.stores._sql_mysql import MARIADB, MYSQL, dialect_of
 from onefold.stores.mysql import open_async_store, open_store
+from onefold.stores.mysql.asyncmy import connection as _asyncmy_links
+from onefold.stores.mysql.dialect import MARIADB, MYSQL, dialect_of
+from onefold.stores.mysql.errors import MEANINGS, NOT_REACHED, meaning
+from onefold.stores.mysql.pymysql import connection as _pymysql_links
+from onefold.stores.mysql.urls import place_of
+from onefold.stores.sql.connection import Kind
 from services.house import House
 from services.servers import Server
 from support import Handler, eventually

@@ -17,9 +17,9 @@ from mysql_wallet import COLOURS, Awaiting, Blocking, Ledger, Worker, Working, a
 from onefold import AsyncGuard, Guard, StoreUnavailable
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record, State
 from onefold.stores import mysql
-from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
 from onefold.stores.base import Query
 from onefold.stores.mysql import MysqlStore
+from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from processes import Stage, child, exit_code
 from services.proxy import Proxy
 from services.servers import Server

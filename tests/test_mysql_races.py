@@ -24,8 +24,9 @@ from mysql_wallet import (
 )
 from onefold import Outcome
 from onefold.stores import mysql
-from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
-from onefold.transactions import asyncmy, pymysql
+from onefold.stores.mysql.asyncmy import joined as asyncmy
+from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
+from onefold.stores.mysql.pymysql import joined as pymysql
 from support import PATIENCE, Handler
 from wallet import never_opened
 

@@ -16,12 +16,12 @@ from mysql_wallet import COLOURS, Ledger, Worker, connected
 from onefold import StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, State
 from onefold.stores import mysql
-from onefold.stores._mysql_text import filled
-from onefold.stores._pymysql_links import PymysqlLink
-from onefold.stores._sql_dialect import Ask, carry
-from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
 from onefold.stores.base import Query
 from onefold.stores.mysql import AsyncMysqlStore, MysqlStore, apply_schema, describe_schema
+from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
+from onefold.stores.mysql.literals import filled
+from onefold.stores.mysql.pymysql.connection import PymysqlLink
+from onefold.stores.sql.dialect import Ask, carry
 from onefold.testing import AsyncStoreContract, StoreContract
 from services.proxy import Proxy
 from support import PATIENCE, Handler

@@ -11,7 +11,7 @@ import pytest
 from mysql_wallet import COLOURS, Awaiting, Blocking, Call, Ledger, Worker, Working, add, one_by_one
 from onefold import Policy, RememberedFailure, StoreUnavailable, UsageError
 from onefold.stores import mysql
-from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
+from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from services.proxy import Proxy
 from support import Died, Handler
 

@@ -12,9 +12,11 @@ from pymysql.constants import CLIENT
 from mysql_wallet import COLOURS, Blocking, Call, Ledger, Worker, Working, add, connected, deadlocking
 from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError, guard_async
 from onefold import guard as sync_guard
-from onefold._flow_fresh import sort_out
-from onefold.stores._sql_mysql import MARIADB, MYSQL, Mysql
-from onefold.transactions import _mysql, asyncmy, pymysql
+from onefold._delivery.fresh import sort_out
+from onefold.stores.mysql import joined as _mysql
+from onefold.stores.mysql.asyncmy import joined as asyncmy
+from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
+from onefold.stores.mysql.pymysql import joined as pymysql
 from services.proxy import Proxy
 from support import Died, Handler
 from wallet import never_opened

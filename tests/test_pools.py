@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import pytest
 
 from onefold import StoreUnavailable
-from onefold.stores import _slots, _sql_pool
-from onefold.stores._sql_links import Standing
-from onefold.stores._sql_pool import AsyncPool, AsyncReserve, Pool
+from onefold.stores.sql import pool as _sql_pool
+from onefold.stores.sql import slots as _slots
+from onefold.stores.sql.connection import Standing
+from onefold.stores.sql.pool import AsyncPool, AsyncReserve, Pool
 from support import PATIENCE, Elsewhere, eventually
 
 # What `threading` has written in Python is interrupted, too.

@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from endings_tools import CREDIT, DRIVERS, Bench, Driver, Hand, bench
-from onefold.stores import _postgres_through, _psycopg_links
-from onefold.stores._sql_links import Kind
+from onefold.stores.postgres import orm as _postgres_through
+from onefold.stores.postgres.psycopg import connection as _psycopg_links
+from onefold.stores.sql.connection import Kind
 from postgres_tools import SCHEMA, another, balance, records
 from support import eventually
 

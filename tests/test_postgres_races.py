@@ -20,8 +20,8 @@ import pytest
 
 from onefold import TX, AsyncGuard, Guard, Outcome
 from onefold._model import Address, Entry, State
+from onefold.stores.postgres import joined as _postgres
 from onefold.stores.postgres import open_store
-from onefold.transactions import _postgres
 from postgres_tools import (
     DRIVERS,
     SCHEMA,

@@ -19,7 +19,6 @@ import pytest
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, State
-from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores.base import Query
 from onefold.stores.postgres import (
     AsyncPostgresStore,
@@ -30,6 +29,7 @@ from onefold.stores.postgres import (
     open_async_store,
     open_store,
 )
+from onefold.stores.postgres.dialect import POSTGRES
 from postgres_tools import DRIVERS, SCHEMA, Worker, add, another, balance, records, rows, tables, through_asyncpg
 from services.proxy import Proxy
 from support import PATIENCE, Elsewhere, Handler, eventually
@@ -523,7 +523,7 @@ def test_transactions_work_behind_pgbouncer_by_default(driver: type[Worker], url
 def test_a_caller_behind_pgbouncer_can_be_the_first_to_use_a_database(
     driver: type[Worker], url: str, pgbouncer_url: str
 ) -> None:
-    from onefold.transactions import _postgres
+    from onefold.stores.postgres import joined as _postgres
 
     _postgres.looked.clear()
     with another(url) as connection:

@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from onefold import AsyncGuard, Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
-from onefold.transactions import _postgres
+from onefold.stores.postgres import joined as _postgres
 from postgres_tools import (
     DRIVERS,
     SCHEMA,

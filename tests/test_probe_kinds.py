@@ -11,7 +11,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard, Policy, ResultNotKept, UsageError, done
 from onefold.events import _warned
-from onefold.queues._consuming import Consuming
+from onefold.queues._shared.consumer import Consuming
 from onefold.stores.memory import MemoryStore
 from support import Clock, die_running
 

@@ -22,8 +22,8 @@ from onefold import (
     unknown,
 )
 from onefold.keys import address
-from onefold.queues._consuming import Consuming
-from onefold.queues._verdict import Failed, Later
+from onefold.queues._shared.consumer import Consuming
+from onefold.queues._shared.verdict import Failed, Later
 from onefold.queues.keys import Message
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from support import BatchingProxyStore, Clock, Handler, Heard, ProxyStore, die_running

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from onefold import Guard, Policy, StoreUnavailable, UsageError
-from onefold.retention import purge as purging
-from onefold.retention.purge import passes, purge
+from onefold.maintenance import purge as purging
+from onefold.maintenance.purge import passes, purge
 from onefold.stores.sqlite import SqliteStore
 from onefold.testing import Clock
 from support import PATIENCE

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, UsageError
-from onefold.stores import _trickle
-from onefold.stores._sql_dialect import Ask
-from onefold.stores._sql_postgres import Postgres
-from onefold.stores._sqlite_records import Records
+from onefold.stores import background_purge as _trickle
+from onefold.stores.postgres.dialect import Postgres
+from onefold.stores.sql.dialect import Ask
 from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore
+from onefold.stores.sqlite.records import Records
 from onefold.testing import Clock, StoreContract
 from services import mariadb, postgres
 from wallet import never_opened

@@ -13,9 +13,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Queue
 
 from onefold import Guard, StoreUnavailable
-from onefold.queues import _celery
-from onefold.queues._celery import REFUSED_SECONDS_MAX
 from onefold.queues.celery import guarded
+from onefold.queues.celery import task as _celery
+from onefold.queues.celery.task import REFUSED_SECONDS_MAX
 from onefold.stores.memory import MemoryStore
 from rabbitmq_tools import EXPIRES, Place
 from services.proxy import Proxy

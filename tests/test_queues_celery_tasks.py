@@ -27,9 +27,9 @@ from onefold import (
     subscribe,
 )
 from onefold.events import Kind
-from onefold.queues import _celery
-from onefold.queues._verdict import HELD_DELAY, HELD_MAX
+from onefold.queues._shared.verdict import HELD_DELAY, HELD_MAX
 from onefold.queues.celery import OnefoldTask, guarded, send
+from onefold.queues.celery import task as _celery
 from onefold.queues.keys import header, position
 from onefold.stores.base import Address
 from onefold.stores.memory import MemoryStore

@@ -10,8 +10,9 @@ import pytest
 from confluent_kafka import SerializingProducer
 
 from kafka_tools import QUIET, SHORT_SESSION_MS, WORKERS, committed, headers_of, letters_in, produce, value_of
-from onefold import AsyncGuard, Guard, UsageError, _flow
-from onefold.queues import _kafka
+from onefold import AsyncGuard, Guard, UsageError
+from onefold._delivery import claim as _flow
+from onefold.queues._kafka import partitions as _kafka
 from onefold.queues.keys import field, header, position
 from support import PATIENCE, Clock, Elsewhere, Heard
 

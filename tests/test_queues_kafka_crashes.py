@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 
 from kafka_tools import SHORT_SESSION_MS, WORKERS, committed, headers_of, letters_in, produce, value_of
 from onefold import Guard, MissingKey, Policy, current
-from onefold.queues import _kafka
+from onefold.queues._kafka import partitions as _kafka
 from processes import Notes, Stage, child
 from services.kafka import bootstrap
 from services.servers import Server

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from onefold import InProgress, OnHold, StoreUnavailable, UsageError
-from onefold.queues import _kafka
-from onefold.queues._kafka import Assigned, Bury, Commit, FindEnds, GoBack, Ledger, Position, Resume
-from onefold.queues._kafka_messages import letter_headers, message_of
-from onefold.queues._kafka_places import Delivery, Partition
-from onefold.queues._kafka_unread import LOOK_EVERY, UNREAD_AFTER, Ends
-from onefold.queues._verdict import ACK, Failed, Later, Never, Verdict
+from onefold.queues._kafka import partitions as _kafka
+from onefold.queues._kafka.messages import letter_headers, message_of
+from onefold.queues._kafka.offsets import Delivery, Partition
+from onefold.queues._kafka.partitions import Assigned, Bury, Commit, FindEnds, GoBack, Ledger, Position, Resume
+from onefold.queues._kafka.unread import LOOK_EVERY, UNREAD_AFTER, Ends
+from onefold.queues._shared.verdict import ACK, Failed, Later, Never, Verdict
 from onefold.queues.keys import Message
 from support import Clock
 

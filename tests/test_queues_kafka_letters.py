@@ -14,9 +14,9 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
 from kafka_tools import QUIET, WORKERS, committed, headers_of, letters_in, produce, value_of
-from onefold.queues import _kafka
-from onefold.queues._kafka import Ledger
-from onefold.queues._kafka_messages import CHANGED_HEADER, letter_headers
+from onefold.queues._kafka import partitions as _kafka
+from onefold.queues._kafka.messages import CHANGED_HEADER, letter_headers
+from onefold.queues._kafka.partitions import Ledger
 from onefold.queues.keys import field
 from support import PATIENCE
 

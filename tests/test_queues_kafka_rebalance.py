@@ -12,9 +12,10 @@ from confluent_kafka import TopicPartition
 
 from kafka_tools import SHORT_SESSION_MS, WORKERS, committed, produce, value_of
 from onefold import Event, UsageError, subscribe
-from onefold.queues import _kafka, _kafka_unread
-from onefold.queues._kafka_places import Partition
-from onefold.queues._kafka_unread import LOOK_EVERY, UNREAD_AFTER, Ends, Readings
+from onefold.queues._kafka import partitions as _kafka
+from onefold.queues._kafka import unread as _kafka_unread
+from onefold.queues._kafka.offsets import Partition
+from onefold.queues._kafka.unread import LOOK_EVERY, UNREAD_AFTER, Ends, Readings
 from support import Clock
 
 P0, P1 = Partition("payments", 0), Partition("payments", 1)

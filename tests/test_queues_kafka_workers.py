@@ -17,9 +17,9 @@ from sqlalchemy.orm import sessionmaker
 from kafka_tools import WORKERS, Wallet, committed, letters_in, produce, value_of
 from onefold import Event, Guard, Policy, UsageError, subscribe
 from onefold.keys import address
-from onefold.queues import _joined_polls
-from onefold.queues._confluent_messages import is_news
-from onefold.queues._joined_polls import JoinedPolls
+from onefold.queues._kafka.confluent_messages import is_news
+from onefold.queues._shared import transactional_batches as _joined_polls
+from onefold.queues._shared.transactional_batches import JoinedPolls
 from onefold.queues.keys import Message, header
 from support import PATIENCE, Handler
 

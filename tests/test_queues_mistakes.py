@@ -13,11 +13,11 @@ import redis
 
 from onefold import AsyncGuard, Guard, MissingKey, Policy, StoreUnavailable, UsageError
 from onefold.queues import keys
-from onefold.queues._checked import check_transactions
-from onefold.queues._consuming import AsyncConsuming, Consuming
-from onefold.queues._joined_polls import JoinedPolls
-from onefold.queues._polls import Polls
-from onefold.queues._verdict import ACK, HELD_DELAY, Failed, Later, Never, Verdict
+from onefold.queues._shared.batches import Polls
+from onefold.queues._shared.consumer import AsyncConsuming, Consuming
+from onefold.queues._shared.options import check_transactions
+from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.verdict import ACK, HELD_DELAY, Failed, Later, Never, Verdict
 from onefold.queues.babelqueue import wrap
 from onefold.queues.keys import Message
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore

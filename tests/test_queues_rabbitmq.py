@@ -20,11 +20,11 @@ import pytest
 import rabbitmq_tools
 from onefold import AsyncGuard, Event, Guard, Policy, UsageError, done, subscribe
 from onefold.events import Kind
-from onefold.queues import _rabbitmq
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
-from onefold.queues._rabbitmq import OWN_EXCHANGE, Delivery, Rules
-from onefold.queues._verdict import Failed
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, Delivery, Rules
+from onefold.queues._shared.verdict import Failed
 from onefold.queues.keys import body, field, first_of, header, message_id
 from onefold.stores.base import Address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -264,7 +264,7 @@ class TestVerdicts:
     def test_what_is_on_hold_comes_again_for_a_while_and_then_goes_to_the_dead_letters(
         self, colour: Colour, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("onefold.queues._verdict.HELD_DELAY", 0.2)
+        monkeypatch.setattr("onefold.queues._shared.verdict.HELD_DELAY", 0.2)
         handle = Handled()
         held(store, "pay-1")
         place.send_keyed("pay-1")

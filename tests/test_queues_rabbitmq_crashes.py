@@ -18,10 +18,10 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
 from onefold import Guard, MissingKey, Policy, UsageError, current
-from onefold.queues import _rabbitmq
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
-from onefold.queues._rabbitmq import Delivery
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import Delivery
 from processes import Stage, child
 from rabbitmq_tools import COLOURS, Colour, Consumer, Place, until
 from services.fixtures import missing_told

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from onefold.queues import _rabbitmq, aio_pika, pika
-from onefold.queues._consuming import WAIT
-from onefold.queues._rabbitmq import Delivery
+from onefold.queues import aio_pika, pika
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import Delivery
+from onefold.queues._shared.consumer import WAIT
 from onefold.queues.keys import KEY_HEADER
 
 TEXT = (Path(__file__).parent.parent / "docs" / "queues" / "rabbitmq.md").read_text(encoding="utf-8")

@@ -12,8 +12,10 @@ import aio_pika
 import pika
 import pytest
 
-from onefold.queues import _aio_pika_messages, _pika_messages, _rabbitmq
-from onefold.queues._rabbitmq import DROPPED_HEADER, FRAME_MAX, REASON_HEADER, Dead, fitted
+from onefold.queues._rabbitmq import aio_pika_messages as _aio_pika_messages
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import pika_messages as _pika_messages
+from onefold.queues._rabbitmq.consumer import DROPPED_HEADER, FRAME_MAX, REASON_HEADER, Dead, fitted
 from rabbitmq_tools import COLOURS, Colour, Consumer, Place, until
 
 

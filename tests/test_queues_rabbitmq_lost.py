@@ -13,10 +13,10 @@ from pika.exceptions import ConnectionWrongStateError
 
 from onefold import AsyncGuard, Guard
 from onefold.queues import aio_pika, pika
-from onefold.queues._pika_messages import Job, delivery_of
-from onefold.queues._rabbitmq import GIVEN_BACK, Rules
-from onefold.queues._telling import Waits
-from onefold.queues._verdict import Later
+from onefold.queues._rabbitmq.consumer import GIVEN_BACK, Rules
+from onefold.queues._rabbitmq.pika_messages import Job, delivery_of
+from onefold.queues._shared.logs import Waits
+from onefold.queues._shared.verdict import Later
 from onefold.queues.keys import header
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 

@@ -8,8 +8,8 @@ import pytest
 
 from onefold import Event, Guard, InProgress, OnHold, StoreUnavailable, UsageError, subscribe
 from onefold.events import Kind
-from onefold.queues._telling import CAUSES_MAX, SELDOM, Waits, address_of, buried, found_at, waits_of
-from onefold.queues._verdict import Later, of_error
+from onefold.queues._shared.logs import CAUSES_MAX, SELDOM, Waits, address_of, buried, found_at, waits_of
+from onefold.queues._shared.verdict import Later, of_error
 from onefold.stores.base import Address
 
 ADDRESS = Address("", "charge", "secret-key")

@@ -11,7 +11,7 @@ from celery import Celery
 
 from onefold import Guard, current
 from onefold.queues import keys
-from onefold.queues._consuming import Consuming
+from onefold.queues._shared.consumer import Consuming
 from onefold.queues.babelqueue import IdempotencyStore, wrap
 from onefold.queues.celery import guarded
 from onefold.queues.keys import Message

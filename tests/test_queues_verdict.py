@@ -24,8 +24,8 @@ from onefold import (
 from onefold._model import Address
 from onefold.errors import MEANINGS
 from onefold.queues import keys
-from onefold.queues._consuming import AsyncConsuming, Consuming
-from onefold.queues._verdict import (
+from onefold.queues._shared.consumer import AsyncConsuming, Consuming
+from onefold.queues._shared.verdict import (
     ACK,
     HELD_DELAY,
     HELD_MAX,

@@ -15,9 +15,9 @@ import valkey.asyncio
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold._model import State
-from onefold.stores._redis_urls import parsed
 from onefold.stores.base import Query
 from onefold.stores.redis import AsyncRedisStore, RedisStore, adopt, open_async_store, open_store
+from onefold.stores.redis.urls import parsed
 from redis_tools import DONE, claim_of, entry
 
 # Some of its classes have no types.

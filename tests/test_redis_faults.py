@@ -24,8 +24,8 @@ from redis.exceptions import (
 
 from onefold import ClaimLost, Guard, InProgress, OnHold, Policy, StoreUnavailable, UsageError, current
 from onefold._model import Address, Claim, Close, Memory, State
-from onefold.stores._redis_errors import CLUSTER_PERMISSIONS, PERMISSIONS, translated
 from onefold.stores.redis import RedisStore
+from onefold.stores.redis.errors import CLUSTER_PERMISSIONS, PERMISSIONS, translated
 from processes import Stage, child
 from redis_tools import COLOURS, DONE, claim_of, entry, opened
 from services.house import House

@@ -18,10 +18,10 @@ import redis
 from onefold import AsyncGuard, Guard, StoreUnavailable
 from onefold._model import Address, Close, Ending, Memory, Record, State
 from onefold.keys import mint
-from onefold.stores import _redis_browse
-from onefold.stores._redis_keys import Keys
 from onefold.stores.base import Query
 from onefold.stores.redis import AsyncRedisStore, RedisStore
+from onefold.stores.redis import browse as _redis_browse
+from onefold.stores.redis.keys import Keys
 from redis_tools import COLOURS, DONE, claim_of, entry, opened
 from services.proxy import Proxy
 from support import PATIENCE, eventually

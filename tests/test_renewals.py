@@ -47,9 +47,9 @@ NO_PATIENCE: Final = 0.2
 @pytest.fixture
 def lease(monkeypatch: pytest.MonkeyPatch) -> float:
     """A lease that no pause of the machine outlasts; its beats come twenty times a second all the same."""
-    monkeypatch.setattr("onefold.heartbeat.BEATS_PER_LEASE", 72_000)
+    monkeypatch.setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", 72_000)
     # So fast, a beat may well be late on a busy machine.
-    monkeypatch.setattr("onefold.heartbeat.patience", lambda _beats: PATIENCE)
+    monkeypatch.setattr("onefold._heartbeat.beats.patience", lambda _beats: PATIENCE)
     return 3_600.0
 
 

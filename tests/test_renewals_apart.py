@@ -18,13 +18,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from django_project import alias_of, project
 from onefold import AsyncGuard, Guard, StoreUnavailable
+from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
+from onefold._heartbeat.groups import TASKS_MAX, THREADS_MAX
 from onefold._model import Address, Claim, Entry
-from onefold._renewal_groups import TASKS_MAX, THREADS_MAX
 from onefold.events import Teller
-from onefold.heartbeat import AsyncHeartbeat, Heartbeat
-from onefold.stores._sql_mysql import MARIADB, MYSQL
-from onefold.stores._sql_postgres import POSTGRES
 from onefold.stores.base import PartlyRenewed
+from onefold.stores.mysql.dialect import MARIADB, MYSQL
+from onefold.stores.postgres.dialect import POSTGRES
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from services.proxy import Proxy
 from support import PATIENCE, Elsewhere, Heard, elsewhere, eventually, in_time
@@ -51,8 +51,8 @@ def revision(store: Any, one: Entry) -> int:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats that come twenty times a second, of a lease of an hour, and nobody who loses patience."""
-    monkeypatch.setattr("onefold.heartbeat.BEATS_PER_LEASE", 72_000)
-    monkeypatch.setattr("onefold.heartbeat.patience", lambda _beats: PATIENCE)
+    monkeypatch.setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", 72_000)
+    monkeypatch.setattr("onefold._heartbeat.beats.patience", lambda _beats: PATIENCE)
 
 
 # A row that is locked.
@@ -184,7 +184,7 @@ WAITS: Final = {
 def test_a_row_that_is_locked_for_a_moment_is_waited_for_after_the_others(
     way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", PATIENCE)
+    monkeypatch.setattr("onefold.stores.sql.locked.WAIT_SECONDS", PATIENCE)
     answers: list[Any] = []
     with store_of(way, request) as (store, url):
         entries = [entry(key, HOUR) for key in "abc"]
@@ -206,7 +206,7 @@ def test_a_locked_row_is_not_waited_for_at_the_cost_of_a_shorter_lease(
     way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the shorter one is not due now: it becomes due meanwhile, on the same connection."""
-    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr("onefold.stores.sql.locked.WAIT_SECONDS", 2 * PATIENCE)
     with store_of(way, request) as (store, url):
         long, short = entry("long", HOUR), entry("short")
         assert store.claim_all([long]) == [None]
@@ -220,7 +220,7 @@ def test_a_locked_row_is_not_waited_for_at_the_cost_of_a_shorter_lease(
 def test_a_short_lease_begins_after_a_wait_that_is_too_long_for_it(
     way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.stores._sql_locked.WAIT_SECONDS", PATIENCE)
+    monkeypatch.setattr("onefold.stores.sql.locked.WAIT_SECONDS", PATIENCE)
     with store_of(way, request) as (store, url):
         long, short = entry("long", HOUR), entry("short")
         store.claim(long)
@@ -370,7 +370,7 @@ def test_of_a_store_that_renews_one_by_one_a_claim_that_is_due_alone_keeps_nobod
 
 
 def test_renewals_that_hang_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.heartbeat.HANGING_MAX", 2)
+    monkeypatch.setattr("onefold._heartbeat.beats.HANGING_MAX", 2)
     store, heard, began = OneByOne(), Heard(), time.monotonic()
     heartbeat = Heartbeat(lambda: store, Teller(heard))
     try:
@@ -404,7 +404,7 @@ class Hanging:
 def test_a_renewal_that_hangs_does_not_keep_a_heartbeat_from_being_closed(
     kind: type[Any], fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("onefold.heartbeat.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("onefold._heartbeat.beats.CLOSE_SECONDS", 0.05)
     store, before = kind(), set(threading.enumerate())
     heartbeat = Heartbeat(lambda: store, Teller())
     heartbeat.watch([claim_of(entry("silent", HOUR))], time.monotonic())

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from onefold import UsageError
-from onefold.retention import Unusable, read
-from onefold.retention._tree import VALUES_MAX, Mark
-from onefold.retention._yaml import plain
-from onefold.retention.configuration import FILE_MAX
+from onefold.config import Unusable, read
+from onefold.config.configuration import FILE_MAX
+from onefold.config.tree import VALUES_MAX, Mark
+from onefold.config.yaml import plain
 
 YAML = """\
 stores:

@@ -18,8 +18,8 @@ import pytest
 import onefold
 from onefold import TX, AsyncGuard, Event, Guard, Policy, UsageError, not_done
 from onefold.codecs import MsgspecCodec
+from onefold.config import Unusable
 from onefold.queues.keys import Message
-from onefold.retention import Unusable
 from support import PATIENCE
 
 # Every field of a policy, with another value than the usual one.

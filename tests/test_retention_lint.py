@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from onefold.retention import RULES, Finding, findings, floor, read
-from onefold.retention._words import below, said
+from onefold.config import read
+from onefold.config.wording import below, said
+from onefold.lint import RULES, Finding, findings, floor
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "retention"

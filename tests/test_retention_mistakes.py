@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from onefold import UsageError
-from onefold.retention import RULES, _store_identity, findings, read
-from onefold.retention._store_identity import is_in_memory, place_of
+from onefold.config import read
+from onefold.lint import RULES, findings
+from onefold.lint import store_identity as _store_identity
+from onefold.lint.store_identity import is_in_memory, place_of
 from onefold.stores import dynamodb, redis
-from onefold.stores._mysql_place import PORT as MYSQL_PORT
-from onefold.stores._redis_urls import PORT as REDIS_PORT
-from onefold.stores._redis_urls import SENTINEL_PORT
+from onefold.stores.mysql.urls import PORT as MYSQL_PORT
+from onefold.stores.redis.urls import PORT as REDIS_PORT
+from onefold.stores.redis.urls import SENTINEL_PORT
 from test_retention_lint import EXAMPLES, ROOT, linted
 
 MONEY = "money: true, keep: forever, after_crash: hold"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from onefold.retention._changing import changes
-from onefold.retention._doubt import is_doubt
+from onefold.lint.changing import changes
+from onefold.lint.doubt import is_doubt
 
 
 def table(text: str) -> list[str]:

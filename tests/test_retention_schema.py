@@ -14,7 +14,9 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from onefold import Policy
-from onefold.retention import Unusable, _fields, _shape, read, schema
+from onefold.config import Unusable, read, schema
+from onefold.config import fields as _fields
+from onefold.config import shape as _shape
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ROOT / "src" / "onefold" / "retention" / "schema.json"

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from onefold import Guard, State, StoreUnavailable
-from onefold.stores import _sql, _sql_dialect, sqlite
-from onefold.stores._sql import VERSION
-from onefold.stores._sql_sqlite import SQLITE
+from onefold.stores import sqlite
 from onefold.stores.base import Query
+from onefold.stores.sql import dialect as _sql_dialect
+from onefold.stores.sql import records as _sql
+from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlite import SqliteStore
+from onefold.stores.sqlite.dialect import SQLITE
 
 # As version 1 made them, letter by letter; what is here must never be changed.
 VERSION_1 = """

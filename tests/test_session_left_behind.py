@@ -9,7 +9,7 @@ import pytest
 
 from mysql_wallet import COLOURS, Ledger, Working
 from mysql_wallet import Worker as MysqlWorker
-from onefold.stores._sql import located
+from onefold.stores.sql.records import located
 from postgres_tools import DRIVERS, Hand, Worker, another, rows
 
 ELSEWHERE = "onefold_elsewhere"

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmak
 from sqlalchemy.pool import StaticPool
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
-from onefold.stores._sqlalchemy_links import _watched
 from onefold.stores.sqlalchemy import SqlAlchemyStore
+from onefold.stores.sqlalchemy.connection import _watched
 from services.proxy import Proxy
 from sqlalchemy_wallet import TILLS, AnyTill, Ledger, add, ledger_of, till
 from support import PATIENCE, Handler, eventually
@@ -377,7 +377,7 @@ def test_a_database_that_is_not_known_here_is_refused() -> None:
     class Oracle:
         name, driver = "oracle", "oracledb"
 
-    from onefold.stores._sqlalchemy_drivers import driver_of
+    from onefold.stores.sqlalchemy.drivers import driver_of
 
     with pytest.raises(UsageError, match=r"oracle\+oracledb is not known here.*postgresql\+asyncpg"):
         driver_of(Oracle())  # type: ignore[arg-type]

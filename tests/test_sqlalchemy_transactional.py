@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from onefold import Policy, RememberedFailure, StoreUnavailable, UsageError
-from onefold.stores import _mysql_through as mysql
+from onefold.stores.mysql import orm as mysql
 from sqlalchemy_wallet import TILLS, AnyTill, Ledger, Till, add, ledger_of, somebody_waits, statements, till
 from support import PATIENCE, Died, Elsewhere, Handler
 

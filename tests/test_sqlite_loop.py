@@ -18,8 +18,8 @@ import pytest
 
 from onefold import TX, AsyncGuard, StoreUnavailable
 from onefold._model import Address, Entry, Record
-from onefold.stores._sqlite_line import Line
 from onefold.stores.sqlite import AsyncSqliteStore
+from onefold.stores.sqlite.connection import Line
 from support import PATIENCE
 from wallet import connected, never_opened, records
 

@@ -24,10 +24,10 @@ import pytest
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, State
-from onefold.stores import _sqlite_line
-from onefold.stores._sql_sqlite import SQLITE
 from onefold.stores.base import Query
 from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore, open_async_store, open_store
+from onefold.stores.sqlite import connection as _sqlite_line
+from onefold.stores.sqlite.dialect import SQLITE
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
 
 # Far more than any of it needs; it bounds how long a broken one hangs.

@@ -15,9 +15,10 @@ import pytest
 
 from onefold import TX, AsyncGuard, Guard, Policy, ResultNotKept, ResultUnreadable, State, UsageError, current
 from onefold._model import Address
-from onefold.queues import _rabbitmq, keys
-from onefold.queues._consuming import AsyncConsuming, Consuming
-from onefold.queues._verdict import ACK, Failed, Never, of_error
+from onefold.queues import keys
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._shared.consumer import AsyncConsuming, Consuming
+from onefold.queues._shared.verdict import ACK, Failed, Never, of_error
 from onefold.queues.keys import Message
 from rabbitmq_tools import Consumer, Place, until
 from support import Handler

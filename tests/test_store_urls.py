@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, UsageError
-from onefold.stores._open import open_store, schemes
+from onefold.stores.opening import open_store, schemes
 
 SCHEMES = ("postgresql", "mysql", "redis", "redis+sentinel", "redis+cluster", "valkey")
 

@@ -18,7 +18,7 @@ from endings_tools import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from hidden_endings import ENDINGS, PREPARED, Statements
 from onefold import Guard, UsageError
 from onefold.stores import mysql
-from onefold.stores._sql_mysql import MYSQL
+from onefold.stores.mysql.dialect import MYSQL
 from sqlalchemy_wallet import Ledger
 from wallet import create
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onefold import TX, Guard, Outcome, Policy, StoreUnavailable
-from onefold.stores._sqlite_joined import SqliteTransaction
+from onefold.stores.sqlite.joined import SqliteTransaction
 from support import PATIENCE, Died, Elsewhere, Handler, elsewhere
 from wallet import Awaiting, Blocking, Worker, add, balance, connected, never_opened, records
 

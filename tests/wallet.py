@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from onefold import AsyncGuard, Column, Guard, Outcome, Policy
-from onefold.stores._sql import TABLE
+from onefold.stores.sql.records import TABLE
 
 SCHEMA = """
 CREATE TABLE wallet (account TEXT PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance >= 0));

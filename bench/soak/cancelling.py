@@ -95,20 +95,20 @@ def _engine(scheme: str) -> Callable[[str], Any]:
 
 
 POSTGRES: Final = "onefold.stores.postgres"
-SQLALCHEMY: Final = ("sqlalchemy.ext.asyncio", "onefold.stores.sqlalchemy", "onefold.transactions._through")
+SQLALCHEMY: Final = ("sqlalchemy.ext.asyncio", "onefold.stores.sqlalchemy", "onefold.stores.sql.orm")
 
 DRIVERS: Final[dict[str, Driver]] = {
-    "psycopg": Driver("postgres", _bare, _marked, (POSTGRES, "onefold.stores._psycopg_pools")),
+    "psycopg": Driver("postgres", _bare, _marked, (POSTGRES, "onefold.stores.postgres.psycopg.pool")),
     "asyncpg": Driver(
         "postgres",
         lambda url: _bare(url).replace("postgresql:", "postgresql+asyncpg:"),
         _numbered,
-        (POSTGRES, "onefold.stores._asyncpg_pools"),
+        (POSTGRES, "onefold.stores.postgres.asyncpg.pool"),
     ),
     "asyncmy": Driver(
-        "mariadb", lambda url: url, _by_cursor, ("onefold.stores.mysql", "onefold.stores._asyncmy_links")
+        "mariadb", lambda url: url, _by_cursor, ("onefold.stores.mysql", "onefold.stores.mysql.asyncmy.connection")
     ),
-    "sqlite": Driver("sqlite", lambda url: url, _blocking, ("onefold.stores.sqlite", "onefold.stores._sqlite_joined")),
+    "sqlite": Driver("sqlite", lambda url: url, _blocking, ("onefold.stores.sqlite", "onefold.stores.sqlite.joined")),
     "sqlalchemy+psycopg": Driver("postgres", _engine("postgresql+psycopg"), _named, (*SQLALCHEMY, "psycopg")),
     "sqlalchemy+asyncpg": Driver("postgres", _engine("postgresql+asyncpg"), _named, (*SQLALCHEMY, "asyncpg")),
     "sqlalchemy+asyncmy": Driver("mariadb", _engine("mysql+asyncmy"), _named, (*SQLALCHEMY, "asyncmy")),

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import os
 
     from onefold.codecs import Codec
+    from onefold.config import AsyncGuards, Guards
     from onefold.events import Listener
-    from onefold.retention import AsyncGuards, Guards
 
 
 @overload
@@ -35,7 +35,7 @@ def load(path: str | os.PathLike[str], *, awaited: bool = False, **options: Any)
     `awaited=True` gives `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and closed
     by `close` or `aclose`. Raises `UsageError`, with file and line, for a file that cannot be used.
     """
-    from onefold.retention import AsyncGuards, Guards, read
+    from onefold.config import AsyncGuards, Guards, read
 
     declared = read(path)
     return AsyncGuards(declared, **options) if awaited else Guards(declared, **options)

@@ -13,8 +13,8 @@ from typing import Any
 from alembic.operations import MigrateOperation, Operations
 from sqlalchemy import text
 
-from onefold.stores._sql import TABLE
-from onefold.stores._sqlalchemy_drivers import driver_of
+from onefold.stores.sql.records import TABLE
+from onefold.stores.sqlalchemy.drivers import driver_of
 
 TABLES = (TABLE, "onefold_schema")
 

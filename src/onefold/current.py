@@ -12,16 +12,16 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from onefold._delivery.drive import Flow, Left
+from onefold._delivery.handler_steps.flow import StepLog, handler_ended, take_step
+from onefold._delivery.handler_steps.left import NONE_LEFT
 from onefold._driver_connections import driver_connection
-from onefold._flow_steps import StepLog, handler_ended, take_step
+from onefold._handlers.nested import Nest
+from onefold._heartbeat.beats import Beat
 from onefold._model import Address, Entry, downstream
-from onefold._nested import Nest
-from onefold._steps import Flow, Left
-from onefold._steps_left import NONE_LEFT
 from onefold.codecs import Codec
 from onefold.errors import UsageError
 from onefold.events import Teller
-from onefold.heartbeat import Beat
 
 T = TypeVar("T")
 

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
-from onefold._flow_batch import deliver_all
-from onefold._flow_fresh import sort_out
-from onefold._flow_joined import join
-from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._delivery.batch import deliver_all
+from onefold._delivery.drive import Flow, drive
+from onefold._delivery.fresh import sort_out
+from onefold._delivery.joined import join
+from onefold._delivery.records import forget, read, resolve
+from onefold._delivery.work import Work
+from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._heartbeat.beats import Heartbeat
 from onefold._interrupts import When
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
-from onefold._steps import Flow, drive
-from onefold._work import Work
 from onefold.codecs import Codec
 from onefold.current import transaction_around
 from onefold.events import Listener
-from onefold.heartbeat import Heartbeat
 from onefold.keys import Key
-from onefold.stores._open import StoreSource
 from onefold.stores.base import Batching
+from onefold.stores.opening import StoreSource
 from onefold.transactions import Column, check_compared
 from onefold.transactions import join as join_connection
 

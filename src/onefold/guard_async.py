@@ -7,24 +7,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._calls import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
-from onefold._flow_batch import deliver_all
-from onefold._flow_fresh import sort_out
-from onefold._flow_joined import join
-from onefold._flow_records import forget, read, resolve
-from onefold._front import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._delivery.batch import deliver_all
+from onefold._delivery.drive import Flow, drive_async
+from onefold._delivery.fresh import sort_out
+from onefold._delivery.joined import join
+from onefold._delivery.records import forget, read, resolve
+from onefold._delivery.work import Work
+from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._handlers.nested import Nest
+from onefold._heartbeat.beats import AsyncHeartbeat
 from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
-from onefold._nested import Nest
-from onefold._steps import Flow, drive_async
-from onefold._work import Work
 from onefold.codecs import Codec
 from onefold.current import transaction_around
 from onefold.events import Listener
-from onefold.heartbeat import AsyncHeartbeat
 from onefold.keys import Key
-from onefold.stores._open import AsyncStoreSource
 from onefold.stores.base import AsyncBatching
+from onefold.stores.opening import AsyncStoreSource
 from onefold.transactions import Column, check_compared
 from onefold.transactions import join as join_connection
 

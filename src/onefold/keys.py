@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
-from onefold import _canonical
+from onefold._fingerprint import canonical as _canonical
 from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX, Address
 from onefold.errors import MissingKey, UsageError
 

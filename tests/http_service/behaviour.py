@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from onefold import Policy
-from onefold.http._keys import body_field
+from onefold.http._requests.keys import body_field
 from onefold.http.scopes import by_header
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("ONEFOLD_HTTP_SERVICE", "{}"))

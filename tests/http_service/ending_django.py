@@ -14,8 +14,9 @@ from django.http import HttpResponse
 from django.urls import path
 
 from onefold import Guard, Policy
-from onefold.http import _django_asgi, _shelter
 from onefold.http import django as onefold_django
+from onefold.http._asgi import background_requests as _shelter
+from onefold.http._django import asgi as _django_asgi
 
 FOLDER = Path(os.environ["ENDING_FOLDER"])
 

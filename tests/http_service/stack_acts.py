@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from http_service.behaviour import note, wait_for, wishes
 from onefold import Policy
-from onefold.http import _departed
+from onefold.http._asgi import client_gone as _departed
 from onefold.http.scopes import by_header
 
 # A stream without a client ends in these services after so many bytes: no test waits for a time.

@@ -7,7 +7,7 @@ from typing import Any
 
 from http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 from onefold import Guard
-from onefold.http._status import line_of
+from onefold.http._answers.status import line_of
 from onefold.http.wsgi import IdempotencyMiddleware
 
 

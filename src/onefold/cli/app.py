@@ -13,21 +13,21 @@ import typer
 from typer.core import TyperGroup
 
 from onefold import __version__
-from onefold.cli import records, settle, simulate
-from onefold.cli._masking import remember_typed
-from onefold.cli._shared import WRONG_USAGE, ends_in_one_line, note
-from onefold.cli.copy import copy
-from onefold.cli.demo.command import demo
-from onefold.cli.doctor import doctor
-from onefold.cli.erase import erase
-from onefold.cli.import_table import import_table
-from onefold.cli.lint import lint
-from onefold.cli.purge import purge
-from onefold.cli.schema import schema
-from onefold.cli.stats import stats
-from onefold.cli.top import top
-from onefold.cli.trace import trace
-from onefold.stores._open import without_password
+from onefold.cli._common.masking import remember_typed
+from onefold.cli._common.output import WRONG_USAGE, ends_in_one_line, note
+from onefold.cli.commands import records, settle, simulate
+from onefold.cli.commands.copy import copy
+from onefold.cli.commands.doctor import doctor
+from onefold.cli.commands.erase import erase
+from onefold.cli.commands.import_table import import_table
+from onefold.cli.commands.lint import lint
+from onefold.cli.commands.purge import purge
+from onefold.cli.commands.schema import schema
+from onefold.cli.commands.stats import stats
+from onefold.cli.commands.top import top
+from onefold.cli.commands.trace import trace
+from onefold.demo.command import demo
+from onefold.stores.opening import without_password
 
 # An argument that may hold a password, with any character in it; and what may hold one in its options.
 _CREDENTIALS: Final = re.compile(r"://.*@", re.DOTALL)

@@ -9,8 +9,8 @@ from typing import Any
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
-from onefold.stores._django_vendors import vendor_of
-from onefold.stores._sql import TABLE
+from onefold.stores.django.vendors import vendor_of
+from onefold.stores.sql.records import TABLE
 
 
 class BringTablesTo(Operation):  # type: ignore[misc]

@@ -3,6 +3,6 @@
 `Answer` is what is remembered of a request, for a probe or a person who settles one by hand: `done(Answer(201, []))`.
 """
 
-from onefold.http._messages import Answer
+from onefold.http._shared.messages import Answer
 
 __all__ = ["Answer"]

@@ -12,15 +12,24 @@ from contextlib import ExitStack, closing, suppress
 from typing import Any, Unpack
 
 from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
-from onefold.http._deliveries import deliver_async
-from onefold.http._exchange import Ask, Exchange, Options, known
-from onefold.http._fingerprints import spooled_for
-from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._paths import path_of
-from onefold.http._performance import App, Message, Performance, Receive, Scope, Send, reading_again, send_answer
-from onefold.http._rules import NotFinal
-from onefold.http._shelter import drain, shelter_of
+from onefold.http._answers.rules import NotFinal
+from onefold.http._asgi.background_requests import drain, shelter_of
+from onefold.http._asgi.captured_response import (
+    App,
+    Message,
+    Performance,
+    Receive,
+    Scope,
+    Send,
+    reading_again,
+    send_answer,
+)
+from onefold.http._exchange.deliveries import deliver_async
+from onefold.http._exchange.rules import Ask, Exchange, Options, known
+from onefold.http._requests.fingerprints import spooled_for
+from onefold.http._requests.keys import body_field, header_key
+from onefold.http._requests.paths import path_of
+from onefold.http._shared.messages import Answer, Refused, Request, Spooled
 from onefold.http.scopes import by_header, name_of, single_tenant
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain", "header_key", "single_tenant"]

@@ -17,13 +17,13 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, TypeVar, Unpack
 
 from onefold import Guard, UsageError
-from onefold.http._capture import Capture
-from onefold.http._exchange import Options, known
-from onefold.http._keys import body_field, header_key
-from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
-from onefold.http._paths import Path, path_of
-from onefold.http._rules import SERVER_ERROR, NotFinal, failed_with, is_own
-from onefold.http._views import Views, captured, captured_async
+from onefold.http._answers.capture import Capture
+from onefold.http._answers.rules import SERVER_ERROR, NotFinal, failed_with, is_own
+from onefold.http._exchange.rules import Options, known
+from onefold.http._exchange.views import Views, captured, captured_async
+from onefold.http._requests.keys import body_field, header_key
+from onefold.http._requests.paths import Path, path_of
+from onefold.http._shared.messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http.scopes import by_header, name_of, single_tenant
 
 try:
@@ -36,8 +36,8 @@ try:
     from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
 
-    from onefold.http._django_asgi import to_its_end
-    from onefold.http._django_views import AwaitedView, check_mixed, check_view, finalized, responding
+    from onefold.http._django.asgi import to_its_end
+    from onefold.http._django.views import AwaitedView, check_mixed, check_view, finalized, responding
 except ImportError as missing:
     raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
 

@@ -17,16 +17,16 @@ from contextvars import ContextVar
 from typing import Any, Final, Unpack
 
 from onefold import AsyncGuard, OnefoldError, Outcome, UsageError
-from onefold.http import _options
-from onefold.http._deliveries import deliver_async
-from onefold.http._exchange import METHODS, Ask, Exchange, Options, known
-from onefold.http._fingerprints import spooled_for
-from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._openapi import PARAMETER, described, responses
-from onefold.http._performance import App, Performance, Receive, Scope, Send, send_answer
-from onefold.http._rules import NotFinal, checked
-from onefold.http._shelter import drain, shelter_of
+from onefold.http._answers.rules import NotFinal, checked
+from onefold.http._asgi.background_requests import drain, shelter_of
+from onefold.http._asgi.captured_response import App, Performance, Receive, Scope, Send, send_answer
+from onefold.http._asgi.openapi import PARAMETER, described, responses
+from onefold.http._exchange.deliveries import deliver_async
+from onefold.http._exchange.rules import METHODS, Ask, Exchange, Options, known
+from onefold.http._requests.fingerprints import spooled_for
+from onefold.http._requests.keys import body_field, header_key
+from onefold.http._shared import options as _options
+from onefold.http._shared.messages import Answer, Refused, Request, Spooled
 from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
 from onefold.http.scopes import ScopeOf, by_header, name_of, single_tenant
 

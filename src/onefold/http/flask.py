@@ -16,13 +16,13 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar, Unpack
 
 from onefold import Guard, UsageError
-from onefold.http._capture import Capture
-from onefold.http._exchange import Options, known
-from onefold.http._forms import MULTIPART, URLENCODED
-from onefold.http._keys import body_field, header_key
-from onefold.http._messages import Answer, Refused, Request, Spooled
-from onefold.http._rules import NotFinal, failed_with, is_own
-from onefold.http._views import Views, captured
+from onefold.http._answers.capture import Capture
+from onefold.http._answers.rules import NotFinal, failed_with, is_own
+from onefold.http._exchange.rules import Options, known
+from onefold.http._exchange.views import Views, captured
+from onefold.http._requests.forms import MULTIPART, URLENCODED
+from onefold.http._requests.keys import body_field, header_key
+from onefold.http._shared.messages import Answer, Refused, Request, Spooled
 from onefold.http.scopes import by_header, name_of, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
 

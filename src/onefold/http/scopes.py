@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from onefold import UsageError
-from onefold.http._messages import Refused, Request
-from onefold.http._options import header_name
+from onefold.http._shared.messages import Refused, Request
+from onefold.http._shared.options import header_name
 
 ScopeOf = Callable[[Request], str | None]
 

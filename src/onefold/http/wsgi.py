@@ -14,15 +14,15 @@ from contextlib import ExitStack, closing
 from typing import Any, Unpack
 
 from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
-from onefold.http._capture import Capture
-from onefold.http._deliveries import deliver
-from onefold.http._departed import ClientGone, has_had_its_time
-from onefold.http._exchange import Ask, Exchange, Options, known
-from onefold.http._keys import body_field, header_key
-from onefold.http._messages import CHUNK, Answer, Refused, Request, Spooled
-from onefold.http._routing import unmatched_wsgi
-from onefold.http._rules import NotFinal, ServerFailed, failed_with, is_own
-from onefold.http._status import line_of
+from onefold.http._answers.capture import Capture
+from onefold.http._answers.rules import NotFinal, ServerFailed, failed_with, is_own
+from onefold.http._answers.status import line_of
+from onefold.http._asgi.client_gone import ClientGone, has_had_its_time
+from onefold.http._exchange.deliveries import deliver
+from onefold.http._exchange.rules import Ask, Exchange, Options, known
+from onefold.http._requests.keys import body_field, header_key
+from onefold.http._shared.messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._shared.routing import unmatched_wsgi
 from onefold.http.scopes import by_header, name_of, single_tenant
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "single_tenant"]

@@ -14,12 +14,12 @@ from typing import Any
 
 from onefold import AsyncGuard, Policy, UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues import _rabbitmq
-from onefold.queues._checked import check_transactions
-from onefold.queues._consuming import WAIT, AsyncConsuming, MissingKeyRule
-from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues._telling import waits_of
-from onefold.queues._verdict import ACK
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
+from onefold.queues._shared.consumer import WAIT, AsyncConsuming, MissingKeyRule
+from onefold.queues._shared.logs import waits_of
+from onefold.queues._shared.options import check_transactions
+from onefold.queues._shared.verdict import ACK
 from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address
 
@@ -27,7 +27,7 @@ try:
     from aio_pika.abc import AbstractIncomingMessage
     from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
-    from onefold.queues._aio_pika_messages import bury, delivery_of, send
+    from onefold.queues._rabbitmq.aio_pika_messages import bury, delivery_of, send
 except ImportError as missing:
     raise UsageError("onefold.queues.aio_pika needs aio-pika: pip install 'onefold[rabbitmq]'") from missing
 

@@ -15,17 +15,24 @@ from typing import Any, Literal, Unpack
 
 from onefold import AsyncGuard, Policy, UsageError
 from onefold.durations import Duration
-from onefold.queues._aiokafka_messages import AIOKafkaConsumer, DeadLetters, TopicPartition, delivery_of, saving, send
-from onefold.queues._aiokafka_partitions import Partitions
-from onefold.queues._checked import check_transactions, takes_tx
-from onefold.queues._consuming import WAIT, AsyncConsuming
-from onefold.queues._joined_polls import JoinedPolls
-from onefold.queues._kafka import INTERRUPTED, Options, asked_of
-from onefold.queues._kafka_messages import NotConfirmed, check_wait
-from onefold.queues._kafka_notices import AddressOf, Undeliverable
-from onefold.queues._kafka_places import Delivery
-from onefold.queues._polls import Polls
-from onefold.queues._verdict import Verdict
+from onefold.queues._kafka.aiokafka_messages import (
+    AIOKafkaConsumer,
+    DeadLetters,
+    TopicPartition,
+    delivery_of,
+    saving,
+    send,
+)
+from onefold.queues._kafka.aiokafka_partitions import Partitions
+from onefold.queues._kafka.messages import NotConfirmed, check_wait
+from onefold.queues._kafka.notices import AddressOf, Undeliverable
+from onefold.queues._kafka.offsets import Delivery
+from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
+from onefold.queues._shared.batches import Polls
+from onefold.queues._shared.consumer import WAIT, AsyncConsuming
+from onefold.queues._shared.options import check_transactions, takes_tx
+from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
 

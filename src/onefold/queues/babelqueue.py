@@ -16,10 +16,10 @@ from typing import Any, Final
 from onefold import Guard, MissingKey, Policy, StoreUnavailable, UsageError
 from onefold.durations import Duration, seconds
 from onefold.keys import checked_key
-from onefold.queues._checked import check
-from onefold.queues._consuming import nothing
-from onefold.queues._telling import address_of, found_at, waits_of
-from onefold.queues._verdict import Later, reason_of
+from onefold.queues._shared.consumer import nothing
+from onefold.queues._shared.logs import address_of, found_at, waits_of
+from onefold.queues._shared.options import check
+from onefold.queues._shared.verdict import Later, reason_of
 
 log = logging.getLogger("onefold.queues.babelqueue")
 

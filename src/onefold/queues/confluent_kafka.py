@@ -15,17 +15,17 @@ from typing import Any, Literal, Unpack
 
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration
-from onefold.queues._checked import check_transactions, takes_tx
-from onefold.queues._confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
-from onefold.queues._confluent_partitions import Partitions
-from onefold.queues._consuming import WAIT, Consuming
-from onefold.queues._joined_polls import JoinedPolls
-from onefold.queues._kafka import INTERRUPTED, Options, asked_of
-from onefold.queues._kafka_messages import NotConfirmed
-from onefold.queues._kafka_notices import AddressOf, Undeliverable
-from onefold.queues._kafka_places import Delivery
-from onefold.queues._polls import Polls
-from onefold.queues._verdict import Verdict
+from onefold.queues._kafka.confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
+from onefold.queues._kafka.confluent_partitions import Partitions
+from onefold.queues._kafka.messages import NotConfirmed
+from onefold.queues._kafka.notices import AddressOf, Undeliverable
+from onefold.queues._kafka.offsets import Delivery
+from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
+from onefold.queues._shared.batches import Polls
+from onefold.queues._shared.consumer import WAIT, Consuming
+from onefold.queues._shared.options import check_transactions, takes_tx
+from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.queues._kafka_places import Delivery, Partition
+from onefold.queues._kafka.offsets import Delivery, Partition
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
 

@@ -17,19 +17,19 @@ from weakref import WeakSet
 
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues import _rabbitmq
-from onefold.queues._checked import check_transactions, whole
-from onefold.queues._consuming import WAIT, Consuming, MissingKeyRule
-from onefold.queues._rabbitmq import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues._telling import waits_of
-from onefold.queues._verdict import ACK, SOON, Later, Verdict
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
+from onefold.queues._shared.consumer import WAIT, Consuming, MissingKeyRule
+from onefold.queues._shared.logs import waits_of
+from onefold.queues._shared.options import check_transactions, whole
+from onefold.queues._shared.verdict import ACK, SOON, Later, Verdict
 from onefold.queues.keys import KeyOf, PayloadOf
 
 try:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
     from pika.exceptions import AMQPError
 
-    from onefold.queues._pika_messages import Job, bury, delivery_of, send
+    from onefold.queues._rabbitmq.pika_messages import Job, bury, delivery_of, send
 except ImportError as missing:
     raise UsageError("onefold.queues.pika needs pika: pip install 'onefold[rabbitmq]'") from missing
 

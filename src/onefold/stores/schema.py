@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from onefold.stores._open import module_of
+from onefold.stores.opening import module_of
 
 
 def describe(url: str) -> str | None:

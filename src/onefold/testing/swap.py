@@ -8,7 +8,7 @@ from typing import Any
 from onefold.errors import UsageError
 from onefold.guard import Guard
 from onefold.guard_async import AsyncGuard
-from onefold.stores._open import AsyncStoreSource, StoreSource
+from onefold.stores.opening import AsyncStoreSource, StoreSource
 
 
 def use(guard: Guard | AsyncGuard, source: StoreSource | AsyncStoreSource = "memory:") -> Swap:

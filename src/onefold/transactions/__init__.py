@@ -1,7 +1,8 @@
 """Joins a guard to a transaction: the record is written on the same connection as the work, and commits with it.
 
-Each driver has a module here with one name, `join(connection, record)`, for a transaction that the caller owns. It is
-found by the module of the connection's class, and imported on use. How a store opens one of its own, the store knows.
+Each driver has a module beside its store with one name, `join(connection, record)`, for a transaction that the caller
+owns. It is found by the module of the connection's class, and imported on use. How a store opens one of its own, the
+store knows.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from onefold.errors import UsageError
 
 # The root of the module in which the connection's class lives, and the module of ours that knows it.
 DRIVERS: Final = {
-    "_sqlite3": "onefold.transactions.sqlite3",
-    "asyncmy": "onefold.transactions.asyncmy",
-    "asyncpg": "onefold.transactions.asyncpg",
-    "django": "onefold.transactions.django",
-    "psycopg": "onefold.transactions.psycopg",
-    "pymysql": "onefold.transactions.pymysql",
-    "sqlalchemy": "onefold.transactions.sqlalchemy",
-    "sqlite3": "onefold.transactions.sqlite3",
+    "_sqlite3": "onefold.stores.sqlite.within",
+    "asyncmy": "onefold.stores.mysql.asyncmy.joined",
+    "asyncpg": "onefold.stores.postgres.asyncpg.joined",
+    "django": "onefold.stores.django.joined",
+    "psycopg": "onefold.stores.postgres.psycopg.joined",
+    "pymysql": "onefold.stores.mysql.pymysql.joined",
+    "sqlalchemy": "onefold.stores.sqlalchemy.joined",
+    "sqlite3": "onefold.stores.sqlite.within",
 }
 
-KNOWN: Final = sorted({module.rpartition(".")[2] for module in DRIVERS.values()})
+KNOWN: Final = sorted(name for name in DRIVERS if not name.startswith("_"))
 
 # The default of a handler's argument `tx`, for type checkers: the guard passes the transaction, callers do not.
 TX: Any = None

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from onefold import _decide
-from onefold._decide import Then
-from onefold._flow import answer
+from onefold._delivery import decide as _decide
+from onefold._delivery.claim import answer
+from onefold._delivery.decide import Then
+from onefold._delivery.work import Work, done
 from onefold._model import Entry, Outcome, Policy, State
-from onefold._work import Work, done
 from onefold.errors import UsageError
-from onefold.stores._dynamodb_clock import Now
-from onefold.stores._dynamodb_errors import problem_of
-from onefold.stores._dynamodb_items import Item, Requests, record_of, text_of
-from onefold.stores._dynamodb_records import fitting
 from onefold.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
+from onefold.stores.dynamodb.clock import Now
+from onefold.stores.dynamodb.errors import problem_of
+from onefold.stores.dynamodb.items import Item, Requests, record_of, text_of
+from onefold.stores.dynamodb.records import fitting
 
 if TYPE_CHECKING:
     from onefold.guard import Guard

@@ -22,7 +22,7 @@ from onefold import (
     UsageError,
 )
 from onefold.durations import Duration, in_words, seconds
-from onefold.http._intents import OPERATION
+from onefold.http._shared.intents import OPERATION
 from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._identity import for_whom
 from onefold.http.client._retrying import mint

@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from onefold._delivery.drive import Ask, Claiming, Elsewhere, Finishing, LeaseLeft
 from onefold._model import Claim, Ending, Entry, Memory, State
-from onefold._steps import Ask, Claiming, Elsewhere, Finishing, LeaseLeft
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, Scenario

@@ -9,14 +9,14 @@ from typing import Any, Final, Literal
 import msgspec
 
 from onefold import Policy
-from onefold._flow import deliver
-from onefold._flow_joined import transact
-from onefold._flow_moving import looking_back
-from onefold._flow_records import resolve
-from onefold._flow_seen import look
+from onefold._delivery.claim import deliver
+from onefold._delivery.drive import Flow
+from onefold._delivery.joined import transact
+from onefold._delivery.migration import looking_back
+from onefold._delivery.records import resolve
+from onefold._delivery.seen import look
+from onefold._delivery.work import Work
 from onefold._model import Address, Asked, Done, Rerun
-from onefold._steps import Flow
-from onefold._work import Work
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
 from onefold.keys import address

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from onefold import _bypass
+from onefold._delivery import carried as _bypass
+from onefold._delivery.drive import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
 from onefold._model import Entry, Record, State
-from onefold._steps import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import Scenario

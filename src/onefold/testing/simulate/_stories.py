@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from onefold._delivery.drive import Ask, Claiming
 from onefold._model import State
-from onefold._steps import Ask, Claiming
 from onefold.stores.memory import Row
 from onefold.testing.simulate._worker import Choose, Effect, End, Moment
 

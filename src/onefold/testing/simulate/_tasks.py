@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from onefold._delivery.context import Toolbox
+from onefold._delivery.drive import Ask, Beginning, Claiming, Committing, Finishing, Releasing, RollingBack, drive_async
 from onefold._model import Claim, Commit, Ending, Entry, Memory, Record
-from onefold._steps import Ask, Beginning, Claiming, Committing, Finishing, Releasing, RollingBack, drive_async
-from onefold._toolbox import Toolbox
-from onefold.stores._sql_links import Database, Kind, Standing, Trouble
-from onefold.stores._sql_pool import AsyncPool
-from onefold.stores._sql_store import AsyncSqlStore
+from onefold.stores.sql.connection import Database, Kind, Standing, Trouble
+from onefold.stores.sql.pool import AsyncPool
+from onefold.stores.sql.store import AsyncSqlStore
 from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Plan, Raised, Start, refusal
 from onefold.testing.simulate._worker import ending as ended_in
 

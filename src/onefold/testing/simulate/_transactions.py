@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold import StoreUnavailable
+from onefold._delivery.drive import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
 from onefold._model import Commit
-from onefold._steps import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, Scenario
 from onefold.testing.simulate._statements import Violation

@@ -12,10 +12,7 @@ from typing import Any
 import msgspec
 
 from onefold import StoreUnavailable
-from onefold._flow_steps import StepLog, take_step
-from onefold._log_writes import Logging
-from onefold._model import Done, NotDone, Unknown, downstream
-from onefold._steps import (
+from onefold._delivery.drive import (
     Ask,
     Elsewhere,
     Ended,
@@ -28,7 +25,10 @@ from onefold._steps import (
     Unwatching,
     Watching,
 )
-from onefold._work import Work
+from onefold._delivery.handler_steps.flow import StepLog, take_step
+from onefold._delivery.handler_steps.log_writes import Logging
+from onefold._delivery.work import Work
+from onefold._model import Done, NotDone, Unknown, downstream
 
 
 class Start(msgspec.Struct, frozen=True):

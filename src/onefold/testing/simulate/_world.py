@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from onefold import _bypass
+from onefold._delivery import carried as _bypass
+from onefold._delivery.drive import Ask, Claiming, Extending, LeaseLeft
 from onefold._model import Claim, Entry, State
-from onefold._steps import Ask, Claiming, Extending, LeaseLeft
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, Scenario

@@ -1,0 +1,222 @@
+"""Many deliveries at once: one round trip claims them, one ends them, the handler is called for each.
+
+The rules are those of `_flow`: each message has a flow of its own, and what the flows ask of the store at the same
+point is asked together. One message never fails its neighbours: each gets its own outcome or error, in order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from onefold._delivery import decide as _decide
+from onefold._delivery.claim import RETRY_AFTER, claim_of, close, deliver, win, without_store
+from onefold._delivery.decide import Then
+from onefold._delivery.drive import (
+    Ask,
+    Claiming,
+    ClaimingAll,
+    Closing,
+    ClosingAll,
+    Ended,
+    Extending,
+    Flow,
+    Running,
+    Step,
+    Watching,
+)
+from onefold._delivery.seen import look
+from onefold._delivery.work import Work, refused
+from onefold._model import Address, Entry, Outcome
+from onefold.errors import InProgress, KeyReused, StoreUnavailable
+from onefold.events import Kind
+
+Result = Outcome[Any] | Exception
+
+
+class Over(msgspec.Struct):
+    """A flow has ended, with a value or an error."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Part(msgspec.Struct):
+    """One message of a batch on its way: its flow, and the step at which the flow stands."""
+
+    work: Work
+    flow: Flow[Any]
+    at: Step | Over | None = None
+
+
+def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[list[Result]]:
+    """Outcomes or errors in the order of the works; an exception in the place of a work stays where it is."""
+    parts: dict[Address, Part] = {}
+    for work in works:
+        if isinstance(work, Work) and work.asked.address not in parts:
+            parts[work.asked.address] = Part(work, _begin(work))
+    if batching:
+        yield from _together(parts.values(), Claiming, ClaimingAll)
+        # Where the store did not answer, all that may have been written is taken back in one round trip too.
+        yield from _together(parts.values(), Closing, ClosingAll)
+        won = [cast("Over", part.at).value[0] for part in parts.values() if _has_won(part.at)]
+        yield Watching([claim_of(entry) for entry in won])
+    interrupt = yield from _run_each(parts.values(), batching=batching)
+    if batching:
+        yield from _together(parts.values(), Closing, ClosingAll)
+    for part in parts.values():
+        over = yield from _alone(part)
+        interrupt = interrupt or _interrupt(over.error)
+    if interrupt is not None:
+        raise interrupt
+    told: set[Address] = set()
+    return [work if isinstance(work, Exception) else _result(work, parts, told) for work in works]
+
+
+def _begin(work: Work) -> Flow[Any]:
+    if work.policy.mode == "seen":
+        return _look(work)
+    # Under `rerun` it hardly matters whether a handler had started; elsewhere it is worth a round trip.
+    policy = work.policy
+    return win(work, unstarted=policy.after_crash != "rerun" or policy.attempts_max == 1)
+
+
+def _look(work: Work) -> Flow[tuple[Outcome[Any], Then]]:
+    return (yield from look(work)), Then.REPLAY
+
+
+def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | None]:
+    """Call the handlers in order, and leave each part with the flow that closes it.
+
+    The answer is an interrupt: what it hit is closed as the rules say, what had not started is given back.
+    """
+    interrupt: BaseException | None = None
+    for part in parts:
+        if interrupt is not None and not isinstance(part.at, Over):
+            part.at = Over(error=interrupt)
+            continue
+        over = yield from _alone(part)
+        interrupt = interrupt or _interrupt(over.error)
+        suspect = False
+        if _has_won(over):
+            entry, then = over.value
+            suspect = entry.attempt > 1
+            if interrupt is None:
+                part.flow, interrupt = yield from _run(part.work, entry, then)
+            else:
+                part.flow = close(part.work, entry, Ended(error=interrupt, started=False))
+        elif isinstance(over.error, StoreUnavailable) and interrupt is None:
+            over = yield from _alone(Part(part.work, without_store(part.work, over.error)))
+            part.flow, interrupt = _ended(over), _interrupt(over.error)
+        else:
+            part.flow = _ended(over)
+        part.at = None
+        # What a batch shares is the last round trip; a probe that has to be asked before it is asked now. What a crash
+        # has left behind is recorded alone and at once: the message that kills its worker must not take its neighbours
+        # along again and again.
+        at = yield from _alone(part, until=Closing if batching and not suspect else Over)
+        interrupt = interrupt or (_interrupt(at.error) if isinstance(at, Over) else None)
+    return interrupt
+
+
+def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseException | None]]:
+    """Call one handler; the answer is the flow that closes its record, and the interrupt that hit it."""
+    claim = claim_of(entry)
+    if then is Then.ASK:
+        over = yield from _alone(Part(work, deliver(work, (entry, then))))
+        return _ended(over), _interrupt(over.error)
+    if (yield Watching((claim,))) <= 0:
+        late = Ended(error=refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER)), started=False)
+        return close(work, entry, late), None
+    if entry.notes == _decide.UNSTARTED:
+        try:
+            ours = yield Extending(claim, _decide.STARTED)
+        except StoreUnavailable as down:
+            return _ended(Over(error=down)), None
+        if not ours:
+            lost = refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
+            return _ended(Over(error=lost)), None
+        entry = _decide.change(entry, notes=None)
+    work.tell(Kind.STARTED, work.asked.address, entry.attempt)
+    ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
+    return close(work, entry, ended), _interrupt(ended.error)
+
+
+def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[ClaimingAll | ClosingAll]) -> Flow[None]:
+    """Bring every flow to its first question; ask those of one kind in one round trip, and hand out the replies."""
+    asking: list[Part] = []
+    for part in parts:
+        if part.at is None:
+            part.at = _advance(part.flow)
+        if isinstance(part.at, kind):
+            asking.append(part)
+    if not asking:
+        return
+    try:
+        replies = yield all_at_once([cast("Any", part.at) for part in asking])
+    except Exception as error:  # noqa: BLE001 - each flow knows what it means there
+        for part in asking:
+            # Each its own: what one message's flow notes on its error is not another's.
+            part.at = _advance(part.flow, failure=copy.copy(error))
+    else:
+        for part, reply in zip(asking, replies, strict=True):
+            part.at = _advance(part.flow, reply)
+
+
+def _alone(part: Part, until: type[Step | Over] = Over) -> Flow[Any]:
+    """Go on with one flow to its end, or to a step of this kind."""
+    if part.at is None:
+        part.at = _advance(part.flow)
+    while not isinstance(part.at, (Over, until)):
+        try:
+            reply = yield part.at
+        except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+            part.at = _advance(part.flow, failure=error)
+        else:
+            part.at = _advance(part.flow, reply)
+    return part.at
+
+
+def _advance(flow: Flow[Any], reply: Any = None, failure: Exception | None = None) -> Step | Over:
+    try:
+        return flow.send(reply) if failure is None else flow.throw(failure)
+    except StopIteration as end:
+        return Over(value=end.value)
+    except BaseException as error:  # noqa: BLE001 - one message's error is its own result
+        return Over(error=error)
+
+
+def _ended(over: Over) -> Flow[Any]:
+    """A flow that has nothing more to ask."""
+    if over.error is not None:
+        raise over.error
+    return over.value[0] if isinstance(over.value, tuple) else over.value
+    yield
+
+
+def _has_won(at: Step | Over | None) -> bool:
+    return isinstance(at, Over) and at.error is None and isinstance(at.value[0], Entry)
+
+
+def _interrupt(error: BaseException | None) -> BaseException | None:
+    return None if error is None or isinstance(error, Exception) else error
+
+
+def _result(work: Work, parts: dict[Address, Part], told: set[Address]) -> Result:
+    """The first message of a key has its own outcome; others of the same key share it."""
+    address = work.asked.address
+    part = parts[address]
+    over = cast("Over", part.at)
+    if address not in told:
+        told.add(address)
+        return cast("Result", over.value if over.error is None else over.error)
+    if _decide.reused(part.work.asked.fingerprint, work.asked.fingerprint):
+        return refused(work, KeyReused.about(address))
+    if over.error is not None:
+        return cast("Exception", over.error)
+    work.tell(Kind.REPLAYED, address, over.value.attempt)
+    shared: Outcome[Any] = msgspec.structs.replace(over.value, replayed=True)
+    return shared

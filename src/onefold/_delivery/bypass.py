@@ -1,0 +1,54 @@
+"""A bypass that did not succeed: what it found is written again. The rules are in `_bypass`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from onefold._delivery import carried as _bypass
+from onefold._delivery import decide as _decide
+from onefold._delivery.drive import Claiming, Ended, Flow, Reading
+from onefold._delivery.work import Work
+from onefold._model import Entry, Record, State
+from onefold.events import Kind
+
+# A heartbeat can come between the look and the write; each is one round.
+ROUNDS_MAX: Final = 8
+
+
+def put_back(work: Work, entry: Entry, ended: Ended) -> Flow[bool]:
+    """A bypass has failed: write what it found again. False: that has expired meanwhile, and nothing was written."""
+    name = type(ended.error).__name__
+    try:
+        ours = yield from _write_earlier(entry, ended, name if ended.started else "")
+    except Exception:  # noqa: BLE001 - the handler's own error must surface, and the lease will end
+        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "claim")
+        return True
+    if ours is not None:
+        work.tell(Kind.RELEASED if ours else Kind.LOST, entry.address, entry.attempt, name)
+    return ours is not None
+
+
+def _write_earlier(entry: Entry, ended: Ended, failure: str) -> Flow[bool | None]:
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(entry.address)
+        if found is None or found.token != entry.token:
+            return False
+        if found.state is not State.RUNNING:
+            # Written in the round before, whose answer got lost.
+            return True
+        earlier = _bypass.put_back(found, ended.notes if ended.started else found.notes, failure)
+        if earlier is None:
+            return None
+        if (yield Claiming(earlier, found)) is None:
+            return True
+    return False
+
+
+def alone(entry: Entry, ended: Ended) -> tuple[Entry, Ended]:
+    """A bypass that has nothing to put back any more."""
+    return (
+        _decide.change(entry, notes=_bypass.without_earlier(entry.notes)),
+        msgspec.structs.replace(ended, notes=_bypass.without_earlier(ended.notes)),
+    )

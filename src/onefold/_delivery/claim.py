@@ -1,0 +1,397 @@
+"""The life of one delivery, written once for both colours: no I/O, no clock, no random.
+
+A flow yields the steps of `_steps` and asks `_decide` what follows from what it finds. Handler errors are data here,
+and are raised again at the end as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, cast
+
+from onefold._delivery import carried as _bypass
+from onefold._delivery import decide as _decide
+from onefold._delivery.bypass import alone, put_back
+from onefold._delivery.decide import Then
+from onefold._delivery.drive import (
+    Ask,
+    Claiming,
+    Ended,
+    Finishing,
+    Flow,
+    LeaseLeft,
+    Pausing,
+    Reading,
+    Releasing,
+    Running,
+    Took,
+    Watching,
+)
+from onefold._delivery.handler_steps.left import as_remark
+from onefold._delivery.probe import ask, refusal
+from onefold._delivery.work import (
+    Work,
+    done,
+    failed,
+    plain,
+    refused,
+    replay,
+    stored_error,
+    tell_if_uncompared,
+    tell_not_remembered,
+    tell_steps_left,
+)
+from onefold._interrupts import NotAnswered
+from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State
+from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable
+from onefold.events import Kind, Teller
+
+# The members that almost every delivery meets: on Python 3.11 an enum gives its members out slowly.
+RUN: Final = Then.RUN
+REPLAY: Final = Then.REPLAY
+FINISH: Final = Then.FINISH
+ASK: Final = Then.ASK
+STARTED: Final = Kind.STARTED
+FINISHED: Final = Kind.FINISHED
+
+# Two workers can race for the same abandoned key; each lost race is one round.
+ROUNDS_MAX: Final = 8
+
+# A duplicate looks again after 5 ms, then ever more rarely: a quick handler is answered quickly.
+PAUSE_FIRST: Final = 0.005
+PAUSE_MAX: Final = 0.25
+
+# What a refused duplicate is told to wait: most handlers end within it, whatever their lease.
+RETRY_AFTER: Final = 1.0
+
+# Finishing is tried again until this part of the lease is left: then the claim may be another's soon.
+LEASE_MARGIN: Final = 0.1
+FINISH_PAUSE_FIRST: Final = 0.05
+FINISH_PAUSE_MAX: Final = 1.0
+
+
+def deliver(work: Work, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[Any]]:
+    """Claim mode: one round trip before the handler, one after. `won` is a claim that is ours already."""
+    down: StoreUnavailable | None = None
+    entry: Entry | Outcome[Any]
+    try:
+        entry, then = won or (yield from win(work))
+    except StoreUnavailable as error:
+        down = error
+    if down is not None:
+        return (yield from without_store(work, down))
+    if isinstance(entry, Outcome):
+        return entry
+    if (yield Watching((claim_of(entry),))) <= 0:
+        # A long pause after the claim: another may own it by now, so this handler must not start any more.
+        late = InProgress.about(work.asked.address, retry_after=RETRY_AFTER)
+        if then is not ASK:
+            yield from give_back(work, entry, Ended(error=late, started=False))
+        raise refused(work, late)
+    if then is ASK:
+        entry = yield from ask_first(work, entry)
+        if isinstance(entry, Outcome):
+            return entry
+    work.tell(STARTED, work.asked.address, entry.attempt)
+    ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
+    return (yield from close(work, entry, ended))
+
+
+def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[Any], Then]]:
+    """Claim until the address is ours or is settled otherwise. Batches claim what they have not started yet."""
+    asked, policy, token = work.asked, work.policy, work.mint()
+    new = _decide.new_entry(asked, policy, token)
+    if unstarted:
+        new = _decide.change(new, notes=_decide.UNSTARTED)
+    entry, then, replacing = new, RUN, None
+    waited, rounds = 0.0, 0
+    while rounds < ROUNDS_MAX:
+        try:
+            found: Record | Gone | None = yield Claiming(entry, replacing)
+        except StoreUnavailable as down:
+            # Where nothing was sent, or nothing can be, taking it back would only double the wait.
+            if replacing is None and down.reached:
+                yield from _disown(entry)
+            raise
+        if found is None:
+            return _written(work, entry, then), then
+        entry, then, replacing = new, RUN, None
+        if isinstance(found, Record):
+            then = _decide.decide(found, asked, policy)
+            if waited < policy.wait and then is Then.REFUSE_RUNNING:
+                waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
+                then = RUN
+                continue
+            settled = answer(work, found, then, waited)
+            if settled is not None:
+                return settled, then
+            entry, replacing = _decide.entry(then, found, asked, policy, token), found
+        rounds += 1
+    raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
+
+
+def _disown(entry: Entry) -> Flow[None]:
+    """The claim got no answer, but may have been written: try to take it back, so that nothing is left in doubt."""
+    try:
+        yield Releasing(claim_of(entry))
+    except Exception:  # noqa: BLE001 - the store is still down; a lease will end what was written
+        return
+
+
+def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
+    """The claim is in the store: what it was for."""
+    if then is RUN:
+        return entry
+    address = work.asked.address
+    if then is Then.HOLD:
+        work.tell(Kind.HELD, address, entry.attempt, entry.remark)
+        raise OnHold.about(address, remark=entry.remark)
+    if then is Then.SKIP:
+        work.tell(Kind.SKIPPED, address, entry.attempt)
+        return Outcome(value=None, replayed=True, attempt=entry.attempt, omitted=True, remark=entry.remark)
+    if then is Then.TAKE_OVER:
+        work.tell(Kind.TAKEN_OVER, address, entry.attempt)
+    elif then is Then.RUN_AGAIN:
+        work.tell(Kind.BYPASSED, address, entry.attempt)
+    return entry
+
+
+def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
+    """The answer that the record itself gives: a replay, a refusal, or none where a claim has to be written."""
+    address = work.asked.address
+    if found.fingerprint != work.asked.fingerprint:
+        tell_if_uncompared(work, found.fingerprint)
+    if then is REPLAY:
+        if waited:
+            work.tell(Kind.WAITED, address, found.attempt)
+        return replay(work, _bypass.finished(found) or found)
+    match then:
+        case Then.REPLAY_ERROR:
+            found = _bypass.finished(found) or found
+            work.tell(Kind.REPLAYED, address, found.attempt, "error")
+            raise stored_error(work, found)
+        case Then.REFUSE_REUSED:
+            raise refused(work, KeyReused.about(address))
+        case Then.REFUSE_HELD:
+            raise refused(work, OnHold.about(address, remark=found.remark))
+        case Then.REFUSE_RUNNING:
+            left = max(found.lease_left, 0.0)
+            raise refused(work, InProgress.about(address, retry_after=min(left, RETRY_AFTER)))
+        case _:
+            return None
+
+
+def ask_first(work: Work, entry: Entry) -> Flow[Entry | Outcome[Any]]:
+    """Nobody knows whether it happened: what the probe knows of it, or the entry with which the handler starts."""
+    answered = yield from ask(work, entry)
+    if isinstance(answered, BaseException):
+        raise refusal(work, entry, answered)
+    then = _decide.probed(answered, entry.attempt, work.policy)
+    if then is FINISH:
+        return (
+            yield from close_done(work, entry, Ended(value=cast("Done", answered).value), replayed=True, probed=True)
+        )
+    if then is Then.HOLD:
+        remark = _doubt(answered, entry.attempt)
+        yield from finish(work, claim_of(entry), _held(remark, entry.notes))
+        work.tell(Kind.HELD, work.asked.address, entry.attempt, remark)
+        raise OnHold.about(work.asked.address, remark=remark)
+    return (yield from _count_start(work, entry))
+
+
+def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
+    """Write the next attempt into a record that was taken over only to ask about it. It keeps its token.
+
+    The attempt follows from the entry, not from what is found: a write whose answer got lost is written once more.
+    """
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(entry.address)
+        if found is None or found.token != entry.token:
+            break
+        counted = _decide.change(entry, attempt=entry.attempt + 1, age=found.age, notes=found.notes)
+        if (yield Claiming(counted, found)) is None:
+            return counted
+    raise refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER))
+
+
+def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
+    """What follows from how the handler ended; its error is raised as it is."""
+    then = _decide.after(ended.error, work.policy, ended.steps) if ended.started else Then.RELEASE
+    tell_steps_left(work, ended.error, ended.steps)
+    if then is FINISH:
+        return close_done(work, entry, ended)
+    # What a bypass found is not put back over the log of a step that is under way: it stands meanwhile.
+    if _bypass.is_bypass(entry) and not (then is Then.LEAVE and ended.steps.under_way):
+        return _close_bypass(work, entry, ended, then)
+    return close_raised(work, entry, ended, then)
+
+
+def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Outcome[Any]]:
+    """Whatever is not known of a bypass that did not return, what it found is known: that is put back."""
+    if then is ASK:
+        answered = yield from _ask_after(work, entry, ended)
+        if isinstance(answered, Done):
+            return (yield from close_done(work, entry, Ended(value=answered.value), probed=True))
+        then = Then.RELEASE if isinstance(answered, NotDone) else Then.HOLD
+    if (yield from put_back(work, entry, ended)):
+        raise cast("BaseException", ended.error)
+    # It has expired meanwhile: this is a run like any other.
+    return (yield from close_raised(work, *alone(entry, ended), then))
+
+
+def close_done(
+    work: Work, entry: Entry, ended: Ended, *, replayed: bool = False, probed: bool = False
+) -> Flow[Outcome[Any]]:
+    """It happened, as the handler or the probe says: store the result, and tell a caller whose claim had gone."""
+    struck: list[BaseException] = []
+    ending = done(work, ended.value, entry.attempt, struck, probed=probed)
+    kept = yield from finish(work, claim_of(entry), ending)
+    if kept is False:
+        work.tell(Kind.LOST, entry.address, entry.attempt)
+        raise ClaimLost.about(entry.address, value=ended.value)
+    if kept:
+        work.tell(FINISHED, entry.address, entry.attempt)
+    else:
+        tell_not_remembered(work, entry.attempt)
+    if struck:
+        raise struck[0]
+    return Outcome(value=ended.value, replayed=replayed, attempt=entry.attempt, remembered=kept is True)
+
+
+def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Outcome[Any]]:
+    """It raised, or was not started; an outcome there is only if the probe knows of one."""
+    match then:
+        case Then.RELEASE:
+            yield from give_back(work, entry, ended)
+        case Then.LEAVE:
+            work.tell(Kind.LEFT, work.asked.address, entry.attempt, type(ended.error).__name__)
+        case Then.ASK:
+            answered = yield from _ask_after(work, entry, ended)
+            if isinstance(answered, Done):
+                return (yield from close_done(work, entry, Ended(value=answered.value, notes=ended.notes), probed=True))
+            if isinstance(answered, NotDone):
+                yield from give_back(work, entry, ended)
+            else:
+                yield from close_otherwise(work, entry, ended, Then.HOLD)
+        case _:
+            yield from close_otherwise(work, entry, ended, then)
+    raise cast("BaseException", ended.error)
+
+
+def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[None]:
+    """It raised, and the record says so: failed for good, held, or skipped."""
+    name = type(ended.error).__name__
+    match then:
+        case Then.FAIL:
+            kind, ending = Kind.FAILED, failed(work, cast("Exception", ended.error))
+        case Then.SKIP:
+            remark = f"skipped: attempt {entry.attempt} ended in {name}"
+            kind, ending = Kind.SKIPPED, Ending(state=State.DONE, stay=work.policy.keep, omitted=True, remark=remark)
+        case _:
+            remark = plain(f"attempt {entry.attempt} ended in {name}{as_remark(ended.steps)}")
+            kind, ending = Kind.HELD, _held(remark, ended.notes)
+    kept = yield from finish(work, claim_of(entry), ending)
+    if kept is None:
+        tell_not_remembered(work, entry.attempt, name)
+    else:
+        work.tell(kind if kept else Kind.LOST, work.asked.address, entry.attempt, name)
+
+
+def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
+    """Release the claim. A store that fails now changes nothing for the caller: the lease will end."""
+    if _bypass.is_bypass(entry):
+        if (yield from put_back(work, entry, ended)):
+            return
+        entry, ended = alone(entry, ended)
+    error = cast("BaseException", ended.error)
+    if ended.started:
+        left = _decide.memory(entry, error, ended.notes, work.policy, ended.steps)
+    else:
+        left = _decide.memory_unstarted(entry, work.policy)
+    address, name = work.asked.address, type(error).__name__
+    try:
+        ours = yield Releasing(claim_of(entry), left)
+    except Exception:  # noqa: BLE001 - the handler's own error must surface, not this one
+        work.tell(Kind.STORE_FAILED, address, entry.attempt, "release")
+        return
+    work.tell(Kind.RELEASED if ours else Kind.LOST, address, entry.attempt, name)
+
+
+def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
+    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over."""
+    kept = yield from insist(work.tell, claim, Finishing(claim, ending), "finish")
+    # An effect that happened is never reported as failed.
+    return None if isinstance(kept, Exception) else kept
+
+
+def insist(tell: Teller, claim: Claim, step: Ask, what: str) -> Flow[bool | Exception]:
+    """Ask until the store answers: whether it is ours; or what it failed with until the lease was nearly over.
+
+    A heartbeat that still gets through must not make it endless: it ends after one lease in any case.
+    """
+    pause, waited = FINISH_PAUSE_FIRST, 0.0
+    while True:
+        try:
+            ours: bool = yield step
+            return ours
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is asked again: something has happened
+            failure = error
+        tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
+        waited += yield Took()
+        left = yield LeaseLeft(claim)
+        if isinstance(failure, NotAnswered) or min(left, claim.lease - waited) <= claim.lease * LEASE_MARGIN:
+            return failure
+        waited += yield Pausing(min(pause, left / 2))
+        pause = min(pause * 2, FINISH_PAUSE_MAX)
+
+
+def _ask_after(work: Work, entry: Entry, ended: Ended) -> Flow[Answer]:
+    """The probe's answer after an error of the handler, which must not be hidden if the probe fails too."""
+    answered = yield from ask(work, entry, ended.notes)
+    if not isinstance(answered, BaseException):
+        return answered
+    assert ended.error is not None
+    work.tell(Kind.LEFT, entry.address, entry.attempt, type(ended.error).__name__)
+    if not isinstance(answered, Exception):
+        raise answered
+    ended.error.add_note(
+        f"onefold: the probe failed too, so that it is not known whether it happened. The next delivery asks it again: "
+        f"{answered!r}"
+    )
+    raise ended.error
+
+
+def without_store(work: Work, down: StoreUnavailable) -> Flow[Outcome[Any]]:
+    """The store did not answer: refuse, or run all the same, marked so in the outcome and in an event."""
+    address = work.asked.address
+    work.tell(Kind.STORE_FAILED, address, detail=type(down).__name__)
+    if work.policy.store_down == "refuse":
+        work.tell(Kind.REFUSED, address, detail=type(down).__name__)
+        down.add_note(f"onefold: {address.operation} [key {address.digest}] did not run; deliver it again")
+        raise down
+    work.tell(Kind.UNPROTECTED, address, 1)
+    entry = _decide.entry(Then.RUN, None, work.asked, work.policy, work.mint())
+    ended: Ended = yield Running(work.call, entry)
+    if ended.error is not None:
+        raise ended.error
+    return Outcome(value=ended.value, remembered=False, protected=False)
+
+
+def _held(remark: str, notes: bytes | None) -> Ending:
+    return Ending(state=State.HELD, stay=math.inf, notes=notes, remark=remark)
+
+
+def _doubt(answered: Answer, attempt: int) -> str:
+    if isinstance(answered, NotDone):
+        return f"attempt {attempt} was abandoned, the probe says that nothing happened, and the attempts are used up"
+    return f"attempt {attempt} was abandoned, and the probe could not say whether it happened"
+
+
+def claim_of(entry: Entry) -> Claim:
+    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+
+
+def _patience(waited: float, wait: float, lease_left: float) -> float:
+    """The next pause of a waiting duplicate: a tenth of what it has waited, never past its bound or the lease."""
+    pause = min(max(PAUSE_FIRST, waited / 4), PAUSE_MAX)
+    return max(min(pause, wait - waited, max(lease_left, PAUSE_FIRST)), PAUSE_FIRST / 5)

@@ -1,0 +1,101 @@
+"""What deliveries work with, once a guard has opened its store. Of either colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from onefold._delivery.drive import Flow, Running
+from onefold._handlers.nested import Nest
+from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
+from onefold.codecs import Codec
+from onefold.current import Current, around, enter, leave, put_back, transaction_around
+from onefold.events import Teller
+
+
+class Toolbox:
+    """A store that is open, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
+
+    def __init__(
+        self,
+        store: Any,
+        codec: Codec,
+        tell: Teller,
+        conduct: Callable[..., Any],
+        *,
+        awaits: bool = False,
+        heartbeat: Heartbeat | AsyncHeartbeat | None = None,
+        home: object = None,
+        transaction: Any = None,
+    ) -> None:
+        self.store = store
+        # None inside a transaction: there is no claim to keep alive.
+        self.heartbeat = heartbeat
+        self.codec = codec
+        self.tell = tell
+        # Whether its flows, and so the steps of its handlers, are awaited.
+        self.awaits = awaits
+        self.home = store if home is None else home
+        self.transaction = transaction
+        # Of the handler that runs now, inside a transaction.
+        self.nest: Nest | None = None
+        self._conduct = conduct
+
+    @property
+    def tx(self) -> Any:
+        # Asked each time: a transaction that is tried again may be on another connection.
+        return None if self.transaction is None else self.transaction.tx
+
+    @property
+    def transaction_around(self) -> Any:
+        """The transaction of ours that a caller's connection is in: `within` on the `tx` of a handler around us."""
+        return None if self.transaction is not None else transaction_around(self.home)[0]
+
+    @property
+    def joined(self) -> bool:
+        return self.heartbeat is None
+
+    def conduct(self, flow: Flow[Any]) -> Any:
+        return self._conduct(flow, self)
+
+    def enter(self, running: Running) -> Current | None:
+        entry = running.entry
+        if entry is None:
+            return None
+        if self.heartbeat is None:
+            self.nest = Nest(entry.address)
+            return enter(entry, self, None, self.nest)
+        # Only a claim has a beat: none in a transaction, in seen mode, and where the store is down.
+        return enter(entry, self, self.heartbeat.find(entry.token))
+
+    around = staticmethod(around)
+    leave = staticmethod(leave)
+    put_back = staticmethod(put_back)
+
+    def close(self) -> None:
+        """Stop the heartbeat; the store is its owner's to close."""
+        if self.heartbeat is not None:
+            self.heartbeat.close()
+
+
+class Opened(NamedTuple):
+    """What a guard has opened, and whether it is the guard's to close."""
+
+    tools: Toolbox
+    ours: bool
+    # The store that is read as well, if there is one.
+    old: Any = None
+    old_is_ours: bool = False
+
+    def to_close(self) -> list[Any]:
+        """What was opened here and not brought."""
+        return [store for store, ours in ((self.tools.store, self.ours), (self.old, self.old_is_ours)) if ours]
+
+
+class Place(NamedTuple):
+    """Where a guard keeps its records: what it was given, what it has opened of it, and whether it is closed."""
+
+    source: Any
+    also_read: Any = None
+    opened: Opened | None = None
+    closed: bool = False

@@ -1,0 +1,368 @@
+"""Everything that can happen to a delivery is a row here. Pure: no I/O, no clock, no random.
+
+`FOUND` says what follows from the record that a delivery finds, `AFTER` what follows from how its handler
+ended, `PROBED` what follows from a probe's answer. The first row that holds decides; the finder's policy
+counts. The diagram in `docs/concepts.md` is drawn from these tables.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from onefold._delivery import carried as _bypass
+from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
+from onefold._fingerprint import Compared, compare
+from onefold._model import (
+    Answer,
+    Asked,
+    Done,
+    Entry,
+    ErrorKinds,
+    Memory,
+    NotDone,
+    Policy,
+    Record,
+    State,
+    Unknown,
+)
+from onefold.errors import ClaimLost, OutcomeUnknown
+
+# In the place of a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
+UNSTARTED: Final = b"\xc0"
+STARTED: Final = b"\x80"
+
+
+class Then(enum.Enum):
+    """What to do with a delivery."""
+
+    RUN = "run"
+    RUN_AGAIN = "run again, as a bypass"
+    TAKE_OVER = "take over, next attempt"
+    REPLAY = "replay the result"
+    REPLAY_ERROR = "replay the error"
+    REFUSE_REUSED = "refuse: KeyReused"
+    REFUSE_HELD = "refuse: OnHold"
+    REFUSE_RUNNING = "wait within policy.wait, then refuse: InProgress"
+    FINISH = "finish"
+    FAIL = "remember the error"
+    HOLD = "hold"
+    SKIP = "count it as done, without a result"
+    ASK = "ask the probe"
+    RELEASE = "release"
+    LEAVE = "leave it claimed until its lease ends"
+
+
+class Row(NamedTuple):
+    """In this state, when this holds: do that, and the record becomes so."""
+
+    state: State
+    when: str
+    holds: Callable[[Record, Asked, Policy], bool]
+    then: Then
+    becomes: State
+
+
+def always(_found: Record, _asked: Asked, _policy: Policy) -> bool:
+    return True
+
+
+def bypassed(_found: Record, asked: Asked, _policy: Policy) -> bool:
+    return asked.bypass
+
+
+def stands_done(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    ended = _bypass.finished(found)
+    return ended is not None and ended.state is State.DONE
+
+
+def stands_failed(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    ended = _bypass.finished(found)
+    return ended is not None and ended.state is State.FAILED
+
+
+def bypassed_again(found: Record, asked: Asked, _policy: Policy) -> bool:
+    return asked.bypass and _bypass.finished(found) is not None
+
+
+def lease_live(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    return found.lease_left > 0
+
+
+def never_started(found: Record, _asked: Asked, _policy: Policy) -> bool:
+    return starts(found) == 0
+
+
+def may_hold(_found: Record, _asked: Asked, policy: Policy) -> bool:
+    return policy.after_crash == "hold"
+
+
+def may_skip(_found: Record, _asked: Asked, policy: Policy) -> bool:
+    return policy.after_crash == "skip"
+
+
+def has_probe(_found: Record, _asked: Asked, policy: Policy) -> bool:
+    return callable(policy.after_crash)
+
+
+def used_up(found: Record, _asked: Asked, policy: Policy) -> bool:
+    return starts(found) >= policy.attempts_max
+
+
+def too_old(found: Record, _asked: Asked, policy: Policy) -> bool:
+    return found.age >= policy.rerun_within
+
+
+FOUND = (
+    Row(State.DONE, "bypass", bypassed, Then.RUN_AGAIN, State.RUNNING),
+    Row(State.DONE, "otherwise", always, Then.REPLAY, State.DONE),
+    Row(State.FAILED, "bypass", bypassed, Then.RUN_AGAIN, State.RUNNING),
+    Row(State.FAILED, "otherwise", always, Then.REPLAY_ERROR, State.FAILED),
+    Row(State.HELD, "until it is resolved", always, Then.REFUSE_HELD, State.HELD),
+    Row(State.OPEN, "past rerun_within", too_old, Then.HOLD, State.HELD),
+    Row(State.OPEN, "otherwise", always, Then.TAKE_OVER, State.RUNNING),
+    Row(State.RUNNING, "lease live", lease_live, Then.REFUSE_RUNNING, State.RUNNING),
+    Row(State.RUNNING, "lease over, never started", never_started, Then.TAKE_OVER, State.RUNNING),
+    Row(State.RUNNING, "a bypass whose lease is over, bypass", bypassed_again, Then.RUN_AGAIN, State.RUNNING),
+    Row(State.RUNNING, "a bypass whose lease is over, done before", stands_done, Then.REPLAY, State.RUNNING),
+    Row(State.RUNNING, "a bypass whose lease is over, failed before", stands_failed, Then.REPLAY_ERROR, State.RUNNING),
+    Row(State.RUNNING, "lease over, hold", may_hold, Then.HOLD, State.HELD),
+    Row(State.RUNNING, "lease over, skip", may_skip, Then.SKIP, State.DONE),
+    Row(State.RUNNING, "lease over, a probe", has_probe, Then.ASK, State.RUNNING),
+    Row(State.RUNNING, "lease over, attempts used up", used_up, Then.HOLD, State.HELD),
+    Row(State.RUNNING, "lease over, past rerun_within", too_old, Then.HOLD, State.HELD),
+    Row(State.RUNNING, "lease over, rerun", always, Then.TAKE_OVER, State.RUNNING),
+)
+
+_BY_STATE = {state: tuple(row for row in FOUND if row.state is state) for state in State}
+
+
+def decide(found: Record, asked: Asked, policy: Policy) -> Then:
+    """What to do with a delivery that finds this record in its way."""
+    if found.stay_left <= 0:
+        return Then.RUN
+    if reused(found.fingerprint, asked.fingerprint):
+        return Then.REFUSE_REUSED
+    for row in _BY_STATE[found.state]:
+        if row.holds(found, asked, policy):
+            return row.then
+    raise AssertionError(f"no row for {found.state}: the last one of each state holds always")
+
+
+def reused(found: bytes | None, asked: bytes | None) -> bool:
+    """Whether this is another payload, as far as both fingerprints know it."""
+    return found != asked and compare(found, asked) is Compared.DIFFERENT
+
+
+def uncompared(found: bytes | None, asked: bytes | None) -> bool:
+    """Whether another payload would not be noticed: a release has renamed an argument, or another function made it."""
+    return found != asked and compare(found, asked) is Compared.UNKNOWN
+
+
+class After(NamedTuple):
+    """The handler ended so, under this `after_crash`: do that, and the record becomes so."""
+
+    ended: str
+    under: str
+    holds: Callable[[BaseException | None, Policy, StepsLeft], bool]
+    then: Then
+    becomes: State | None
+
+
+def under(*ways: str) -> Callable[[Policy], bool]:
+    return lambda policy: (policy.after_crash if isinstance(policy.after_crash, str) else "probe") in ways
+
+
+def returned(error: BaseException | None, _policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
+    return error is None
+
+
+def claim_lost(error: BaseException | None, _policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
+    return isinstance(error, ClaimLost)
+
+
+def interrupted(error: BaseException | None, _policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
+    return not isinstance(error, Exception)
+
+
+def remembered(error: BaseException | None, policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
+    return isinstance(error, Exception) and is_one_of(error, policy.remember)
+
+
+def step_under_way(_error: BaseException | None, _policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
+    return bool(steps.under_way)
+
+
+def nobody_knows(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
+    return bool(steps.interrupted) or is_one_of(error, (*policy.unknown, OutcomeUnknown))
+
+
+def _when(kind: Callable[[BaseException | None, Policy, StepsLeft], bool], *ways: str) -> Callable[..., bool]:
+    rules = under(*ways)
+    return lambda error, policy, steps: kind(error, policy, steps) and rules(policy)
+
+
+UNKNOWN: Final = "raised what `unknown` names, or after a step was interrupted"
+
+
+AFTER = (
+    After("returned", "any", returned, Then.FINISH, State.DONE),
+    After("found its claim lost", "any", claim_lost, Then.LEAVE, State.RUNNING),
+    After("raised what `remember` names", "any", remembered, Then.FAIL, State.FAILED),
+    # It is still running: its entry can be kept in the log, and nobody may run it beside itself, nor ask about it yet.
+    After("raised while a step was under way", "any", step_under_way, Then.LEAVE, State.RUNNING),
+    After("was cancelled", "rerun", _when(interrupted, "rerun"), Then.RELEASE, State.OPEN),
+    After("was cancelled", "hold, skip, a probe", interrupted, Then.LEAVE, State.RUNNING),
+    After(UNKNOWN, "hold", _when(nobody_knows, "hold"), Then.HOLD, State.HELD),
+    After(UNKNOWN, "skip", _when(nobody_knows, "skip"), Then.SKIP, State.DONE),
+    After(UNKNOWN, "a probe", _when(nobody_knows, "probe"), Then.ASK, State.RUNNING),
+    After("raised anything else", "any", lambda _error, _policy, _steps: True, Then.RELEASE, None),
+)
+
+
+def after(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> Then:
+    """What to do with a claim whose handler ended so; `None` means that it returned."""
+    for row in AFTER:
+        if row.holds(error, policy, steps):
+            return row.then
+    raise AssertionError("the last row holds always")
+
+
+def is_one_of(error: BaseException | None, kinds: ErrorKinds) -> bool:
+    """Whether the error, or one inside its group, is of these kinds: classes, or dotted names of classes."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_one_of(inner, kinds) for inner in error.exceptions)
+    classes = tuple(kind for kind in kinds if isinstance(kind, type))
+    if isinstance(error, classes):
+        return True
+    names = {f"{parent.__module__}.{parent.__qualname__}" for parent in type(error).__mro__}
+    return any(kind in names for kind in kinds if isinstance(kind, str))
+
+
+PROBED: dict[type[Answer], tuple[Then, State]] = {
+    Done: (Then.FINISH, State.DONE),
+    NotDone: (Then.RUN, State.RUNNING),
+    Unknown: (Then.HOLD, State.HELD),
+}
+
+
+def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
+    """What to do after the probe's answer, when the handler has started `attempt` times."""
+    then = PROBED[type(answer)][0]
+    return Then.HOLD if then is Then.RUN and attempt >= policy.attempts_max else then
+
+
+def new_entry(asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The record that a claim writes where it finds none."""
+    return Entry(
+        address=asked.address,
+        token=token,
+        lease=policy.lease,
+        stay=stay_running(policy),
+        fingerprint=asked.fingerprint,
+    )
+
+
+def done_at_once(asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The same inside a transaction, which makes it true or takes it back: nobody ever sees it running."""
+    return Entry(
+        address=asked.address,
+        token=token,
+        state=State.DONE,
+        lease=0.0,
+        stay=policy.keep,
+        fingerprint=asked.fingerprint,
+    )
+
+
+def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
+    """The record that a claim writes to carry out the decision."""
+    new = new_entry(asked, policy, token)
+    if found is None or then is Then.RUN:
+        return new
+    if then is Then.RUN_AGAIN:
+        return _bypass.carrying(new, found)
+    kept = change(
+        new,
+        attempt=starts(found),
+        age=found.age,
+        bypasses=found.bypasses,
+        # What a bypass had found has expired, or it would have been replayed.
+        notes=None if found.notes in (UNSTARTED, STARTED) else _bypass.without_earlier(found.notes),
+        fingerprint=asked.fingerprint if found.fingerprint is None else found.fingerprint,
+    )
+    if then is Then.HOLD:
+        # The owner's token stays: a slow owner that succeeds after all still turns held into done.
+        return change(
+            kept, state=State.HELD, token=found.token, lease=0.0, stay=math.inf, remark=why_held(found, policy)
+        )
+    if then is Then.SKIP:
+        remark = f"skipped: attempt {starts(found)} was abandoned"
+        return change(kept, state=State.DONE, lease=0.0, stay=policy.keep, notes=None, omitted=True, remark=remark)
+    # A question to a probe is no start: the attempt is counted when the handler starts.
+    return kept if then is Then.ASK else change(kept, attempt=starts(found) + 1)
+
+
+def starts(found: Record) -> int:
+    """How often a handler has started: all attempts, but for one that a batch has claimed and not started yet."""
+    return found.attempt - 1 if found.notes == UNSTARTED else found.attempt
+
+
+def why_held(found: Record, policy: Policy) -> str:
+    """For people: what led to the hold."""
+    if found.age >= policy.rerun_within:
+        return f"attempt {starts(found)} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
+    if policy.after_crash == "rerun":
+        return f"all {starts(found)} attempts were abandoned, and attempts_max={policy.attempts_max}"
+    return f"attempt {starts(found)} was abandoned: its lease ended without an answer"
+
+
+def stay_running(policy: Policy) -> float:
+    """How long a running record stays. One that may end up held must not disappear before."""
+    if policy.after_crash in ("rerun", "skip") and math.isinf(policy.rerun_within):
+        return policy.lease + policy.keep
+    return math.inf
+
+
+def memory(
+    entry: Entry, error: BaseException, notes: bytes | None, policy: Policy, steps: StepsLeft = NONE_LEFT
+) -> Memory | None:
+    """What a release leaves behind: nothing after a clean failure, else the attempts and the finished steps."""
+    unsettled = interrupted(error, policy) or nobody_knows(error, policy, steps) or entry.attempt > 1
+    provider_forgets = unsettled and math.isfinite(policy.rerun_within)
+    if not (entry.attempt > 1 or interrupted(error, policy) or notes or entry.bypasses or provider_forgets):
+        return None
+    return Memory(
+        stay=math.inf if provider_forgets else policy.keep,
+        attempt=entry.attempt,
+        notes=notes,
+        remark=f"released: {type(error).__name__}",
+    )
+
+
+def memory_unstarted(entry: Entry, policy: Policy) -> Memory | None:
+    """What is left of a claim whose handler was not started: the state before it, as far as there was one."""
+    if entry.attempt <= 1 and entry.notes in (None, UNSTARTED) and not entry.bypasses:
+        return None
+    stay = policy.keep if math.isinf(policy.rerun_within) else math.inf
+    return Memory(stay=stay, attempt=entry.attempt - 1, notes=entry.notes, remark="interrupted before it started")
+
+
+def change(entry: Entry, **fields: object) -> Entry:
+    return msgspec.structs.replace(entry, **fields)
+
+
+def transitions() -> Iterator[tuple[str, str, str]]:
+    """Every change of state as (from, to, why), for the diagram of the documentation."""
+    yield "[*]", State.RUNNING, "claimed"
+    for row in FOUND:
+        if row.then.value.startswith(("refuse", "replay", "wait")):
+            continue
+        yield row.state, row.becomes, row.when if row.when != "otherwise" else row.then.value
+    for after_row in AFTER:
+        way = "" if after_row.under == "any" else f" ({after_row.under})"
+        yield State.RUNNING, after_row.becomes or "[*]", after_row.ended + way

@@ -1,0 +1,441 @@
+"""The steps that a flow may ask for, and the two drivers that perform them.
+
+A flow is a generator: it yields a step and is sent the reply. `drive` performs steps blocking, `drive_async` awaiting;
+nothing else in the rules knows of colours. What a store raises is thrown into the flow; what a handler raises is
+data (`Ended`), because it is the user's and must surface unmasked.
+
+An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not tear it: the
+operation is sent again, which is safe because every operation is idempotent by its token, and the interrupt goes on
+after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over, and what follows would
+be committed by itself. There the flow is given up, and the store makes sure that nothing of it can be committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+
+from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
+from onefold._handlers.returned import SUSPENDED, mistake, mistaken_probe
+from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
+from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
+
+T = TypeVar("T")
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """Something that a flow asks its driver to do."""
+
+
+class Ask(Step, frozen=True):
+    """A step that one operation of the store performs."""
+
+    # Whether a lease may be counted from the moment at which it was sent.
+    counts: ClassVar[bool] = True
+    # What an interrupt means for it (`_interrupts`): whether it must not be sent twice, whether it is outside of the
+    # transaction in which a store works, and whether it ends what was begun, so that an interrupt waits for it.
+    once: ClassVar[bool] = False
+    outside: ClassVar[bool] = False
+    cleans_up: ClassVar[bool] = False
+
+    def send(self, store: Any) -> Any:
+        """The reply, or in colour the awaitable of it."""
+        raise NotImplementedError
+
+    def send_async(self, store: Any) -> Any:
+        """Return the awaitable of the reply."""
+        return self.send(store)
+
+
+class Claiming(Ask, frozen=True):
+    entry: Entry
+    replacing: Record | None = None
+
+    def send(self, store: Any) -> Any:
+        return store.claim(self.entry, replacing=self.replacing)
+
+
+class Reading(Ask, frozen=True):
+    address: Address
+
+    def send(self, store: Any) -> Any:
+        return store.read(self.address)
+
+
+class Extending(Ask, frozen=True):
+    claim: Claim
+    notes: bytes | None = None
+
+    def send(self, store: Any) -> Any:
+        return store.extend(self.claim, self.notes)
+
+
+class Closing(Ask, frozen=True):
+    """A step that ends a claim."""
+
+    claim: Claim
+    by: Any
+
+
+class Finishing(Closing, frozen=True):
+    by: Ending
+
+    def send(self, store: Any) -> Any:
+        return store.finish(self.claim, self.by)
+
+
+class Releasing(Closing, frozen=True):
+    cleans_up = True
+
+    by: Memory | None = None
+
+    def send(self, store: Any) -> Any:
+        return store.release(self.claim, self.by)
+
+
+class ClaimingAll(Ask, frozen=True):
+    steps: Sequence[Claiming]
+
+    def send(self, store: Any) -> Any:
+        return store.claim_all([step.entry for step in self.steps])
+
+
+class ClosingAll(Ask, frozen=True):
+    steps: Sequence[Closing]
+
+    def send(self, store: Any) -> Any:
+        return store.close_all([Close(step.claim, step.by) for step in self.steps])
+
+
+class Elsewhere(Ask, frozen=True):
+    """An operation of another store than the guard's own."""
+
+    counts = False
+    outside = True
+
+    there: Any
+    ask: Ask
+
+    def send(self, store: Any) -> Any:  # noqa: ARG002 - it is not for this one
+        return self.ask.send(self.there)
+
+
+class Once(Ask, frozen=True):
+    """A step that must not be sent twice."""
+
+    once = True
+
+
+class Beginning(Once, frozen=True):
+    """Open a transaction."""
+
+    def send(self, store: Any) -> Any:
+        return store.begin()
+
+
+class Saving(Once, frozen=True):
+    """Set a savepoint before the handler, so that its writes can be undone alone."""
+
+    def send(self, store: Any) -> Any:
+        return store.save()
+
+
+class Committing(Once, frozen=True):
+    """Commit; the reply is a `Commit`."""
+
+    cleans_up = True
+
+    def send(self, store: Any) -> Any:
+        return store.commit()
+
+
+class RollingBack(Once, frozen=True):
+    """Undo the transaction, or what followed the savepoint. True: the database asks to try it again."""
+
+    cleans_up = True
+
+    error: BaseException
+    to_savepoint: bool = False
+
+    def send(self, store: Any) -> Any:
+        return store.rollback(self.error, to_savepoint=self.to_savepoint)
+
+
+class StillOpen(Once, frozen=True):
+    """Raise unless the record of this claim is still there, in the transaction that wrote it."""
+
+    claim: Claim
+
+    def send(self, store: Any) -> Any:
+        return store.check_open(self.claim)
+
+
+class Judging(Once, frozen=True):
+    """Raise `InProgress` where a handler's error says that another delivery has written the row that is the record."""
+
+    claim: Claim
+    error: BaseException
+
+    def send(self, store: Any) -> Any:
+        return store.judge(self.claim, self.error)
+
+
+class Watching(Step, frozen=True):
+    """From now on the heartbeat keeps these claims alive, until the flow ends.
+
+    The reply is how long the first to end is certainly still ours.
+    """
+
+    claims: Sequence[Claim]
+
+
+class Unwatching(Step, frozen=True):
+    """From now on the heartbeat leaves these claims alone, although the flow goes on."""
+
+    claims: Sequence[Claim]
+
+
+class LeaseLeft(Step, frozen=True):
+    """How long the claim is certainly still ours, by the worker's own monotonic clock."""
+
+    claim: Claim
+
+
+class Took(Step, frozen=True):
+    """How long the last operation of the store took, which has failed."""
+
+
+class Running(Step, frozen=True):
+    """Call the handler (or a probe) as the owner of this entry; the reply is how it `Ended`.
+
+    Without an entry it is a part of a handler that is already inside (`current().step`).
+    """
+
+    call: Callable[..., Any]
+    entry: Entry | None = None
+    probing: bool = False
+    cancel_when_lost: bool = False
+
+
+class Pausing(Step, frozen=True):
+    """Wait; the reply is how long it took."""
+
+    seconds: float
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a handler ended. `started` is False where an interrupt came before its first line."""
+
+    value: Any = None
+    error: BaseException | None = None
+    notes: bytes | None = None
+    started: bool = True
+    # Of its steps, those whose outcome is unknown.
+    steps: StepsLeft = NONE_LEFT
+
+
+# What is left of a handler when it ends: the log of its finished steps, and those whose outcome is unknown.
+Left = tuple[bytes | None, StepsLeft]
+
+Flow = Generator[Step, Any, T]
+
+
+class Hands(Protocol):
+    """What a driver works with: the guard's store and heartbeat, and the way in and out of a handler."""
+
+    store: Any
+    # Of the driver's colour; None inside a transaction, where there is no claim to keep alive.
+    heartbeat: Any
+
+    @property
+    def joined(self) -> bool:
+        """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
+
+    @property
+    def transaction_around(self) -> Any:
+        """The transaction of ours in which a store on a caller's connection works, if there is one."""
+
+    def around(self) -> Any: ...
+    def enter(self, running: Running) -> Any: ...
+    def leave(self, current: Any) -> Left: ...
+    def put_back(self, around: Any, current: Any) -> Left: ...
+
+    # What runs inside of the handler, on its transaction; None without one.
+    nest: Any
+
+
+def drive(flow: Flow[T], hands: Hands) -> T:
+    """Perform a flow's steps, blocking."""
+    reply: Any = None
+    failure: Exception | None = None
+    interrupt: BaseException | None = None
+    ran: Ended | None = None
+    watched: list[Claim] = []
+    sent = 0.0
+    try:
+        while True:
+            step = flow.send(reply) if failure is None else flow.throw(failure)
+            failure = None
+            if isinstance(step, Ask):
+                sent = time.monotonic() if step.counts else sent
+                reply = None
+                reply, failure, stop = ask(step, hands)
+                interrupt = interrupt or stop
+            elif isinstance(step, Running):
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
+            elif isinstance(step, Pausing):
+                reply = _pause(step.seconds, interrupt)
+            else:
+                reply = _lease(step, hands, watched, sent)
+    except StopIteration as end:
+        if interrupt is None:
+            return end.value  # type: ignore[no-any-return]
+    except Exception as error:
+        handed = None if ran is None else ran.error
+        if struck(error, handed, hands, answered=isinstance(reply, Record)):
+            spoil(hands, error, ran)
+        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is. Of a probe it is the
+        # cause of an error of ours.
+        ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
+        if interrupt is None and not ended_so:
+            raise
+        interrupt = interrupt or handed
+    except BaseException as error:
+        spoil(hands, error, ran)
+        raise
+    finally:
+        flow.close()
+        if watched:
+            hands.heartbeat.unwatch(watched)
+    assert interrupt is not None
+    raise interrupt
+
+
+async def drive_async(flow: Flow[T], hands: Hands) -> T:
+    """Perform a flow's steps, awaiting."""
+    reply: Any = None
+    failure: Exception | None = None
+    interrupt: BaseException | None = None
+    ran: Ended | None = None
+    watched: list[Claim] = []
+    sent = 0.0
+    try:
+        while True:
+            step = flow.send(reply) if failure is None else flow.throw(failure)
+            failure = None
+            if isinstance(step, Ask):
+                sent = time.monotonic() if step.counts else sent
+                reply = None
+                reply, failure, stop = await ask_async(step, hands, interrupt)
+                interrupt = interrupt or stop
+            elif isinstance(step, Running):
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
+            elif isinstance(step, Pausing):
+                reply = await _pause_async(step.seconds, interrupt)
+            else:
+                reply = _lease(step, hands, watched, sent)
+    except StopIteration as end:
+        if interrupt is None:
+            return end.value  # type: ignore[no-any-return]
+    except Exception as error:
+        if struck(error, None if ran is None else ran.error, hands, answered=isinstance(reply, Record)):
+            await spoil_async(hands, error, ran)
+        if interrupt is None:
+            raise
+    except BaseException as error:
+        await spoil_async(hands, error, ran)
+        raise
+    finally:
+        flow.close()
+        if watched:
+            hands.heartbeat.unwatch(watched)
+    raise interrupt
+
+
+def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
+    """A step about the time: a lease is the heartbeat's, which knows how long it is certainly still ours."""
+    if isinstance(step, Watching):
+        watched.extend(step.claims)
+        return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
+    if isinstance(step, Unwatching):
+        return hands.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
+    if isinstance(step, Took):
+        return time.monotonic() - sent
+    assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
+    return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
+
+
+def _run(step: Running, hands: Hands) -> Ended:
+    current, started, around = None, False, hands.around()
+    try:
+        current, started = hands.enter(step), True
+        try:
+            value = step.call(current) if step.probing else step.call()
+        except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+            return _raised(error, hands.leave(current))
+        return _returned(step, value, hands.leave(current))
+    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
+        return _raised(error, hands.put_back(around, current), started=started)
+
+
+async def _run_async(step: Running, hands: Hands) -> Ended:
+    ended = await _call_async(step, hands)
+    if hands.nest is None:
+        return ended
+    error = await hands.nest.ended(ended.error, hands.store)
+    return ended if error is ended.error else msgspec.structs.replace(ended, error=error)
+
+
+async def _call_async(step: Running, hands: Hands) -> Ended:
+    current, started, around = None, False, hands.around()
+    token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
+    before = cancellations() if hands.joined else 0
+    try:
+        current, started = hands.enter(step), True
+        if token is not None:
+            hands.heartbeat.cancel_when_lost(token)
+        try:
+            value = step.call(current) if step.probing else step.call()
+            awaits = hasattr(value, "__await__")
+            if awaits:
+                value = await value
+        except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+            if token is not None:
+                return _raised(hands.heartbeat.rescue(token, error), hands.leave(current))
+            return _raised(unmasked(error, before) if hands.joined else error, hands.leave(current))
+        return _returned(step, value, hands.leave(current), awaited=awaits)
+    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
+        return _raised(error, hands.put_back(around, current), started=started)
+
+
+def _returned(step: Running, value: Any, left: Left, *, awaited: bool = False) -> Ended:
+    error = None
+    if isinstance(value, SUSPENDED):
+        error = mistaken_probe(value) if step.probing else mistake(step.call, value, awaited=awaited)
+    return Ended(value=value, error=error, notes=left[0], steps=left[1])
+
+
+def _raised(error: BaseException | None, left: Left, *, started: bool = True) -> Ended:
+    return Ended(error=error, notes=left[0], started=started, steps=left[1])
+
+
+def _pause(seconds: float, interrupt: BaseException | None) -> float:
+    """Sleep; the answer is how long it took. An interrupt does not wait."""
+    if interrupt is not None:
+        raise interrupt
+    began = time.monotonic()
+    time.sleep(seconds)
+    return time.monotonic() - began
+
+
+async def _pause_async(seconds: float, interrupt: BaseException | None) -> float:
+    import asyncio
+
+    if interrupt is not None:
+        raise interrupt
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    return time.monotonic() - began

@@ -1,0 +1,81 @@
+"""A batch in the caller's transaction: which of its messages are new, asked and recorded in one statement.
+
+The rules are those of `_flow_joined`: each message has the flow of a joined claim, and all that ask at once are asked
+together. An error of the database is the caller's own, because the transaction is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onefold._delivery import decide as _decide
+from onefold._delivery.drive import Claiming, ClaimingAll, Flow
+from onefold._delivery.joined import insert
+from onefold._delivery.work import Work, refused
+from onefold._model import Address, Entry
+from onefold.errors import KeyReused, OnefoldError, ResultUnreadable
+from onefold.events import Kind
+
+# True: new. False: seen. An error: unsettled.
+Verdict = bool | Exception
+
+
+def sort_out(works: Sequence[Work | Exception]) -> Flow[list[Verdict]]:
+    """What becomes of each message, in order; an exception in the place of a work stays where it is."""
+    firsts: dict[Address, Work] = {}
+    for work in works:
+        if isinstance(work, Work):
+            firsts.setdefault(work.asked.address, work)
+    verdicts = yield from _ask_together(list(firsts.values()))
+    by_address = dict(zip(firsts, verdicts, strict=True))
+    found: list[Verdict] = []
+    for work in works:
+        if isinstance(work, Exception):
+            found.append(work)
+        elif work is firsts[work.asked.address]:
+            found.append(by_address[work.asked.address])
+        else:
+            found.append(_repeated(work, firsts[work.asked.address], by_address[work.asked.address]))
+    return found
+
+
+def _ask_together(works: Sequence[Work]) -> Flow[list[Verdict]]:
+    flows = [insert(work) for work in works]
+    first: list[Any] = [next(flow) for flow in flows]
+    if not first:
+        return []
+    replies = yield ClaimingAll(first)
+    verdicts: list[Verdict] = []
+    for work, flow, reply in zip(works, flows, replies, strict=True):
+        verdicts.append((yield from _to_its_end(work, flow, reply)))
+    return verdicts
+
+
+def _to_its_end(work: Work, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
+    """Go on with one message. What needs a second question (a record that is taken over) is rare."""
+    while True:
+        try:
+            step = flow.send(reply)
+        except StopIteration as end:
+            if isinstance(end.value, Entry):
+                work.tell(Kind.FINISHED, end.value.address, end.value.attempt)
+                return True
+            return False
+        except ResultUnreadable:
+            # Nobody wants the result here, and it is done.
+            return False
+        except OnefoldError as problem:
+            return problem
+        assert isinstance(step, Claiming)
+        reply = yield step
+
+
+def _repeated(work: Work, first: Work, verdict: Verdict) -> Verdict:
+    """A further message of a key in this batch."""
+    if _decide.reused(first.asked.fingerprint, work.asked.fingerprint):
+        return refused(work, KeyReused.about(work.asked.address))
+    if isinstance(verdict, Exception):
+        return verdict
+    work.tell(Kind.REPLAYED, work.asked.address, 1)
+    return False

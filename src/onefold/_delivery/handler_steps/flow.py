@@ -1,0 +1,221 @@
+"""The log of a handler's finished steps, so that the next attempt does not repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from onefold._delivery.carried import EARLIER
+from onefold._delivery.claim import claim_of, insist
+from onefold._delivery.drive import Ended, Flow, Left, Running
+from onefold._delivery.handler_steps.left import StepsLeft
+from onefold._delivery.handler_steps.log_writes import Logging, Turns
+from onefold._delivery.work import encoded
+from onefold._model import Address, Entry
+from onefold.codecs import Codec, Unreadable, type_name
+from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
+from onefold.events import Kind, Teller
+
+# A log is written whole with each step, so it has to stay small.
+STEPS_MAX: Final = 100
+NOTES_BYTES_MAX: Final = 262_144
+
+MAY_RETURN: Final = (
+    "Let a step return None, numbers, texts, bytes, and lists or dictionaries of them, or pass returns= with its type"
+)
+
+
+class LateStep(ClaimLost):
+    """A step came to its end after its handler had, and its entry is in no log. `value` is what it returned."""
+
+    says = (
+        "the step {step!r} has run to its end, but its handler had ended before, so that its entry is in no log. Wait "
+        "for every step before the handler ends. What it returned is in error.value"
+    )
+
+
+def handler_ended(address: Address, name: str) -> UsageError:
+    """Return the error of a step that is begun too late."""
+    return UsageError(
+        f"{address.operation} [key {address.digest}]: the handler of this delivery has ended, and a step belongs to "
+        f"its handler: the step {name!r} did not run. Wait for it in the handler, or give it a delivery of its own "
+        "(guard.run)"
+    )
+
+
+class StepLog:
+    """What one handler has finished so far: results by name, `None` where a result could not be kept.
+
+    Steps may be taken at once, by threads or by tasks of the handler.
+    """
+
+    def __init__(self, entry: Entry, codec: Codec, tell: Teller) -> None:
+        self.entry = entry
+        self.codec = codec
+        self.tell = tell
+        self.turns = Turns()
+        self._results: dict[str, bytes | None] = msgspec.msgpack.decode(entry.notes) if entry.notes else {}
+        self._notes = entry.notes
+        # The names of the steps in the newest log that the store has.
+        self._kept = frozenset(self._results)
+        # The steps that have begun and not ended yet, and those that were interrupted.
+        self._under_way: set[str] = set()
+        self._interrupted: set[str] = set()
+        # Whether the handler has ended: no step begins any more.
+        self._ended = False
+
+    @property
+    def notes(self) -> bytes | None:
+        """The newest log."""
+        return self._notes
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._results
+
+    def check(self, name: str) -> None:
+        if not name or not isinstance(name, str):
+            raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+        if len(self._results) - (EARLIER in self._results) >= STEPS_MAX and name not in self._results:
+            raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the handler has ended."""
+        return self._ended
+
+    def begin(self, name: str) -> None:
+        """Note that a step begins. Raises `UsageError` once its handler has ended."""
+        with self.turns.adding:
+            if self._ended:
+                raise handler_ended(self.entry.address, name)
+            self._under_way.add(name)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Note that a step has raised. What an interrupt has stopped may have happened all the same."""
+        with self.turns.adding:
+            self._under_way.discard(name)
+            if not isinstance(error, Exception):
+                self._interrupted.add(name)
+
+    def add(self, name: str, value: Any, returns: Any) -> None:
+        """Add a finished step. A result that cannot be kept leaves only the fact that the step is finished.
+
+        That its handler has ended meanwhile is no obstacle. A claim that is ended with a log, and not with a result, is
+        ended when no step is under way: else it is left as it is, and the store knows whether it is still ours.
+        """
+        stored, problem = None, ""
+        struck: list[BaseException] = []
+        try:
+            stored = encoded(self.codec, value, returns, struck)
+        except Exception:  # noqa: BLE001 - the step happened, whatever its value is
+            problem = "which cannot be stored"
+        with self.turns.adding:
+            notes = msgspec.msgpack.encode({**self._results, name: stored})
+            if len(notes) > NOTES_BYTES_MAX:
+                problem = f"with which the log has more than NOTES_BYTES_MAX={NOTES_BYTES_MAX} bytes"
+                stored = None
+                notes = msgspec.msgpack.encode({**self._results, name: None})
+            self._results[name] = stored
+            self._notes = notes
+            self._under_way.discard(name)
+            # It was interrupted before, and tried again.
+            self._interrupted.discard(name)
+        if problem:
+            self._tell_left_out(name, value, problem)
+        if struck:
+            # The handler's end writes the log.
+            raise struck[0]
+
+    def unwritten(self, name: str) -> bytes | None:
+        """Return the newest log, if it is to be written; None: the store has one with this step in it."""
+        return None if name in self._kept else self._notes
+
+    def written(self, notes: bytes, *, kept: bool) -> bool:
+        """Note whether the store has kept this log."""
+        if kept:
+            self._kept = frozenset(msgspec.msgpack.decode(notes, type=dict[str, msgspec.Raw]))
+        return kept
+
+    def end(self) -> Left:
+        """Return the log with which the handler ends, and the steps of which nobody knows the outcome.
+
+        What releases or holds the claim carries all of the log.
+        """
+        with self.turns.adding:
+            self._ended = True
+            return self._notes, StepsLeft(tuple(sorted(self._under_way)), tuple(sorted(self._interrupted)))
+
+    def _tell_left_out(self, name: str, value: Any, why: str) -> None:
+        kind = type_name(type(value))
+        words = f"the step {name!r} returned {kind}, {why}: no later attempt can go on from it. {MAY_RETURN}"
+        self.tell.warn(self.entry.address, words, about=f"a step's {kind}")
+
+    def replay(self, name: str, returns: Any) -> Any:
+        """Return what the step returned. Raises `UsageError`, which nobody takes for the end of the delivery."""
+        stored = self._results[name]
+        if stored is None:
+            raise self._not_replayed(name, f"its value could not be stored. {MAY_RETURN}")
+        try:
+            return self.codec.decode(stored, returns)
+        except Unreadable as error:
+            expected = f"its stored value does not fit {type_name(returns)} ({error})"
+            advice = "Keep the type able to read what it wrote, or pass returns= with the type that wrote it"
+            raise self._not_replayed(name, f"{expected}. {advice}") from error
+
+    def _not_replayed(self, name: str, why: str) -> UsageError:
+        address = self.entry.address
+        return UsageError(
+            f"{address.operation} [key {address.digest}]: the step {name!r} was finished by an earlier attempt, but "
+            f"{why}. It did not run again, and this delivery is not done: a step of another name runs afresh, and "
+            "`onefold resolve` settles the whole delivery"
+        )
+
+
+def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) -> Flow[Any]:
+    """Run one named part of a handler, unless an earlier attempt has finished it: then replay its result."""
+    log.check(name)
+    if name in log:
+        value = log.replay(name, returns)
+        if log.unwritten(name) is not None:
+            # It has run in this very attempt, and its log could not be kept: it raised, and is taken again.
+            yield from _write_down(log, name, value)
+        return value
+    log.begin(name)
+    try:
+        ended: Ended = yield Running(call)
+        if ended.error is not None:
+            raise ended.error
+    except BaseException as error:
+        log.fail(name, error)
+        raise
+    log.add(name, ended.value, returns)
+    yield from _write_down(log, name, ended.value)
+    return ended.value
+
+
+def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
+    """Keep the log before the handler goes on: only then does no later attempt run this step again."""
+    entry = log.entry
+    claim = claim_of(entry)
+    kept = yield from insist(log.tell, claim, Logging(claim, log, name), f"step {name}")
+    if kept is False:
+        raise _lost(log, name, value)
+    if isinstance(kept, Exception):
+        log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
+        # As a store says it of a claim. Here something has run.
+        why = f"{type(kept).__name__}: {kept}".replace(" Nothing ran.", "")
+        raise OutcomeUnknown(
+            f"{entry.address.operation} [key {entry.address.digest}]: the step {name!r} has run, but the store could "
+            f"not be told of it within the lease ({why}). Let this run end here: if its end "
+            "cannot be told either, the next attempt runs the step again"
+        ) from kept
+
+
+def _lost(log: StepLog, name: str, value: Any) -> ClaimLost:
+    """The claim is another's by now, or its handler has ended while a task or a thread of it went on."""
+    log.tell(Kind.LOST, log.entry.address, log.entry.attempt, f"step {name}")
+    if log.has_ended:
+        return LateStep.about(log.entry.address, step=name, value=value)
+    return ClaimLost.about(log.entry.address, value=value)

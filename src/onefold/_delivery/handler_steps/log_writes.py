@@ -1,0 +1,69 @@
+"""Write the log of one run's steps, where several of them are taken at once.
+
+Each write sends the whole log. So one write is under way at a time, and each sends the newest log: an older one that
+came last would make the store forget steps that have returned. Whoever finds, when the turn comes, that a write
+of another step has carried its own entry along, sends nothing: twenty steps at once cost about two writes.
+"""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from onefold._delivery.drive import Ask
+from onefold._interrupts import NotAnswered
+from onefold._model import Claim
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Turns:
+    """The locks of one log."""
+
+    __slots__ = ("_tasks", "adding", "threads")
+
+    def __init__(self) -> None:
+        # Held while an entry is added, never while something is sent.
+        self.adding = Lock()
+        # Held while the log is written. In a `with` statement an interrupt cannot leave it held.
+        self.threads = Lock()
+        self._tasks: asyncio.Lock | None = None
+
+    @property
+    def tasks(self) -> asyncio.Lock:
+        """The lock that is held while the log is written, for tasks."""
+        if self._tasks is None:
+            from asyncio import Lock
+
+            self._tasks = Lock()
+        return self._tasks
+
+
+class Logging(Ask, frozen=True):
+    """Keep the log of a run's steps, once it is this step's turn. The reply is whether the claim is still ours."""
+
+    claim: Claim
+    # The `StepLog`, which knows what is in it, and what of it the store has.
+    log: Any
+    name: str
+
+    def send(self, store: Any) -> bool:
+        came = time.monotonic()
+        with self.log.turns.threads:
+            # Those in front of it may each have waited for a server that is silent.
+            if time.monotonic() - came > self.claim.lease:
+                raise NotAnswered("the store has not kept the log of other steps before the lease ended")
+            while (notes := self.log.unwritten(self.name)) is not None:
+                if not self.log.written(notes, kept=store.extend(self.claim, notes)):
+                    return False
+            return True
+
+    async def send_async(self, store: Any) -> bool:
+        # The driver limits how long it waits, for its turn as well.
+        async with self.log.turns.tasks:
+            while (notes := self.log.unwritten(self.name)) is not None:
+                if not self.log.written(notes, kept=await store.extend(self.claim, notes)):
+                    return False
+            return True

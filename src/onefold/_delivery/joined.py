@@ -1,0 +1,240 @@
+"""Joined mode: the record is written in the same transaction as the work, and commits with it or not at all.
+
+`join` runs inside a transaction that the caller owns; `transact` opens one, and tries again in a new one where the
+database asks for it. Nothing is ever unknown here, so `wait`, `after_crash` and `store_down` have no meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold._delivery import carried as _bypass
+from onefold._delivery import decide as _decide
+from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
+from onefold._delivery.decide import Then
+from onefold._delivery.drive import (
+    Beginning,
+    Claiming,
+    Committing,
+    Ended,
+    Finishing,
+    Flow,
+    Judging,
+    Pausing,
+    Reading,
+    Releasing,
+    RollingBack,
+    Running,
+    Saving,
+    StillOpen,
+)
+from onefold._delivery.work import Work, done, failed, refused
+from onefold._model import Commit, Ending, Entry, Gone, Outcome, Record, State
+from onefold.errors import InProgress, OnHold, StoreUnavailable, UsageError
+from onefold.events import Kind
+
+# Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
+TRANSACTIONS_MAX: Final = 30
+
+# Those that met once would meet again if they came back together. All pauses of a delivery end within 13 s.
+RETRY_PAUSE_FIRST: Final = 0.005
+RETRY_PAUSE_MAX: Final = 0.5
+
+
+def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
+    """One delivery in the caller's transaction: one statement before the handler, one after it for a result.
+
+    `confirm` sends the second one in any case: where the record is a row that the handler has to write.
+    """
+    replaced: list[Record] = []
+    won = yield from insert(work, replaced=replaced)
+    if isinstance(won, Outcome):
+        return won
+    ended: Ended = yield Running(work.call, won)
+    if ended.error is not None:
+        yield from _take_back(work, won, replaced)
+        if confirm:
+            yield from _judge(won, ended.error)
+        raise ended.error
+    outcome = yield from _keep(work, won, ended.value, confirm=confirm)
+    # The commit is the caller's: nothing of ours sees it.
+    work.tell(Kind.FINISHED, won.address, won.attempt)
+    return outcome
+
+
+def transact(work: Work) -> Flow[Outcome[Any]]:
+    """One delivery in a transaction of our own.
+
+    A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, whatever
+    becomes of it. Each transaction has a token of its own, so that its record is never taken for a claim to run.
+    """
+    ours: dict[bytes, Outcome[Any]] = {}
+    committed = Commit.CONFLICT
+    for before in range(TRANSACTIONS_MAX):
+        if before:
+            yield pause_after(before, work.mint())
+        try:
+            yield Beginning()
+        except StoreUnavailable as problem:
+            if committed is Commit.UNKNOWN:
+                raise _in_doubt(work) from problem
+            raise
+        try:
+            result = yield from _attempt(work, ours)
+        except GeneratorExit:
+            raise
+        except BaseException as problem:
+            if (yield RollingBack(problem)):
+                continue
+            if committed is Commit.UNKNOWN and isinstance(problem, StoreUnavailable):
+                raise _in_doubt(work) from problem
+            raise
+        committed = yield Committing()
+        if committed is Commit.DONE or (committed is Commit.UNKNOWN and _is_known(result)):
+            _tell_committed(work, result)
+            if isinstance(result, Exception):
+                raise result
+            return result
+    address = work.asked.address
+    raise StoreUnavailable(
+        f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
+        "Deliver it again: if one of them was committed after all, it is replayed"
+    )
+
+
+def _in_doubt(work: Work) -> StoreUnavailable:
+    """Say that it ran: whatever the store says now is about the question what became of it."""
+    address = work.asked.address
+    return StoreUnavailable(
+        f"{address.operation} [key {address.digest}]: it ran, the answer to its COMMIT was lost, and now the store "
+        "cannot be asked whether it was committed. Deliver it again: if it was, it is replayed"
+    )
+
+
+def pause_after(transactions: int, token: bytes) -> Pausing:
+    """Return the pause before one more transaction: longer each time, and of a length that others do not share."""
+    longest = min(RETRY_PAUSE_FIRST * 2 ** (transactions - 1), RETRY_PAUSE_MAX)
+    # A flow has no random; a token that nobody else has is as good.
+    return Pausing(longest * int.from_bytes(token[:4], "big") / 2**32)
+
+
+def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
+    """The inside of one transaction. An exception as the answer is to be committed as a remembered failure."""
+    won = yield from insert(work, ours)
+    if isinstance(won, Outcome):
+        return won
+    if work.policy.remember:
+        yield Saving()
+    ended: Ended = yield Running(work.call, won)
+    error = ended.error
+    if isinstance(error, Exception) and _decide.remembered(error, work.policy):
+        try:
+            yield RollingBack(error, to_savepoint=True)
+            yield from _finish(won, failed(work, error))
+        except UsageError as mistake:
+            # It has ended the transaction, too. Its own error is shown with it.
+            raise mistake from error
+        return error
+    if error is not None:
+        work.tell(Kind.RELEASED, won.address, won.attempt, type(error).__name__)
+        raise error
+    outcome = yield from _keep(work, won, ended.value)
+    ours[won.token] = outcome
+    return outcome
+
+
+def insert(
+    work: Work, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
+) -> Flow[Entry | Outcome[Any]]:
+    """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions.
+
+    What it took the place of is appended to `replaced`.
+    """
+    asked, policy, token = work.asked, work.policy, work.mint()
+    replacing: Record | None = None
+    entry = _decide.done_at_once(asked, policy, token)
+    for _ in range(ROUNDS_MAX):
+        found: Record | Gone | None = yield Claiming(entry, replacing)
+        if found is None:
+            if replaced is not None and replacing is not None:
+                replaced.append(replacing)
+            work.tell(Kind.STARTED, asked.address, entry.attempt)
+            return entry
+        if not isinstance(found, Record):
+            replacing = None
+            continue
+        if ours and found.token in ours:
+            return ours[found.token]
+        then = _decide.decide(found, asked, policy)
+        settled = answer(work, found, then)
+        if settled is not None:
+            return settled
+        if then not in (Then.RUN, Then.RUN_AGAIN, Then.TAKE_OVER):
+            raise refused(work, OnHold.about(asked.address, remark=_decide.why_held(found, policy)))
+        entry, replacing = _done_at_once(_decide.entry(then, found, asked, policy, token), work), found
+    raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
+
+
+def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flow[Outcome[Any]]:
+    """The second statement, where there is a result."""
+    ending = done(work, value, entry.attempt)
+    if ending.result is not None or ending.omitted or confirm:
+        yield from _finish(entry, ending)
+    else:
+        yield StillOpen(claim_of(entry))
+    return Outcome(value=value, attempt=entry.attempt)
+
+
+def _judge(entry: Entry, error: BaseException) -> Flow[None]:
+    """Raise `InProgress` where the error comes from a row that another delivery has written."""
+    try:
+        yield Judging(claim_of(entry), error)
+    except InProgress:
+        raise
+    except Exception:  # noqa: BLE001 - the handler's own error is the one to show
+        return
+
+
+def _finish(entry: Entry, ending: Ending) -> Flow[None]:
+    """End our record, which has to be there still."""
+    finished: bool = yield Finishing(claim_of(entry), ending)
+    if not finished:
+        raise UsageError(
+            f"{entry.address.operation} [key {entry.address.digest}]: its record is not there any more, so that the "
+            "work would be committed without it. The handler has rolled back, or deleted it. Roll back, and deliver it "
+            "again"
+        )
+
+
+def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:
+    """Delete our record, so that a caller who catches the error and commits does not lose the delivery.
+
+    A bypass puts back what it took the place of: what was done stays done.
+    """
+    try:
+        if replaced and work.asked.bypass:
+            ours: Record | None = yield Reading(entry.address)
+            yield Claiming(_bypass.as_it_was(replaced[0], entry.token), ours)
+        else:
+            yield Releasing(claim_of(entry))
+    except Exception:  # noqa: BLE001 - an aborted transaction takes the record back by itself
+        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
+        return
+    work.tell(Kind.RELEASED, entry.address, entry.attempt)
+
+
+def _tell_committed(work: Work, result: Outcome[Any] | Exception) -> None:
+    """What has become of it is told when it is true."""
+    if isinstance(result, Exception):
+        work.tell(Kind.FAILED, work.asked.address, detail=type(result).__name__)
+    elif not result.replayed:
+        work.tell(Kind.FINISHED, work.asked.address, result.attempt)
+
+
+def _is_known(result: Outcome[Any] | Exception) -> bool:
+    """A replay wrote nothing, so that nothing can have become of its transaction."""
+    return isinstance(result, Outcome) and result.replayed
+
+
+def _done_at_once(entry: Entry, work: Work) -> Entry:
+    return _decide.change(entry, state=State.DONE, lease=0.0, stay=work.policy.keep, notes=None, result=None)

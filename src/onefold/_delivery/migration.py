@@ -1,0 +1,252 @@
+"""While records move to another store: what the old store knows counts too, and comes over when it is asked for.
+
+A claim is written here first, and the other store is read after it. Two guards that look at the same two stores from
+opposite sides therefore never both run: each writes before it looks, so that at least one of them sees the other.
+What is found there is moved as it was seen: fenced there by compare-and-swap, written here, removed there. Nothing is
+lost in between, because it is always in at least one of the two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final, TypeGuard, TypeVar
+
+from onefold._delivery.claim import RETRY_AFTER, claim_of
+from onefold._delivery.drive import Ask, Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step
+from onefold._model import GONE, Address, Claim, Entry, Gone, Record, State
+from onefold.errors import InProgress, StoreUnavailable
+
+T = TypeVar("T")
+
+TOKEN_BYTES: Final = 16
+
+
+def looking_back(flow: Flow[T], old: Any) -> Flow[T]:
+    """This flow, with what the old store knows."""
+    moved: list[Record] = []
+
+    def expand(step: Step) -> Flow[Any]:
+        if isinstance(step, Claiming):
+            return _claim(step, old, moved)
+        return _read(step, old) if isinstance(step, Reading) else _as_it_is(step)
+
+    return _expanded(flow, expand)
+
+
+def looking_back_first(flow: Flow[T], address: Address, old: Any, new: Any) -> Flow[T]:
+    """The same around a transaction of our own: what the old store knows is moved before it begins.
+
+    A record in a transaction is seen by nobody before the commit: a worker who claims in the old store at the same time
+    is not noticed.
+    """
+    running = yield from _move(address, old, lambda ask: Elsewhere(new, ask))
+    if running is not None:
+        raise _busy(address)
+    return (yield from flow)
+
+
+def looking_back_joined(flow: Flow[T], old: Any, new: Any) -> Flow[T]:
+    """The same inside a transaction of the caller's. It is moved before our first statement, and beside it."""
+
+    def expand(step: Step) -> Flow[Any]:
+        if isinstance(step, Claiming) and step.replacing is None:
+            return _claim_joined(step, old, new)
+        return _claim_all_joined(step, old, new) if isinstance(step, ClaimingAll) else _as_it_is(step)
+
+    return _expanded(flow, expand)
+
+
+def _expanded(flow: Flow[T], expand: Callable[[Step], Flow[Any]]) -> Flow[T]:
+    reply: Any = None
+    failure: Exception | None = None
+    try:
+        while True:
+            try:
+                step = flow.send(reply) if failure is None else flow.throw(failure)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            reply = failure = None
+            try:
+                reply = yield from expand(step)
+            except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+                failure = error
+    finally:
+        flow.close()
+
+
+def _as_it_is(step: Step) -> Flow[Any]:
+    return (yield step)
+
+
+def _claim(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record | Gone | None]:
+    found: Record | Gone | None = yield step
+    if isinstance(found, Record):
+        # A claim that was abandoned may be one that died before it looked there.
+        abandoned = found.state is State.RUNNING and found.lease_left <= 0
+        return (yield from _instead_of_abandoned(found, old, moved)) if abandoned else found
+    is_new_claim = step.entry.state is State.RUNNING and _token_of(step.replacing) != step.entry.token
+    return (yield from _unless_known(step, old, moved)) if found is None and is_new_claim else found
+
+
+def _instead_of_abandoned(found: Record, old: Any, moved: list[Record]) -> Flow[Record | Gone]:
+    left: Record | None = yield Elsewhere(old, Reading(found.address))
+    if not _counts(left):
+        return found
+    if _is_live(left):
+        return left
+    if (yield from _replace(found, left, old, moved)):
+        return (yield Reading(found.address)) or GONE
+    raise _busy(found.address)
+
+
+def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record | Gone | None]:
+    """The claim is ours here. None: it stays so, because the old store knows nothing."""
+    entry = step.entry
+    try:
+        left: Record | None = yield Elsewhere(old, Reading(entry.address))
+        if not _counts(left):
+            return None
+        is_moved = not _is_live(left) and (yield from _replace(_as_written(entry), left, old, moved))
+    except Exception as error:
+        yield from _give_back_unread(step, error)
+        raise
+    if is_moved:
+        return (yield Reading(entry.address)) or GONE
+    # Someone is at it there.
+    yield from _give_back(step)
+    if _is_live(left):
+        return left
+    raise _busy(entry.address)
+
+
+def _give_back(step: Claiming) -> Flow[None]:
+    """Give our claim back, and with it what it took the place of."""
+    if step.replacing is None:
+        yield Releasing(claim_of(step.entry))
+    else:
+        yield Claiming(_copy(step.replacing), _as_written(step.entry))
+
+
+def _give_back_unread(step: Claiming, error: Exception) -> Flow[None]:
+    """The old store did not answer, and nothing has started: what is left in doubt would be held later.
+
+    Where this store fails as well, the lease ends the claim. A record that was moved meanwhile is not touched: it has
+    another token than our claim.
+    """
+    try:
+        yield from _give_back(step)
+    except Exception:  # noqa: BLE001 - what the old store failed with is the one to show
+        return
+    if isinstance(error, StoreUnavailable):
+        # Whoever hears of it need not take the claim back once more.
+        error.reached = False
+
+
+def _replace(ours: Record, left: Record, old: Any, moved: list[Record]) -> Flow[bool]:
+    """Move what was left there into the place of ours. False: another was quicker, there or here.
+
+    A delivery moves once: two that move the same record to and fro would never end.
+    """
+    if moved:
+        return False
+    moved.append(left)
+    copy = _copy(left)
+    if (yield Elsewhere(old, Claiming(copy, left))) is not None:
+        return False
+    if (yield Claiming(copy, ours)) is not None:
+        return False
+    yield Elsewhere(old, Releasing(Claim(copy.address, copy.token)))
+    return True
+
+
+def _read(step: Reading, old: Any) -> Flow[Record | None]:
+    found: Record | None = yield step
+    if found is not None and found.stay_left > 0:
+        return found
+    return (yield from _move(step.address, old, _here)) or (yield step)
+
+
+def _claim_joined(step: Claiming, old: Any, new: Any) -> Flow[Any]:
+    running = yield from _move(step.entry.address, old, lambda ask: Elsewhere(new, ask))
+    return running or (yield step)
+
+
+def _claim_all_joined(step: ClaimingAll, old: Any, new: Any) -> Flow[list[Any]]:
+    running: list[Record | None] = []
+    for claiming in step.steps:
+        found = yield from _move(claiming.entry.address, old, lambda ask: Elsewhere(new, ask))
+        running.append(found)
+    free = [claiming for claiming, found in zip(step.steps, running, strict=True) if found is None]
+    replies = iter((yield ClaimingAll(free)) if free else ())
+    return [next(replies) if found is None else found for found in running]
+
+
+def _move(address: Address, old: Any, here: Callable[[Ask], Step]) -> Flow[Record | None]:
+    """Bring over what the old store knows; the answer is what is running there, which stays where it is."""
+    left: Record | None = yield Elsewhere(old, Reading(address))
+    if not _counts(left):
+        return None
+    if _is_live(left):
+        return left
+    copy = _copy(left)
+    if (yield Elsewhere(old, Claiming(copy, left))) is not None:
+        raise _busy(address)
+    # Where something is in the way here, whoever wrote it will look there: it has to find it.
+    if (yield here(Claiming(copy))) is None:
+        yield Elsewhere(old, Releasing(Claim(address, copy.token)))
+    return None
+
+
+def _busy(address: Address) -> InProgress:
+    """Two are moving the same record: one of them comes again."""
+    return InProgress.about(address, retry_after=RETRY_AFTER)
+
+
+def _counts(record: Record | None) -> TypeGuard[Record]:
+    return record is not None and record.stay_left > 0
+
+
+def _here(ask: Ask) -> Step:
+    return ask
+
+
+def _is_live(record: Record) -> bool:
+    return record.state is State.RUNNING and record.lease_left > 0
+
+
+def _token_of(record: Record | None) -> bytes | None:
+    return None if record is None else record.token
+
+
+def _copy(record: Record) -> Entry:
+    """The record as it is, under a token that follows from its own: whoever owned it is refused from now on."""
+    return Entry(
+        address=record.address,
+        token=hashlib.sha256(b"moved" + record.token).digest()[:TOKEN_BYTES],
+        state=record.state,
+        attempt=record.attempt,
+        lease=max(record.lease_left, 0.0),
+        stay=record.stay_left,
+        age=record.age,
+        bypasses=record.bypasses,
+        fingerprint=record.fingerprint,
+        notes=record.notes,
+        result=record.result,
+        omitted=record.omitted,
+        remark=record.remark,
+    )
+
+
+def _as_written(entry: Entry) -> Record:
+    """What a claim has just put into the store."""
+    return Record(
+        address=entry.address,
+        token=entry.token,
+        revision=1,
+        state=entry.state,
+        attempt=entry.attempt,
+        lease_left=entry.lease,
+        stay_left=entry.stay,
+        age=entry.age,
+    )

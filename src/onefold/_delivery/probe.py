@@ -1,0 +1,53 @@
+"""Asking a probe what became of a run of which nobody knows.
+
+A probe that has no answer says nothing about the delivery: it is asked again. So the claim under which it was asked is
+not left until its lease ends, but ended at once; it stays the record of a run that is in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from onefold._delivery.drive import Ended, Extending, Flow, Running, Unwatching
+from onefold._delivery.work import Work, refused
+from onefold._model import Answer, Claim, Done, Entry, NotDone, Unknown
+from onefold.errors import ProbeFailed, UsageError
+from onefold.events import Kind
+
+
+def ask(work: Work, entry: Entry, notes: bytes | None = None) -> Flow[Answer | BaseException]:
+    """Ask the probe; return its answer, or what it failed with. `notes` are the steps of a run that has just ended."""
+    ended: Ended = yield Running(cast("Callable[..., Any]", work.policy.after_crash), entry, probing=True)
+    failure = ended.error
+    if failure is None and not isinstance(ended.value, (Done, NotDone, Unknown)):
+        failure = UsageError(
+            f"{entry.address.operation} [key {entry.address.digest}]: a probe answers done(value), not_done() or "
+            f"unknown(), not {ended.value!r}"
+        )
+    if failure is None:
+        work.tell(Kind.PROBED, entry.address, entry.attempt, type(ended.value).__name__)
+        return cast("Answer", ended.value)
+    work.tell(Kind.PROBED, entry.address, entry.attempt, f"failed: {type(failure).__name__}")
+    yield from _end_lease(work, entry, notes)
+    return failure
+
+
+def refusal(work: Work, entry: Entry, failure: BaseException) -> BaseException:
+    """Return what a delivery gets whose probe failed. A wrong probe, and an interrupt, are told as what they are."""
+    if isinstance(failure, UsageError) or not isinstance(failure, Exception):
+        return failure
+    error = ProbeFailed.about(entry.address, problem=type(failure).__name__, attempt=entry.attempt)
+    error.__cause__ = failure
+    return refused(work, error)
+
+
+def _end_lease(work: Work, entry: Entry, notes: bytes | None) -> Flow[None]:
+    """Let the next delivery ask at once. Where the store fails now, or a renewal is still on its way, after a lease."""
+    at_once = Claim(entry.address, entry.token, 0.0, entry.stay)
+    try:
+        yield Extending(at_once, notes)
+    except Exception:  # noqa: BLE001 - what the probe failed with must surface, not this
+        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "extend")
+    # In a batch the heartbeat would give it a new lease until the last message has run.
+    yield Unwatching((at_once,))

@@ -1,0 +1,138 @@
+"""Records by hand: resolve what is held, forget what was remembered."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold._delivery import carried as _bypass
+from onefold._delivery import decide as _decide
+from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX
+from onefold._delivery.drive import Claiming, Flow, Reading, Releasing
+from onefold._delivery.work import Work, as_stored, done, failed, plain, refused
+from onefold._model import BEFORE, RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
+from onefold.errors import InProgress, UsageError
+from onefold.events import Kind
+
+# Corrections of corrections are rare. What is older is cut, so that a script cannot fill the record.
+HISTORY_MAX: Final = 4_000
+
+
+def resolve(work: Work, resolution: Resolution, *, by: str, reason: str, at: str = "") -> Flow[Record]:
+    """Settle a record whose outcome is unknown; the answer is the record that was replaced.
+
+    `at` is the time in words: a flow has no clock. The record gets a new token: from now on its late owner is refused.
+    What was settled by hand before can be corrected.
+    """
+    if not isinstance(resolution, (Done, Failed, Rerun)):
+        raise UsageError(
+            f"resolve() takes done(value), failed(error) or rerun(), not {_shown(resolution)}. Nothing was changed"
+        )
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(work.asked.address)
+        entry = _resolved(work, _unsettled(work, found), resolution, _signed(by, reason, at))
+        in_the_way = yield Claiming(entry, found)
+        if in_the_way is None:
+            work.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark.partition(BEFORE)[0])
+            assert found is not None
+            return found
+    raise refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
+
+
+def _unsettled(work: Work, found: Record | None) -> Record:
+    address = work.asked.address
+    if found is None or found.stay_left <= 0:
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: there is no record of it, so there is nothing to resolve"
+        )
+    if found.state is State.RUNNING and found.lease_left > 0:
+        raise refused(work, InProgress.about(address, retry_after=found.lease_left))
+    if found.state not in (State.HELD, State.RUNNING) and not found.was_resolved:
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: it is {found.state}, not held: there is nothing to resolve"
+        )
+    return found
+
+
+def _shown(resolution: object) -> str:
+    """What was passed instead, without showing a value that may be anybody's."""
+    if isinstance(resolution, type):
+        return f"{resolution.__name__.lower()} without parentheses"
+    return f"a {type(resolution).__name__}"
+
+
+def _signed(by: str, reason: str, at: str) -> str:
+    """Who, when and why, in a form that cannot be mistaken for an earlier remark."""
+    return f"by {by}{f' at {at}' if at else ''}: {reason}".replace(BEFORE.strip(), "/ before:")
+
+
+def _remark(found: Record, resolution: Resolution, signed: str) -> str:
+    """What is said now, and what was said before: a correction hides nothing."""
+    now = f"{RESOLVED}{type(resolution).__name__.lower()} {signed}"
+    earlier = found.remark
+    if found.state is State.RUNNING:
+        ended = _bypass.finished(found)
+        what = "" if ended is None else f", a bypass of what was {ended.state.value},"
+        earlier = f"attempt {found.attempt}{what} was abandoned"
+    if len(earlier) > HISTORY_MAX:
+        earlier = f"{earlier[:HISTORY_MAX]}…"
+    return plain(f"{now}{BEFORE}{earlier}" if earlier else now)
+
+
+def _resolved(work: Work, found: Record, resolution: Resolution, signed: str) -> Entry:
+    ending: Ending | None = None
+    if isinstance(resolution, Done):
+        ending = _done(work, resolution.value, found.attempt)
+    elif isinstance(resolution, Failed):
+        ending = failed(work, resolution.error)
+    entry = Entry(
+        address=found.address,
+        token=work.mint(),
+        state=State.OPEN if ending is None else ending.state,
+        # A rerun starts afresh: new attempts, and the provider's memory counts from now.
+        attempt=0 if ending is None else found.attempt,
+        age=0.0 if ending is None else found.age,
+        stay=work.policy.keep if ending is None else ending.stay,
+        bypasses=found.bypasses,
+        fingerprint=found.fingerprint,
+        notes=_bypass.without_earlier(found.notes) if ending is None else None,
+        remark=_remark(found, resolution, signed),
+    )
+    return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
+
+
+def _done(work: Work, value: Any, attempt: int) -> Ending:
+    """What a person says that it returned. Without a type it is of its own."""
+    if value is None or not work.policy.keep_result:
+        return done(work, value, attempt)
+    result, why = as_stored(work, value, work.returns)
+    if result is None and work.returns is Any:
+        result, why = as_stored(work, value, type(value))
+    if result is None:
+        raise UsageError(f"done({type(value).__name__}) cannot be stored: {why}. Pass returns=")
+    return Ending(state=State.DONE, stay=work.policy.keep, result=result)
+
+
+def forget(work: Work, only: Record | None = None) -> Flow[bool]:
+    """Remove the record, so that the next delivery runs. False: there was none, or it is not `only` any more."""
+    address = work.asked.address
+    for _ in range(ROUNDS_MAX):
+        found: Record | None = yield Reading(address)
+        if found is None or found.stay_left <= 0:
+            return False
+        if only is not None and (found.token, found.revision) != (only.token, only.revision):
+            return False
+        if found.state is State.RUNNING and found.lease_left > 0:
+            raise refused(work, InProgress.about(address, retry_after=found.lease_left))
+        # First make it ours, exactly as it was seen: its owner may have come back to life since.
+        ours = Entry(address=address, token=work.mint(), state=State.OPEN, attempt=0, stay=work.policy.keep)
+        if (yield Claiming(ours, found)) is None:
+            yield Releasing(Claim(address, ours.token))
+            work.tell(Kind.FORGOTTEN, address, found.attempt)
+            return True
+    raise refused(work, InProgress.about(address, retry_after=RETRY_AFTER))
+
+
+def read(work: Work) -> Flow[Record | None]:
+    """The record, as it is."""
+    found: Record | None = yield Reading(work.asked.address)
+    return found

@@ -1,0 +1,236 @@
+"""What a flow has to know of one delivery, and how its values become records and records answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from onefold._delivery import decide as _decide
+from onefold._delivery.handler_steps.left import StepsLeft, warning
+from onefold._model import Asked, Ending, Outcome, Policy, Record, State
+from onefold.codecs import Codec, Unreadable, Unstorable, type_name
+from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
+from onefold.events import Kind, Teller
+
+# On Python 3.11 an enum gives its members out slowly.
+DONE: Final = State.DONE
+REPLAYED: Final = Kind.REPLAYED
+
+
+NOT_KEPT: Final = (
+    "Annotate what the handler returns (or pass returns=), raise result_bytes_max, or say keep_result=False. "
+    "`onefold show` tells why"
+)
+
+
+class Work(msgspec.Struct, frozen=True):
+    """All that a flow has to know of one delivery."""
+
+    asked: Asked
+    policy: Policy
+    call: Callable[[], Any]
+    returns: Any
+    codec: Codec
+    tell: Teller
+    mint: Callable[[], bytes]
+
+
+UNCOMPARED: Final = (
+    "the payload could not be compared with all that the record knows of its own: a release has renamed an argument, "
+    "or another function made the record. The same key with another payload may be replayed as if it were a duplicate. "
+    "Keep the names of arguments, or name those that count with fingerprint="
+)
+
+
+def tell_if_uncompared(work: Work, found: bytes | None) -> None:
+    if _decide.uncompared(found, work.asked.fingerprint):
+        work.tell.warn(work.asked.address, UNCOMPARED, about="payload")
+
+
+NOT_REMEMBERED: Final = (
+    "it ran to its end, but the store could not be told so in time. A later duplicate finds it as if its worker had "
+    "crashed: under after_crash='rerun' it runs again"
+)
+
+
+def tell_not_remembered(work: Work, attempt: int, detail: str = "") -> None:
+    work.tell(Kind.NOT_REMEMBERED, work.asked.address, attempt, detail)
+    work.tell.warn_each(work.asked.address, NOT_REMEMBERED)
+
+
+def tell_steps_left(work: Work, error: BaseException | None, steps: StepsLeft) -> None:
+    """Warn of the steps whose outcome is unknown, each time: somebody has to look at every one of them."""
+    words = warning(error, steps) if any(steps) else None
+    if words is not None:
+        work.tell.warn_each(work.asked.address, words)
+
+
+def refused(work: Work, error: OnefoldError) -> OnefoldError:
+    work.tell(Kind.REFUSED, work.asked.address, detail=type(error).__name__)
+    return error
+
+
+def replay(work: Work, found: Record) -> Outcome[Any]:
+    """The stored result as an outcome. Raises `ResultUnreadable` where today's type does not fit it."""
+    value = None
+    if found.result is not None:
+        try:
+            value = work.codec.decode(found.result, work.returns)
+        except Unreadable as error:
+            raise ResultUnreadable.about(
+                work.asked.address, expected=type_name(work.returns), problem=str(error)
+            ) from error
+    work.tell(REPLAYED, work.asked.address, found.attempt)
+    return Outcome(value=value, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.remark)
+
+
+PROBES_NOT_KEPT: Final = (
+    "Its answer has to be what the handler returns, {type}, and at most result_bytes_max long; or done() alone, where "
+    "there is none. `onefold show` tells why"
+)
+
+
+def done(
+    work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+) -> Ending:
+    """The ending of a handler that returned; `probed`: of one of which the probe says so, and with what.
+
+    An interrupt that came meanwhile is raised; or it is appended to `struck`, and raised by whoever has passed that,
+    once the ending is kept: its effect has happened.
+    """
+    if value is None:
+        return Ending(state=DONE, stay=work.policy.keep)
+    result, omitted = encode(work, value, attempt, struck, probed=probed)
+    return Ending(state=DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or "")
+
+
+def encode(
+    work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+) -> tuple[bytes | None, str | None]:
+    """The bytes to store, and why there are none where a result is left out."""
+    address = work.asked.address
+    if not work.policy.keep_result:
+        why = "keep_result=False"
+    else:
+        stored, why = as_stored(work, value, work.returns, struck)
+        if stored is not None:
+            return stored, None
+        kind = type(value).__name__
+        if probed:
+            why, advice = f"the probe's answer: {why}", PROBES_NOT_KEPT.format(type=type_name(work.returns))
+            words = f"the probe's answer, done({kind}), was not kept, and its duplicates get no result. {advice}"
+        else:
+            words = f"a {kind} was not kept, and its duplicates get no result. {NOT_KEPT}"
+        work.tell.warn(address, words, about="probe" if probed else "")
+    work.tell(Kind.OMITTED, address, attempt, why)
+    return None, why
+
+
+def as_stored(
+    work: Work, value: Any, returns: Any, struck: list[BaseException] | None = None
+) -> tuple[bytes | None, str]:
+    """The bytes of a value of this type; or none, and why. For `struck` see `done`."""
+    struck, raises = ([], True) if struck is None else (struck, False)
+    try:
+        stored = encoded(work.codec, value, returns, struck)
+    except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
+        return None, plain(str(error))
+    if struck and raises:
+        raise struck[0]
+    if len(stored) <= work.policy.result_bytes_max:
+        return stored, ""
+    return None, f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
+
+
+def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException]) -> bytes:
+    """Return a value as its codec writes it. An interrupt that came meanwhile is appended to `struck`.
+
+    A codec, and the value's own classes, may raise anything. What does not come again came from outside, as from a
+    signal's handler.
+    """
+    try:
+        return _as_bytes(codec.encode(value, returns))
+    except BaseException as first:  # noqa: BLE001 - it is raised by whoever has passed `struck`
+        again = _as_bytes(codec.encode(value, returns))
+        struck.append(first.__cause__ if isinstance(first, Unstorable) and first.__cause__ is not None else first)
+        return again
+
+
+def _as_bytes(encoded: Any) -> bytes:
+    """Return what a codec made as the bytes that every store takes. Raises `TypeError` where it made something else."""
+    if isinstance(encoded, bytes):
+        return encoded
+    if isinstance(encoded, (bytearray, memoryview)):
+        return bytes(encoded)
+    raise TypeError(f"the codec gave {type(encoded).__name__} instead of bytes")
+
+
+def plain(text: str) -> str:
+    """Text that every store can keep: some know no NUL, and none half a surrogate."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def stored_error(work: Work, found: Record) -> Exception:
+    """The remembered exception, rebuilt if its class is one that the policy remembers."""
+    try:
+        stored = {} if found.result is None else work.codec.decode(found.result, Any)
+    except Unreadable:
+        stored = {}
+    type_name, message = stored.get("type", "an error"), stored.get("message", found.remark)
+    for kind in _with_subclasses(work.policy.remember):
+        if _full_name(kind) == type_name and "args" in stored:
+            error = _rebuilt(kind, stored["args"], message)
+            if error is not None:
+                return error
+    return RememberedFailure.about(work.asked.address, type_name=type_name, message=message)
+
+
+def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception | None:
+    """The error again, or nothing where its class has changed since."""
+    try:
+        error = kind(*args)
+    except Exception:  # noqa: BLE001 - a constructor that wants something else today
+        return None
+    if str(error) != message:
+        return None
+    error.add_note("onefold: replayed; the failure was remembered as final")
+    return error
+
+
+def failed(work: Work, error: Exception | str) -> Ending:
+    # What a person says is no exception, and has no type.
+    named = "" if isinstance(error, str) else _full_name(type(error))
+    facts: dict[str, Any] = {"type": named, "message": str(error)}
+    if isinstance(error, Exception) and _can_be_rebuilt(error):
+        facts["args"] = list(error.args)
+    for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
+        try:
+            result: bytes | None = _as_bytes(work.codec.encode(attempt, Any))
+            break
+        except Exception:  # noqa: BLE001 - the arguments cannot be stored: the name and the message can
+            result = None
+    return Ending(state=State.FAILED, stay=work.policy.keep, result=result, remark=f"failed: {type(error).__name__}")
+
+
+def _can_be_rebuilt(error: Exception) -> bool:
+    """Whether its class and arguments make the same error again, as they do for most exceptions."""
+    try:
+        again = type(error)(*error.args)
+    except Exception:  # noqa: BLE001 - a constructor that wants something else
+        return False
+    # Notes are for people, and are no part of what it says.
+    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    return str(again) == str(error) and again.args == error.args and vars(again) == attributes
+
+
+def _with_subclasses(kinds: tuple[type[Exception], ...]) -> list[type[Exception]]:
+    found = list(kinds)
+    for kind in found:
+        found.extend(kind.__subclasses__())
+    return found
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

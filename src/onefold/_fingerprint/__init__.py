@@ -1,0 +1,107 @@
+"""Fingerprints: digests of payloads, and what two of them say about each other. Pure.
+
+    form and names (4)   digest of all of it (32)
+    form and names (4)   each argument's name (3)   digest of all of it (16)   each argument's digest (2)
+
+Two fingerprints of the same names are compared by the digest of all. Where a release has renamed or added an argument,
+or another function has made the record, the arguments that both know are compared, by 16 bits of each. More is not
+kept: of an argument with little entropy a longer digest would tell what it was. Each digest is made with the address,
+so that equal payloads of two keys do not look alike.
+"""
+
+from __future__ import annotations
+
+import enum
+from binascii import crc32
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from struct import Struct
+from typing import Final, NamedTuple
+
+from onefold._fingerprint.canonical import encode, encode_each
+
+# The first byte: which form this is. Others, of earlier and later versions, are not compared with it.
+WHOLE: Final = b"\x02"
+IN_PARTS: Final = b"\x03"
+
+HEAD_SIZE: Final = 4
+DIGEST_SIZE: Final = 16
+NAME_SIZE: Final = 3
+PART_SIZE: Final = 2
+
+# A fingerprint stays below the 128 bytes that every store has for it. Of further arguments there is only the digest of
+# all.
+PARTS_MAX: Final = 20
+
+
+class Recipe(NamedTuple):
+    """How a fingerprint is made: how it begins, and what packs the digests of its parts."""
+
+    start: bytes
+    parts: Struct = Struct("")
+
+
+class Compared(enum.Enum):
+    """What two fingerprints say about each other."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    # As far as both know it, it is equal; but the record knows more, or nothing in common.
+    UNKNOWN = "unknown"
+
+
+EQUAL: Final = Compared.EQUAL
+
+
+def recipe_of_whole(name: str) -> Recipe:
+    """For a payload that comes as one."""
+    return Recipe(WHOLE + _digest(name)[: HEAD_SIZE - 1])
+
+
+def recipe_of_parts(names: Sequence[str]) -> Recipe:
+    """For arguments by name."""
+    kept = names[:PARTS_MAX]
+    head = IN_PARTS + _digest("\0".join(names))[: HEAD_SIZE - 1]
+    return Recipe(head + b"".join(_digest(name)[:NAME_SIZE] for name in kept), Struct(f">{len(kept)}H"))
+
+
+def of_whole(recipe: Recipe, address: tuple[str, str, str], payload: object) -> bytes:
+    """The fingerprint of a payload that comes as one."""
+    return recipe.start + sha256("\0".join(address).encode() + encode(payload)).digest()
+
+
+def of_parts(recipe: Recipe, address: tuple[str, str, str], values: Sequence[object]) -> bytes:
+    """The fingerprint of arguments, in the order of the recipe's names."""
+    forms = encode_each(values)
+    salt = "\0".join(address).encode()
+    whole = sha256(salt + b"".join(forms)).digest()[:DIGEST_SIZE]
+    seed = crc32(salt)
+    return recipe.start + whole + recipe.parts.pack(*[crc32(form, seed) & 0xFFFF for form in forms[:PARTS_MAX]])
+
+
+def compare(found: bytes | None, asked: bytes | None) -> Compared:
+    """What the fingerprint of a record says about that of a delivery. One that is missing was not wanted: equal."""
+    if found is None or asked is None or found == asked:
+        return Compared.EQUAL
+    if found[:HEAD_SIZE] == asked[:HEAD_SIZE]:
+        return Compared.DIFFERENT
+    if found[:1] != IN_PARTS or asked[:1] != IN_PARTS:
+        return Compared.UNKNOWN
+    theirs, ours = dict(_parts(found)), dict(_parts(asked))
+    common = theirs.keys() & ours.keys()
+    if any(theirs[name] != ours[name] for name in common):
+        return Compared.DIFFERENT
+    return Compared.EQUAL if common and common == theirs.keys() else Compared.UNKNOWN
+
+
+def _parts(fingerprint: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The digests by the names of their arguments."""
+    count = (len(fingerprint) - HEAD_SIZE - DIGEST_SIZE) // (NAME_SIZE + PART_SIZE)
+    digests = len(fingerprint) - count * PART_SIZE
+    for number in range(count):
+        name, digest = HEAD_SIZE + number * NAME_SIZE, digests + number * PART_SIZE
+        yield fingerprint[name : name + NAME_SIZE], fingerprint[digest : digest + PART_SIZE]
+
+
+def _digest(name: str) -> bytes:
+    return sha256(name.encode()).digest()

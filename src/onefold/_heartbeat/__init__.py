@@ -1,0 +1,1 @@
+"""Keep live claims alive while their handlers run."""

@@ -1,0 +1,1 @@
+"""Share what commands need: output, progress, and how they find stores and records."""

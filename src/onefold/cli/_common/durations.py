@@ -1,0 +1,30 @@
+"""Durations as options of commands. A shell gives words: what only Python could pass is not offered."""
+
+from __future__ import annotations
+
+import math
+
+from onefold import UsageError
+from onefold.cli._common.output import WRONG_USAGE, Refusal
+from onefold.durations import UNITS, seconds
+
+
+def seconds_of(words: str, option: str) -> float:
+    """The seconds of what `--option` was given. Raises `Refusal`."""
+    try:
+        return seconds(words, option)
+    except UsageError:
+        pass
+    units = ", ".join(UNITS)
+    raise Refusal(
+        f"{option} {words!r} is not a duration: zero or more of a unit ({units}) such as 30s or 7d, or forever",
+        WRONG_USAGE,
+    )
+
+
+def pause_of(words: str, option: str) -> float:
+    """The same, for a time to wait: neither nothing nor for ever."""
+    pause = seconds_of(words, option)
+    if not 0 < pause < math.inf:
+        raise Refusal(f"{option} {words}: give it a time such as 60s", WRONG_USAGE)
+    return pause

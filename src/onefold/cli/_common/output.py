@@ -1,0 +1,306 @@
+"""What the commands share: the store behind `--store`, one line for whatever goes wrong, print for people and pipes.
+
+On a terminal a table; in a pipe one line a row with tabs between, whole and without colour. What is data goes to
+standard output, what is said about it to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final, NoReturn, ParamSpec
+
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from onefold import Guard, MissingKey, OnefoldError, Policy, UsageError
+from onefold.cli._common.masking import masked
+from onefold.durations import FOREVER, UNITS, in_words
+from onefold.stores.base import Browsable, HasSchema
+
+P = ParamSpec("P")
+
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
+# The reader of our pipe has gone, as `head` does: other tools die of the signal, whose status this is.
+PIPE_CLOSED: Final = 128 + 13
+
+ENVIRONMENT: Final = "ONEFOLD_STORE"
+
+# Below two of a unit the next smaller one is shown: "90s" says more than "1m".
+FEW: Final = 2
+
+# Between two columns; and where a terminal leaves less than this for the last one, it is the terminal that wraps.
+GAP: Final = 2
+LAST_COLUMN_MIN: Final = 24
+
+CREATED_BY: Final = "A guard creates them with its first record, and `onefold schema URL --apply` at once"
+
+# A command is not in a hurry: it uses the blocking driver of the same database.
+_AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", envvar=ENVIRONMENT, show_default=False, help="The store's URL: sqlite:///onefold.db, say."),
+]
+ScopeOption = Annotated[
+    str | None, typer.Option("--scope", show_default=False, help="Only this tenant or caller ('': those without one).")
+]
+OperationOption = Annotated[
+    str | None, typer.Option("--operation", show_default=False, help="Only this operation: charge, say.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many to print at most.")]
+
+
+class Refusal(Exception):
+    """A command cannot go on; its message is the one line to say, `status` the exit status."""
+
+    def __init__(self, line: str, status: int = FAILED) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
+    """Whatever stops the command becomes one line on standard error and an exit status, never a traceback."""
+
+    @functools.wraps(command)
+    def ending(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            _write_what_can_be_written()
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except Refusal as refusal:
+            _stop(str(refusal), refusal.status)
+        except OnefoldError as error:
+            _stop(str(error), WRONG_USAGE if isinstance(error, (UsageError, MissingKey)) else FAILED)
+        except KeyboardInterrupt:
+            _hush()
+            if sys.stderr.isatty():
+                typer.echo(err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _hush()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            _hush()
+            _stop(str(error), FAILED)
+        except RecursionError:
+            _stop("what it was given is nested too deeply to be read", WRONG_USAGE)
+        except UnicodeEncodeError as error:
+            # A shell passes any bytes on; those that are no text were put into it as halves of surrogate pairs.
+            _stop(f"{error.object!a} is no text in UTF-8", WRONG_USAGE)
+
+    return ending
+
+
+def _stop(line: str, status: int) -> NoReturn:
+    note(line)
+    raise typer.Exit(status) from None
+
+
+def _write_what_can_be_written() -> None:
+    """A terminal that knows no `é` gets `\\xe9`, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _hush() -> None:
+    """What is still buffered goes nowhere: at exit Python would try to write it once more, and wait or complain."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def note(line: str) -> None:
+    """One line about what is done, beside the data."""
+    typer.echo(f"onefold: {visible(' '.join(masked(line).split()))}", err=True)
+
+
+@contextlib.contextmanager
+def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = False) -> Iterator[Guard]:
+    """Open a guard on the store behind this URL, which can list its records.
+
+    Only where it may be new are its tables created. Otherwise they have to exist, and a command on the wrong database
+    refuses: "nothing is on hold" would be a lie there.
+    """
+    if not url:
+        raise Refusal(
+            f"which store? Pass --store URL (--store sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE
+        )
+    if url.partition(":")[0].lower() == "memory":
+        raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
+    with Guard(blocking(url), policy=policy) as guard:
+        store = _store_of(guard)
+        _check_browsable(store)
+        if not may_be_new:
+            check_schema(store, url)
+        yield guard
+
+
+def blocking(url: str) -> str:
+    """The same database, by its blocking driver."""
+    return _AWAITED.sub(r"\1:", url)
+
+
+def _store_of(guard: Guard) -> Any:
+    try:
+        return guard.store
+    except ImportError as error:
+        raise Refusal(f"the driver of this store is not installed: {error}") from error
+
+
+def _check_browsable(store: Any) -> None:
+    if not isinstance(store, Browsable):
+        raise Refusal(
+            f"{type(store).__name__} cannot list its records. Use guard.read, guard.resolve and guard.forget in Python"
+        )
+
+
+def check_schema(store: Any, url: str) -> None:
+    """Raise `Refusal` unless the store's tables exist, and create none from now on, nor upgrade older ones."""
+    missing = missing_schema(store, url)
+    if missing is not None:
+        raise Refusal(missing)
+
+
+def missing_schema(store: Any, url: str) -> str | None:
+    """Say that the store has no tables, and what to do; None: they exist, or it needs none. Create none."""
+    if not isinstance(store, HasSchema):
+        return None
+    path = getattr(store, "path", None)
+    if isinstance(path, str) and not os.path.exists(path):
+        return f"there is no file {path}, so there are no Onefold tables, and none were created. {CREATED_BY}"
+    store.auto_schema = False
+    if store.schema_exists():
+        return None
+    from onefold.cli._common.store_argument import place
+
+    return f"there are no Onefold tables in {place(url)}, and none were created. Is it the right store? {CREATED_BY}"
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+class Listing:
+    """Rows, printed page by page as they come: a table on a terminal, lines with tabs in a pipe."""
+
+    def __init__(self, columns: Sequence[str], *, styles: Mapping[str, str] | None = None, err: bool = False) -> None:
+        self._columns = columns
+        # Of a state, for a terminal.
+        self._styles = styles or {}
+        self._err = err
+        self._begun = False
+
+    def add(self, rows: Sequence[Sequence[str]]) -> None:
+        if not rows:
+            return
+        if (sys.stderr if self._err else sys.stdout).isatty():
+            self._print_table([[visible(cell) for cell in row] for row in rows])
+            return
+        lines = [*([] if self._begun else [self._columns]), *rows]
+        self._begun = True
+        typer.echo("\n".join("\t".join(visible(cell) or "-" for cell in line) for line in lines), err=self._err)
+
+    def _print_table(self, rows: Sequence[Sequence[str]]) -> None:
+        """Columns without content are left out, and only the last one is folded: the others are for copying."""
+        shown = [index for index in range(len(self._columns)) if any(row[index] for row in rows)]
+        table = Table(box=None, pad_edge=False)
+        for index in shown:
+            table.add_column(self._columns[index], no_wrap=index != shown[-1], overflow="fold")
+        for row in rows:
+            # Text, because a key may hold what would be markup in a string.
+            table.add_row(*(Text(row[index], style=self._style(index, row[index])) for index in shown))
+        widths = [max(cell_len(line[index]) for line in (self._columns, *rows)) + GAP for index in shown[:-1]]
+        console = Console(highlight=False, stderr=self._err)
+        console.width = max(console.width, sum(widths) + LAST_COLUMN_MIN)
+        console.print(table, crop=False)
+
+    def _style(self, index: int, cell: str) -> str:
+        return self._styles.get(cell, "") if self._columns[index] == "state" else ""
+
+
+class JsonArray:
+    """One JSON array, written element by element."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def add(self, elements: Sequence[object]) -> None:
+        if elements:
+            typer.echo("," if self._begun else "[")
+            typer.echo(",\n".join(f"  {json.dumps(element, allow_nan=False)}" for element in elements), nl=False)
+            self._begun = True
+
+    def end(self) -> None:
+        typer.echo("\n]" if self._begun else "[]")
+
+
+def print_json(document: object) -> None:
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+@contextlib.contextmanager
+def counting(what: str, unit: str) -> Iterator[Callable[[int], None]]:
+    """Progress on standard error for what has no known end; the answer takes the count so far."""
+    words = TextColumn(f"{{task.description}}: {{task.completed:,}} {unit}")
+    columns = (SpinnerColumn(), words, TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda count: progress.update(task, completed=count)
+
+
+def check_terminal() -> None:
+    if not sys.stdin.isatty():
+        raise Refusal(
+            "there is no terminal to ask on, and nothing was changed. Pass --yes if you are sure", WRONG_USAGE
+        )
+
+
+def agreed(question: str) -> bool:
+    """Whether the person at the terminal says yes."""
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        typer.echo(err=True)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def visible(text: str) -> str:
+    """The text with escapes for what a terminal would obey or hide: keys come from outside."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def about(duration: float) -> str:
+    """A measured duration, as exactly as a person wants it: "45s", "119m", "3d", "forever"."""
+    if duration == FOREVER:
+        return "forever"
+    whole = max(duration, 0.0)
+    for unit in ("d", "h", "m"):
+        if whole >= FEW * UNITS[unit]:
+            return in_words(whole // UNITS[unit] * UNITS[unit])
+    return in_words(float(int(whole)))

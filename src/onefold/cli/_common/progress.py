@@ -1,0 +1,52 @@
+"""What the commands that go through a whole store share: progress, and a summary whenever they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+
+from onefold import Guard, StoreUnavailable
+from onefold.cli._common.output import ENVIRONMENT, INTERRUPTED, WRONG_USAGE, Refusal, counting, missing_schema, note
+from onefold.stores.memory import MemoryStore
+
+UrlArgument = Annotated[
+    str | None, typer.Argument(metavar="URL", envvar=ENVIRONMENT, show_default=False, help="The store's URL.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only; write nothing.")]
+
+AGAIN: Final = "Run it again for the rest"
+
+
+def given(url: str | None) -> str:
+    """The URL, from the command line or the environment."""
+    if not url:
+        raise Refusal(f"which store? Pass its URL (sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE)
+    return url
+
+
+@contextmanager
+def summed_up(what: str, unit: str, summary: Callable[[], str]) -> Iterator[Callable[[int], None]]:
+    """Progress for work that may be stopped at any time: then a line says how far it came, if it came anywhere."""
+    try:
+        with counting(what, unit) as tell:
+            yield tell
+    except KeyboardInterrupt:
+        note(f"stopped: {summary() or 'nothing was done yet'}. {AGAIN}")
+        raise typer.Exit(INTERRUPTED) from None
+    except StoreUnavailable as error:
+        how_far = summary()
+        raise Refusal(f"{error}. Until then: {how_far}. {AGAIN}" if how_far else str(error)) from error
+
+
+def into(guard: Guard, url: str, *, dry_run: bool) -> Any:
+    """Return the store to write to. For a dry run one without tables is an empty store, and none are created."""
+    if not dry_run:
+        return guard.store
+    missing = missing_schema(guard.store, url)
+    if missing is None:
+        return guard.store
+    note(missing)
+    return MemoryStore()

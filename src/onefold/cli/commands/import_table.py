@@ -1,0 +1,104 @@
+"""`onefold import`: what a hand-made table remembers, as records of a store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from onefold.cli._common.durations import seconds_of
+from onefold.cli._common.output import FAILED, WRONG_USAGE, Format, FormatOption, Refusal, note, opened, print_json
+from onefold.cli._common.progress import DryRunOption, into, summed_up
+from onefold.health.report import counted
+from onefold.maintenance.imports import Rows, Tally, importing
+from onefold.maintenance.table import Table
+from onefold.maintenance.table_reader import reading
+
+# Nobody here knows how long duplicates come, and what was done once must not be done again.
+KEEP: Final = "forever"
+
+
+def import_table(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The database with the table: postgresql://, mysql://, sqlite:.")
+    ],
+    table: Annotated[str, typer.Option("--table", help="The table, or a view. Needed.", show_default=False)] = "",
+    key: Annotated[str, typer.Option("--key", help="The column with the key. Needed.", show_default=False)] = "",
+    store: Annotated[str, typer.Option("--into", help="The URL of the store. Needed.", show_default=False)] = "",
+    operation: Annotated[
+        str | None, typer.Option("--operation", show_default=False, help="The operation of all rows.")
+    ] = None,
+    operation_column: Annotated[
+        str | None,
+        typer.Option(
+            "--operation-column", show_default=False, help="The column with the operation, where rows differ."
+        ),
+    ] = None,
+    scope_column: Annotated[
+        str | None, typer.Option("--scope-column", show_default=False, help="The column with the tenant or caller.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", show_default=False, help="The column that says when it was done.")
+    ] = None,
+    result_column: Annotated[
+        str | None, typer.Option("--result-column", show_default=False, help="The column with what duplicates get.")
+    ] = None,
+    keep: Annotated[str, typer.Option("--keep", help="How long a record stays, counted from --at: 30d, say.")] = KEEP,
+    dry_run: DryRunOption = False,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """Make finished records of the rows of a table that remembers what was done: processed_messages, say.
+
+    The table is only read. What the store knows already is not overwritten: it can be run again.
+
+    Exits with 0 if every row was imported, known or over, 1 if some could not be used.
+    """
+    if not (table and key and store):
+        raise Refusal("say --table NAME, --key COLUMN and --into URL", WRONG_USAGE)
+    if operation is not None and operation_column is not None:
+        raise Refusal(
+            "--operation is that of all rows, and --operation-column where rows differ: say one of them", WRONG_USAGE
+        )
+    if operation is None and operation_column is None:
+        raise Refusal(
+            "say what was done: --operation NAME, or --operation-column COLUMN where rows differ", WRONG_USAGE
+        )
+    stay = seconds_of(keep, "--keep")
+    if stay == 0:
+        raise Refusal("--keep 0s would import nothing", WRONG_USAGE)
+    columns = Table(table, key, scope_column, operation_column, at, result_column)
+    tally = Tally()
+    with (
+        reading(url) as reader,
+        opened(store, may_be_new=True) as target,
+        summed_up("importing", "rows", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell,
+    ):
+        rows = Rows(reader, columns, operation=operation, keep=stay)
+        for _ in importing(rows, into(target, store, dry_run=dry_run), tally=tally, dry_run=dry_run):
+            tell(tally.seen)
+    _print(tally, format, dry_run=dry_run)
+    for reason in tally.reasons.values():
+        row = "" if reason.row is None else f" (the first is row {reason.row:,} in the order of {columns.order})"
+        note(f"{counted(reason.count, 'row')} could not be used: {reason.why}{row}")
+    if tally.unusable:
+        raise typer.Exit(FAILED)
+
+
+def _print(tally: Tally, format_: Format, *, dry_run: bool) -> None:
+    if format_ is Format.JSON:
+        counts = {name: getattr(tally, name) for name in ("seen", "imported", "there", "over", "merged", "unusable")}
+        reasons = [{"why": one.why, "count": one.count, "row": one.row} for one in tally.reasons.values()]
+        print_json(counts | {"complete": not tally.unusable, "dry_run": dry_run, "reasons": reasons})
+    else:
+        typer.echo(_summary(tally, dry_run=dry_run))
+
+
+def _summary(tally: Tally, *, dry_run: bool) -> str:
+    words = [f"{tally.imported:,} {'would be imported' if dry_run else 'imported'}", f"{tally.there:,} already there"]
+    if tally.over:
+        words.append(f"{tally.over:,} done longer ago than --keep")
+    if tally.merged:
+        words.append(f"{tally.merged:,} of a key that another row has")
+    if tally.unusable:
+        words.append(f"{tally.unusable:,} not usable")
+    return ", ".join(words)

@@ -1,0 +1,106 @@
+"""`onefold lint`: a configuration against the rules, for people, for programs and for CI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from onefold.cli._common.output import FAILED, WRONG_USAGE, Refusal, note, print_json, visible
+from onefold.config import Configuration, Problem, Unusable, read
+from onefold.config import schema as schema_of_file
+from onefold.health.report import counted
+from onefold.lint import Finding, findings, reports
+
+
+class LintFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
+def lint(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", show_default=False, help="onefold.yaml, or a .toml.")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
+    format: Annotated[  # noqa: A002 - the option's name
+        LintFormat, typer.Option("--format", help="How to print.")
+    ] = LintFormat.TEXT,
+) -> None:
+    """Find what will fail in production: records kept shorter than duplicates come, money on a store that forgets...
+
+    Reads the files alone: no store is opened, and a variable in a store's URL need not be set. Exits with 0 if there is
+    nothing to mend, 1 if there is, 2 if a file cannot be used.
+    """
+    if schema:
+        print_json(schema_of_file())
+        return
+    if not files:
+        raise Refusal("which file? Name it: onefold lint onefold.yaml", WRONG_USAGE)
+    read_files, problems = _read(files)
+    found = findings(*read_files)
+    _print(format, len(files), found, problems)
+    for configuration in read_files:
+        for variable in _hiding(configuration):
+            note(f"{configuration.file}: {variable} is not set, so the kind of its store is not known, and not judged")
+        for store in configuration.unowned:
+            note(f"{configuration.file}: stores.{store}.url is of a kind that no package here has, and is not judged")
+    if format is LintFormat.TEXT:
+        _sum_up(read_files, found, problems)
+    if problems or found:
+        raise typer.Exit(WRONG_USAGE if problems else FAILED)
+
+
+def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
+    """Each file once, whatever is wrong with another."""
+    found: list[Configuration] = []
+    problems: list[Problem] = []
+    for file in dict.fromkeys(files):
+        try:
+            found.append(read(file, to_run=False))
+        except Unusable as error:
+            problems += error.problems
+    return found, problems
+
+
+def _hiding(configuration: Configuration) -> list[str]:
+    """The variables without which it is not known what kind of store a URL names."""
+    hidden = [store.name for store in configuration.stores.values() if store.url is None and not store.kind]
+    return [*dict.fromkeys(one for name in hidden for one in configuration.unset_of(name))]
+
+
+def _print(format_: LintFormat, files: int, found: list[Finding], problems: list[Problem]) -> None:
+    match format_:
+        case LintFormat.JSON:
+            print_json(reports.document(files, found, problems))
+        case LintFormat.SARIF:
+            print_json(reports.sarif(found, problems))
+        case LintFormat.GITHUB:
+            for line in reports.github(found, problems):
+                typer.echo(visible(line))
+        case LintFormat.TEXT:
+            for finding in found:
+                typer.echo(_line(finding))
+
+
+def _line(finding: Finding) -> str:
+    line = visible(str(finding))
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return line
+    before, code, after = line.partition(f" {finding.code} ")
+    return f"{typer.style(before, bold=True)}{typer.style(code, fg='red')}{after}"
+
+
+def _sum_up(read_files: list[Configuration], found: list[Finding], problems: list[Problem]) -> None:
+    for problem in problems:
+        note(str(problem))
+    if problems:
+        return
+    guards = counted(sum(len(one.guards) for one in read_files), "guard")
+    where = f"{guards} in {counted(len(read_files), 'file')}"
+    note(f"{counted(len(found), 'finding')} among {where}" if found else f"{where}: nothing to mend")

@@ -1,0 +1,233 @@
+"""`onefold purge`: removes what is past its stay, from a store or from every store of a configuration."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from onefold import Guard, OnefoldError, StoreUnavailable, UsageError
+from onefold.cli._common.durations import pause_of
+from onefold.cli._common.output import (
+    FAILED,
+    WRONG_USAGE,
+    Format,
+    FormatOption,
+    Listing,
+    Refusal,
+    blocking,
+    missing_schema,
+    note,
+    print_json,
+    visible,
+)
+from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in, without_secrets
+from onefold.durations import in_words
+from onefold.maintenance import purge as purging
+from onefold.stores.base import Inspectable
+
+# Their servers remove records past their stay by themselves.
+BY_ITSELF: Final = {
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "Redis"),
+    "dynamodb": "DynamoDB",
+}
+
+# A store counts no further what waits to be purged.
+COUNTED_MAX: Final = 10_000
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def purge(
+    where: WhereArgument = None,
+    every: Annotated[
+        str | None, typer.Option("--every", show_default=False, help="Go on, and begin anew after this time: 60s, say.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="How many records one transaction removes.")] = purging.BATCH,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", show_default=False, help="How many to remove at most, of each store."),
+    ] = None,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """Remove records that are past their stay, in small batches with rests between, beside whoever works.
+
+    Several may run at once: each takes what no other has. Ctrl-C and SIGTERM end it with the batch that is under way.
+    Exits with 0 if nothing is left (with --every: if it was ended), 1 if a store cannot be purged, 2 if the URL, the
+    file or an option cannot be used, 128 and the signal's number if it was ended before its end.
+    """
+    pause = None if every is None else pause_of(every, "--every")
+    purging.check(batch=batch, limit=limit)
+    jobs = [Job(name, url) for name, url in stores_in(named(where))]
+    with _stopping() as stop:
+        for _ in purging.passes(pause if any(job.waits_for_us for job in jobs) else None, stop.asked):
+            for job in jobs:
+                job.do(batch, limit, stop.asked, goes_on=pause is not None)
+    _print(jobs, format)
+    _sum_up(jobs)
+    if stop.signal and pause is None and not all(job.finished for job in jobs):
+        raise typer.Exit(128 + stop.signal)
+    if any(job.problem for job in jobs):
+        raise typer.Exit(FAILED)
+
+
+class Job:
+    """One store, and what was removed from it so far."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        self.removed = self.batches = 0
+        self.seconds = 0.0
+        # Whether nothing was left at the end of the last pass.
+        self.finished = False
+        # What a person has to know: why there is nothing to do, or why it was not done.
+        self.remark = self.problem = ""
+        scheme = url.partition(":")[0].partition("+")[0].lower()
+        if scheme == "memory":
+            raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
+        self.waits_for_us = scheme not in BY_ITSELF
+        if not self.waits_for_us:
+            self.finished = True
+            self._say(f"{BY_ITSELF[scheme]} removes records past their stay by itself: there is nothing to purge")
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({place(self.url)})" if self.name else place(self.url)
+
+    def do(self, batch: int, limit: int | None, stop: threading.Event, *, goes_on: bool) -> None:
+        """One pass. One store that fails does not keep others from being purged, nor itself from the next pass."""
+        if not self.waits_for_us or stop.is_set():
+            return
+        self.problem = ""
+        try:
+            with Guard(blocking(self.url)) as guard:
+                self._purge(_store_of(guard), batch, limit, stop)
+        except OnefoldError as error:
+            self.finished = False
+            self.problem = without_secrets(str(error), self.url)
+            if isinstance(error, UsageError) or not (self.name or goes_on):
+                raise Refusal(self.problem, WRONG_USAGE if isinstance(error, UsageError) else FAILED) from None
+            store = f"{self.name}: " if self.name else ""
+            note(f"{store}{self.problem}{'. It is tried again at the next pass' if goes_on else ''}")
+
+    def _purge(self, store: Any, batch: int, limit: int | None, stop: threading.Event) -> None:
+        missing = missing_schema(store, self.url)
+        if missing is not None:
+            raise StoreUnavailable(missing)
+        waiting = _waiting(store)
+        with _progress(self.title, waiting, limit) as told:
+            done = purging.purge(store, batch=batch, limit=limit, stop=stop, on_batch=told)
+        self.removed += done.removed
+        self.batches += done.batches
+        self.seconds += done.seconds
+        self.finished = done.finished
+
+    def _say(self, remark: str) -> None:
+        if remark != self.remark:
+            self.remark = remark
+            note(f"{self.title}: {remark}")
+
+    def document(self) -> dict[str, object]:
+        return {
+            "store": self.name or None,
+            "place": place(self.url),
+            "removed": self.removed,
+            "batches": self.batches,
+            "seconds": round(self.seconds, 3),
+            "finished": self.finished,
+            "remark": self.remark or None,
+            "error": self.problem or None,
+        }
+
+
+def _store_of(guard: Guard) -> Any:
+    try:
+        store = guard.store
+    except ImportError as error:
+        raise StoreUnavailable(f"the driver of this store is not installed: {error}") from error
+    return store
+
+
+def _waiting(store: Any) -> int:
+    """How many records are past their stay, as far as the store counts; 0 where it does not: a purge finds out."""
+    count = store.facts().get("expired_count") if isinstance(store, Inspectable) else None
+    return count if isinstance(count, int) else 0
+
+
+@contextmanager
+def _progress(title: str, waiting: int, limit: int | None) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal's standard error. Where more wait than the store counts, it has no known end."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    total = None if waiting >= COUNTED_MAX else waiting
+    if limit is not None and (total is None or limit < total):
+        total = limit
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:,} removed"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(visible(title), total=total)
+        yield lambda removed: progress.update(task, completed=removed)
+
+
+class Stop:
+    """Whether a person, or whoever runs this, wants it to end, and by which signal they said so."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.signal = 0
+
+
+@contextmanager
+def _stopping() -> Iterator[Stop]:
+    """The first signal ends the work with its batch; the second one acts as it always does, at once."""
+    stop = Stop()
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
+
+    def asked(number: int, _frame: object) -> None:
+        stop.signal = number
+        stop.asked.set()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    for number in SIGNALS:
+        signal.signal(number, asked)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print(jobs: list[Job], format_: Format) -> None:
+    if format_ is Format.JSON:
+        print_json({"removed": sum(job.removed for job in jobs), "stores": [job.document() for job in jobs]})
+        return
+    rows = [
+        (job.name, place(job.url), str(job.removed), str(job.batches), f"{job.seconds:.1f}")
+        for job in jobs
+        if job.waits_for_us
+    ]
+    Listing(("store", "place", "removed", "batches", "seconds")).add(rows)
+
+
+def _sum_up(jobs: list[Job]) -> None:
+    ours = [job for job in jobs if job.waits_for_us]
+    if not ours:
+        return
+    removed, took = sum(job.removed for job in ours), sum(job.seconds for job in ours)
+    done = all(job.finished for job in ours)
+    left = "nothing more is past its stay" if done else "there may be more"
+    note(f"{removed:,} removed in {in_words(round(took, 1))}; {left}")

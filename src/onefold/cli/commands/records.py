@@ -1,0 +1,259 @@
+"""`onefold ls`, `show` and `held`: look at records. They change nothing."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import Annotated, Final
+
+import typer
+from msgspec.structs import replace
+from rich.console import Console
+from rich.text import Text
+
+from onefold import Record, State
+from onefold.cli._common.find import find, no_record, records, wanted, watched
+from onefold.cli._common.output import (
+    ENVIRONMENT,
+    Format,
+    FormatOption,
+    JsonArray,
+    LimitOption,
+    Listing,
+    OperationOption,
+    ScopeOption,
+    StoreOption,
+    about,
+    note,
+    on_terminal,
+    opened,
+    visible,
+)
+from onefold.cli._common.record_text import (
+    COLUMNS,
+    STYLES,
+    behind_dead_bypass,
+    facts,
+    is_abandoned,
+    lines,
+    name,
+    remark,
+    row,
+    summary,
+)
+from onefold.stores.base import Browsable, Query
+
+KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help="The key.")]
+DigestOption = Annotated[
+    str | None,
+    typer.Option("--digest", show_default=False, help="Instead of the key: the 12 digits that a log has for it."),
+]
+
+KeyForOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key-for",
+        metavar="NAME",
+        show_default=False,
+        help="Also the key that the handler got from current().key_for(NAME). May be repeated.",
+    ),
+]
+
+# A screen or two; whoever wants more says so.
+LIMIT: Final = 50
+
+# So many are printed at a time, under one heading on a terminal.
+BATCH: Final = 100
+
+# Fields of one record begin here.
+MARGIN: Final = 13
+
+HELD_COLUMNS: Final = ("scope", "operation", "key", "digest", "attempt", "age", "remark", "resolve")
+
+
+def ls(
+    operation: OperationOption = None,
+    state: Annotated[State | None, typer.Option("--state", show_default=False, help="Only this state.")] = None,
+    scope: ScopeOption = None,
+    limit: LimitOption = LIMIT,
+    everything: Annotated[bool, typer.Option("--all", help="All of them, printed as they are read.")] = False,
+    store: StoreOption = None,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """List the records of a store, in the order of their addresses."""
+    with opened(store) as guard:
+        found = records(guard.store, Query(scope=scope, operation=operation, state=state))
+        count = _print_all(found if everything else islice(found, limit), format)
+        if count == 0:
+            note("no record matches" if operation or state or scope is not None else "there are no records")
+        elif not everything and next(found, None) is not None:
+            note(f"there are more than these {count}. For all of them: --all; for more: --limit {10 * count}")
+
+
+def _print_all(found: Iterator[Record], format_: Format) -> int:
+    """Print them batch by batch; how many they were."""
+    count, array, table = 0, JsonArray(), Listing(COLUMNS, styles=STYLES)
+    while batch := list(islice(found, BATCH)):
+        count += len(batch)
+        if format_ is Format.JSON:
+            array.add([summary(record) for record in batch])
+        else:
+            table.add([row(record) for record in batch])
+    if format_ is Format.JSON:
+        array.end()
+    return count
+
+
+def show(
+    key: KeyArgument = None,
+    digest: DigestOption = None,
+    operation: OperationOption = None,
+    scope: ScopeOption = None,
+    key_for: KeyForOption = None,
+    store: StoreOption = None,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """Show every record of a key, field by field. Where no record has this key, it may be the digest of one.
+
+    With --key-for NAME also the key under which the other side (a bank, a mail server) knows it, if the handler has
+    passed current().key_for(NAME) on: after a bypass that of the latest run.
+
+    Exits with 1 if there is none.
+    """
+    names, which = key_for or [], wanted(key, digest, operation, scope)
+    with opened(store) as guard:
+        found = find(guard.store, which, or_digest=True)
+        first = next(found, None)
+        if first is None:
+            raise no_record(which)
+        if format is Format.JSON:
+            array = JsonArray()
+            for record in chain([first], found):
+                array.add([facts(record, names)])
+            array.end()
+            return
+        print_record(first, names)
+        for record in found:
+            typer.echo()
+            print_record(record, names)
+
+
+def held(
+    operation: OperationOption = None,
+    scope: ScopeOption = None,
+    limit: LimitOption = LIMIT,
+    store: StoreOption = None,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """List what is on hold, the oldest first, each with the line that resolves it."""
+    with opened(store) as guard:
+        query = Query(scope=scope, operation=operation, state=State.HELD)
+        oldest, count = _oldest(guard.store, query, limit)
+        _print_held(oldest, str(store), format)
+        if count > len(oldest):
+            note(f"these are the oldest {len(oldest)} of {count:,}. For all of them: --limit {count}")
+        if count == 0:
+            note("nothing is on hold")
+        else:
+            _explain(str(store))
+        _warn_of_abandoned(guard.store, query)
+
+
+def _oldest(store: Browsable, query: Query, limit: int) -> tuple[list[Record], int]:
+    """The oldest of all, and how many there are; at no time are more than `limit` and a page in memory."""
+    count = 0
+
+    def counted() -> Iterator[Record]:
+        nonlocal count
+        for count, record in enumerate(watched(records(store, query), "looking for what is on hold"), start=1):  # noqa: B007
+            yield replace(record, notes=None, result=None)
+
+    return heapq.nlargest(limit, counted(), key=lambda record: record.age), count
+
+
+def _print_held(oldest: list[Record], url: str, format_: Format) -> None:
+    commands = [resolve_line(record, url) for record in oldest]
+    if format_ is Format.JSON:
+        array = JsonArray()
+        array.add([summary(one) | {"resolve": command} for one, command in zip(oldest, commands, strict=True)])
+        array.end()
+    elif on_terminal():
+        _print_for_people(oldest, commands)
+    else:
+        rows = [(*_held_row(one), command) for one, command in zip(oldest, commands, strict=True)]
+        Listing(HELD_COLUMNS).add(rows)
+
+
+def _held_row(record: Record) -> tuple[str, ...]:
+    shown = dict(zip(COLUMNS, row(record), strict=True))
+    return tuple(shown[column] for column in HELD_COLUMNS[:-1])
+
+
+def _print_for_people(oldest: list[Record], commands: list[str]) -> None:
+    """Two lines each: in the cell of a table the command would be folded, and could not be copied."""
+    console = Console(highlight=False, soft_wrap=True)
+    for record, command in zip(oldest, commands, strict=True):
+        line = Text(name(record), style="bold")
+        line.append(f"  {about(record.age)} ago", style="not bold cyan")
+        line.append(f"  {visible(remark(record))}", style="not bold yellow")
+        console.print(line)
+        console.print(Text(f"  {command}"))
+
+
+def _explain(url: str) -> None:
+    note(
+        "find out whether the effect happened (`onefold show KEY --key-for NAME` tells the key that the other side "
+        "got), then add to its line --done [--value JSON], --failed [--error TEXT] or --rerun, and --reason TEXT"
+    )
+    if holds_password(url) and os.environ.get(ENVIRONMENT) != url:
+        note(f"the lines leave out the store's URL, which may hold a password: add --store, or set {ENVIRONMENT}")
+
+
+def _warn_of_abandoned(store: Browsable, query: Query) -> None:
+    """A record is marked held by the next delivery; where none comes, only this line tells of it."""
+    running = records(store, query._replace(state=State.RUNNING))
+    # Of a bypass that died the next delivery does not decide anything: it gets the earlier ending.
+    count = sum(1 for record in running if is_abandoned(record) and behind_dead_bypass(record) is None)
+    if count:
+        note(
+            f"besides, running past the end of their lease: {count:,}. The next delivery decides about them. "
+            "To see them: onefold ls --state running. To settle them: onefold resolve"
+        )
+
+
+def resolve_line(record: Record, url: str) -> str:
+    """The command that settles this record and no other, for a shell; what became of it is to be added at its end."""
+    address = record.address
+    # The scope also where there is none: by the time this is typed, another tenant may have the only such key.
+    options = [("--operation", address.operation), ("--scope", address.scope)]
+    said = [word for option in options if option[1].isprintable() for word in option]
+    if address.key.startswith("-") or not (address.key + address.operation + address.scope).isprintable():
+        # The digest names it too, without a character that a shell or a terminal would take for something else. It has
+        # an option of its own: in the place of a key it could be the key of another tenant.
+        words = ["--digest", address.digest, *said]
+    else:
+        words = [address.key, *said]
+    if os.environ.get(ENVIRONMENT) != url and not holds_password(url):
+        words += ["--store", url]
+    return shlex.join(["onefold", "resolve", *words])
+
+
+def holds_password(url: str) -> bool:
+    return "@" in url or "password" in url.lower()
+
+
+def print_record(record: Record, key_for: Sequence[str] = (), *, err: bool = False) -> None:
+    """Field by field: a terminal gets the result on several lines, a pipe one line a field."""
+    people = (sys.stderr if err else sys.stdout).isatty()
+    console = Console(highlight=False, soft_wrap=True, stderr=err)
+    for field, words in lines(record, key_for, indent=2 if people else None):
+        if people:
+            style = STYLES[record.state] if field == "state" else ""
+            indented = Text(words.replace("\n", "\n" + " " * MARGIN), style=style)
+            console.print(Text(f"{field:<{MARGIN}}", style="bold"), indented, sep="")
+        else:
+            typer.echo(f"{field}\t{words}", err=err)

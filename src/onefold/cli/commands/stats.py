@@ -1,0 +1,185 @@
+"""`onefold stats`: how many records a store holds, by operation and state. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import typer
+
+from onefold import OnefoldError, Record, State
+from onefold.cli._common.find import watched
+from onefold.cli._common.output import (
+    FAILED,
+    Format,
+    FormatOption,
+    Listing,
+    OperationOption,
+    Refusal,
+    ScopeOption,
+    about,
+    note,
+    opened,
+    print_json,
+)
+from onefold.cli._common.record_text import is_abandoned
+from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in, without_secrets
+from onefold.health.report import counted, in_bytes
+from onefold.maintenance.pages import records
+from onefold.stores.base import Inspectable, Query
+
+# Operations are named by hand, and are some dozens. Where there are more, a key got into a name: they count as one.
+OPERATIONS_MAX: Final = 1_000
+OTHERS: Final = "(others)"
+
+COLUMNS: Final = ("store", "operation", "records", *(state.value for state in State), "abandoned", "oldest", "newest")
+
+
+class Count(msgspec.Struct):
+    """The records of one operation."""
+
+    states: dict[State, int]
+    # Running, past the end of their lease.
+    abandoned: int = 0
+    oldest: float = 0.0
+    newest: float = float("inf")
+
+    @property
+    def records(self) -> int:
+        return sum(self.states.values())
+
+    def add(self, record: Record) -> None:
+        self.states[record.state] = self.states.get(record.state, 0) + 1
+        self.abandoned += is_abandoned(record)
+        self.oldest = max(self.oldest, record.age)
+        self.newest = min(self.newest, record.age)
+
+
+class Stats(msgspec.Struct):
+    """What one store holds."""
+
+    name: str
+    place: str
+    operations: dict[str, Count]
+    # What the server says of itself; None: it does not tell.
+    past_stay: int | None = None
+    past_stay_for: float | None = None
+    size: int | None = None
+
+    @property
+    def records(self) -> int:
+        return sum(count.records for count in self.operations.values())
+
+
+def stats(
+    where: WhereArgument = None,
+    scope: ScopeOption = None,
+    operation: OperationOption = None,
+    format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
+) -> None:
+    """Count the records of a store, or of every store of a file, by operation and state.
+
+    It goes through all of them, page by page. Besides: what is past its stay and waits for a purge, and bytes, where
+    the server says so.
+
+    A store of a file that cannot be counted does not hide the others: it is named, and the exit status is 1.
+    """
+    documents, failed = [], False
+    table, query = Listing(COLUMNS), Query(scope=scope, operation=operation)
+    for name, url in stores_in(named(where)):
+        try:
+            with opened(url) as guard:
+                found = _examined(guard.store, name, place(url), query)
+        except (OnefoldError, Refusal) as error:
+            if not name:
+                raise
+            failed, why = True, without_secrets(str(error), url)
+            note(f"{name}: {why}")
+            documents.append({"store": name, "place": place(url), "error": why})
+            continue
+        documents.append(document(found))
+        if format is Format.TABLE:
+            table.add([*_rows(found)])
+            note(_said(found))
+    if format is Format.JSON:
+        print_json(documents)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _examined(store: Any, name: str, where: str, query: Query) -> Stats:
+    found = Stats(name, where, count(watched(records(store, query), "counting")))
+    facts = store.facts() if isinstance(store, Inspectable) else {}
+    found.past_stay = _told(facts, "expired_count")
+    waited = facts.get("expired_for")
+    found.past_stay_for = float(waited) if isinstance(waited, (int, float)) else None
+    found.size = size_of(facts)
+    return found
+
+
+def count(found: Iterable[Record]) -> dict[str, Count]:
+    """The counts of each operation, in a bounded memory."""
+    counts: dict[str, Count] = {}
+    for record in found:
+        name = record.address.operation
+        if name not in counts and len(counts) >= OPERATIONS_MAX:
+            name = OTHERS
+        counts.setdefault(name, Count({})).add(record)
+    return dict(sorted(counts.items()))
+
+
+def size_of(facts: Mapping[str, Any]) -> int | None:
+    """The bytes of the records and their indexes, where a server knows them without looking at each."""
+    table = facts.get("table")
+    if isinstance(table, Mapping):
+        return _told(table, "TableSizeBytes")
+    # A Redis only knows what all of its keys need together.
+    return _told(facts, "table_bytes") or _told(facts, "file_bytes")
+
+
+def _told(facts: Mapping[str, Any], name: str) -> int | None:
+    value = facts.get(name)
+    return int(value) if isinstance(value, (int, float)) else None
+
+
+def _rows(found: Stats) -> Iterator[tuple[str, ...]]:
+    for operation, one in found.operations.items():
+        numbers = (one.records, *(one.states.get(state, 0) for state in State), one.abandoned)
+        yield (found.name, operation, *map(str, numbers), about(one.oldest), about(one.newest))
+
+
+def _said(found: Stats) -> str:
+    words = [f"{found.place}: {counted(found.records, 'record')}"]
+    held = sum(one.states.get(State.HELD, 0) for one in found.operations.values())
+    if held:
+        words.append(f"{held:,} of them on hold (onefold held)")
+    if found.past_stay:
+        since = f", the oldest for {about(found.past_stay_for)}" if found.past_stay_for else ""
+        words.append(f"{found.past_stay:,} past their stay{since} (onefold purge)")
+    if found.size is not None:
+        words.append(in_bytes(found.size))
+    return ", ".join(words)
+
+
+def document(found: Stats) -> dict[str, Any]:
+    """For programs. Durations are seconds."""
+    return {
+        "store": found.name or None,
+        "place": found.place,
+        "records": found.records,
+        "operations": [
+            {
+                "operation": operation,
+                "records": one.records,
+                **{state.value: one.states.get(state, 0) for state in State},
+                "abandoned": one.abandoned,
+                "oldest": round(one.oldest, 3),
+                "newest": round(one.newest, 3),
+            }
+            for operation, one in found.operations.items()
+        ],
+        "past_stay": found.past_stay,
+        "past_stay_for": None if found.past_stay_for is None else round(found.past_stay_for, 3),
+        "bytes": found.size,
+    }

@@ -1,0 +1,223 @@
+"""From a tree of plain values to what it declares. Strict: what is unknown, missing or wrong is a problem with a place.
+
+It opens no store, reads no file and imports no code of yours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from onefold import Policy, UsageError
+from onefold.config import fields as _fields
+from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
+from onefold.config.environment import NotSet, fill
+from onefold.config.tree import Path, Problem, Tree
+from onefold.config.wording import did_you_mean, shown
+
+SECTIONS: Final = ("stores", "guards")
+
+
+class Elsewhere(Exception):
+    """Stands for a probe, or an exception, that a file names: neither is imported to be linted."""
+
+
+class Reading:
+    """One file on its way from a tree to what it declares. Mistakes are collected, and reading goes on."""
+
+    def __init__(self, tree: Tree, environment: Mapping[str, str], *, to_run: bool) -> None:
+        self.problems: list[Problem] = []
+        self._tree = tree
+        self._environment = environment
+        self._to_run = to_run
+        self._unset: list[str] = []
+        self._unowned: list[str] = []
+
+    def configuration(self) -> Configuration:
+        root = self._table(self._tree.value or {}, (), SECTIONS)
+        if not self._tree.value:
+            self._problem((), "the file is empty, and has to declare stores and guards")
+        elif isinstance(self._tree.value, Mapping):
+            self._wants(root, (), SECTIONS)
+        stores = {
+            name: self._store(name, self._table(value, path, _fields.STORE), path)
+            for name, value, path in self._entries(root, "stores")
+        }
+        guards = {
+            name: self._guard(name, self._table(value, path, _fields.GUARD), path, stores)
+            for name, value, path in self._entries(root, "guards")
+        }
+        return Configuration(
+            file=self._tree.file,
+            stores=stores,
+            guards=guards,
+            unset=tuple(self._unset),
+            unowned=tuple(self._unowned),
+            tree=self._tree,
+        )
+
+    def _entries(self, root: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any, Path]]:
+        if section not in root:
+            return
+        found = root[section]
+        if not isinstance(found, Mapping):
+            self._problem((section,), f"{section}: a table of names is wanted, not {shown(found)}")
+            return
+        for name, value in found.items():
+            path = (section, name)
+            if not name.strip():
+                self._problem(path, f"{section}: a name is empty")
+            yield name, value, path
+
+    def _table(self, value: Any, path: Path, known: Any) -> Mapping[str, Any]:
+        """The table, without the fields that it must not have."""
+        if not isinstance(value, Mapping):
+            fields = ", ".join(list(known)[:3])
+            self._problem(path, f"{_dotted(path)}a table of fields ({fields}…) is wanted, not {shown(value)}")
+            return {}
+        for name in value:
+            if name not in known:
+                self._problem((*path, name), f"{_dotted(path)}{shown(name)} is no field{_nearest(name, known)}")
+        return {name: part for name, part in value.items() if name in known}
+
+    def _wants(self, table: Mapping[str, Any], path: Path, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in table:
+                self._problem(path, f"{_dotted(path)}{name!r} is missing")
+
+    def _meant(self, table: Mapping[str, Any], path: Path, meanings: Mapping[str, _fields.Meaning]) -> dict[str, Any]:
+        """The fields, each as it is meant; those that are wrong are left out."""
+        found = {}
+        for name, value in table.items():
+            try:
+                found[name] = meanings[name](self._filled(value))
+            except NotSet as error:
+                self._not_set(str(error), (*path, name))
+            except ValueError as error:
+                self._problem((*path, name), f"{_dotted((*path, name))}{error}")
+        return found
+
+    def _filled(self, value: Any) -> Any:
+        """With the variables in it, or in its parts."""
+        match value:
+            case str():
+                return fill(value, self._environment)
+            case list():
+                return [self._filled(part) if isinstance(part, str) else part for part in value]
+            case dict():
+                return {name: self._filled(part) if isinstance(part, str) else part for name, part in value.items()}
+            case _:
+                return value
+
+    def _not_set(self, variable: str, path: Path) -> None:
+        if not self._to_run and path[0] == "stores" and path[-1] == "url":
+            self._unset.append(variable)
+        else:
+            self._problem(path, f"{_dotted(path)}the environment variable {variable} is not set")
+
+    def _store(self, name: str, table: Mapping[str, Any], path: Path) -> DeclaredStore:
+        self._wants(table, path, ("url",) if table else ())
+        meant = self._meant(table, path, _fields.STORE)
+        url: str | None = meant.get("url")
+        written = table.get("url")
+        kind = _kind(url if url is not None else written if isinstance(written, str) else "")
+        if url is not None:
+            self._check_kind(kind, url, (*path, "url"))
+        return DeclaredStore(name=name, url=url, kind=kind, evicts=meant.get("evicts"))
+
+    def _check_kind(self, kind: str, url: str, path: Path) -> None:
+        """The URL itself is in no message: it may hold a password, or be one that a variable holds.
+
+        A kind that is unknown here may be that of a package that is installed where it runs, and not beside a lint.
+        What is only a letter or two away from a known one is a mistake anywhere.
+        """
+        known = sorted(point.name for point in entry_points(group="onefold.stores"))
+        if kind in known:
+            return
+        near = did_you_mean(kind, known)
+        if not kind:
+            self._problem(path, f"{_dotted(path)}this is no URL of a store, such as sqlite:///onefold.db")
+        elif self._to_run or near:
+            named = shown(kind) if not hasattr(url, "written") else "what the variable holds"
+            self._problem(path, f"{_dotted(path)}no store is known for {named}{near or ': ' + ', '.join(known)}")
+        else:
+            self._unowned.append(str(path[1]))
+
+    def _guard(
+        self, name: str, table: Mapping[str, Any], path: Path, stores: Mapping[str, DeclaredStore]
+    ) -> DeclaredGuard:
+        self._wants(table, path, ("store",) if table else ())
+        meant = self._meant(table, path, _fields.GUARD)
+        store = self._chosen("store", meant, path, stores)
+        also_read = self._chosen("also_read", meant, path, stores) if "also_read" in meant else None
+        if also_read is not None and also_read == store:
+            where = (*path, "also_read")
+            self._problem(where, f"{_dotted(where)}this is the store itself: name the one with the records of before")
+        if "operation" in meant and "operations" in meant:
+            self._problem((*path, "operation"), f"{_dotted(path)}operation and operations: one of them")
+        named = meant.pop("operations", ()) or tuple(filter(None, [meant.pop("operation", None)]))
+        meant.pop("operation", None)
+        asked = {field: meant.pop(field) for field in _fields.POLICY if field in meant}
+        mode, policy, probe = self._policy(asked, path)
+        return DeclaredGuard(
+            name=name,
+            store=store,
+            also_read=also_read,
+            policy=policy,
+            keep_said="keep" in asked,
+            mode=mode,
+            operations=named or (name,),
+            any_operation=not named,
+            probe=probe,
+            remember=asked.get("remember", ()),
+            **meant,
+        )
+
+    def _chosen(
+        self, field: str, meant: dict[str, Any], path: Path, stores: Mapping[str, DeclaredStore]
+    ) -> DeclaredStore:
+        """The store that this field names."""
+        chosen = meant.pop(field, "")
+        if chosen and chosen not in stores:
+            near = _nearest(chosen, stores)
+            self._problem((*path, field), f"{_dotted((*path, field))}there is no store {shown(chosen)}{near}")
+        return stores.get(chosen) or DeclaredStore(name=chosen, url=None, kind="")
+
+    def _policy(self, asked: dict[str, Any], path: Path) -> tuple[str, Policy, str | None]:
+        """The mode, the policy as far as it can be made without importing anything, and the name of the probe."""
+        mode: str = asked.get("mode", "claim")
+        probe: str | None = asked.get("after_crash") if ":" in asked.get("after_crash", "") else None
+        usable = asked | ({"mode": "claim"} if mode == "transactional" else {})
+        usable |= {"after_crash": Elsewhere} if probe else {}
+        usable |= {"remember": tuple(Elsewhere for _ in asked["remember"])} if "remember" in asked else {}
+        alone = [field for field in usable if not self._accepted({field: usable[field]}, (*path, field))]
+        together = {field: value for field, value in usable.items() if field not in alone}
+        return mode, self._accepted(together, path) or Policy(), probe
+
+    def _accepted(self, fields: dict[str, Any], path: Path) -> Policy | None:
+        # A field that limits another is looked at together with it.
+        if list(fields) == ["rerun_within"]:
+            fields = {**fields, "after_crash": "rerun"}
+        try:
+            return Policy(**fields)
+        except UsageError as error:
+            self._problem(path, f"{_dotted(path[:2])}{error}")
+            return None
+
+    def _problem(self, path: Path, says: str) -> None:
+        self.problems.append(Problem(self._tree.file, self._tree.mark(path), says))
+
+
+def _kind(url: str) -> str:
+    """The scheme of a URL as far as it is known without its variables."""
+    scheme, colon, _ = url.partition(":")
+    return scheme.lower().partition("+")[0] if colon and "$" not in scheme else ""
+
+
+def _dotted(path: Path) -> str:
+    return f"{'.'.join(map(str, path))}: " if path else ""
+
+
+def _nearest(name: object, known: Any) -> str:
+    return did_you_mean(name, known) or f": known are {', '.join(known) or 'none'}"

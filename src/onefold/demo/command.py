@@ -1,0 +1,125 @@
+"""The command `onefold demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from onefold import Guard, OnefoldError
+from onefold.cli._common.output import (
+    FAILED,
+    WRONG_USAGE,
+    Format,
+    FormatOption,
+    Refusal,
+    counting,
+    note,
+    print_json,
+)
+from onefold.demo import show
+from onefold.demo.consumers import OPERATION, Desk, policy
+from onefold.demo.scenes import HANDLERS, PLACES, Place, Side, play
+from onefold.demo.stage import Failure, Stage
+from onefold.demo.wallet import MESSAGES
+
+EPILOG: Final = "Example: onefold demo --store sqlite:///onefold.db"
+
+WITHOUT: Final = Side("without", f"{HANDLERS}:unguarded")
+TRANSACTIONAL: Final = Side("with", f"{HANDLERS}:transactional")
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        show_default="the wallet's own file",
+        help="Keep the records in this store instead: claim mode, and a downstream key in the wallet.",
+    ),
+]
+
+
+def demo(store: StoreOption = None, format: FormatOption = Format.TABLE) -> None:  # noqa: A002 - the option's name
+    """The double charge, made real: money moves through a queue, without a guard and with it.
+
+    At each of the five places where duplicates are made, real processes fail, and one message is delivered twice.
+
+    Deliveries are calls of the handler. Effects are counted in the wallet's ledger, a SQLite file.
+
+    Exits with 1 if a guarded effect happened twice or was lost, or if an unguarded one was not duplicated.
+    """
+    if store is None:
+        perform(TRANSACTIONAL, "transactional", format)
+    with _elsewhere(store) as side:
+        perform(side, "claim", format)
+
+
+def perform(
+    guarded: Side,
+    mode: str,
+    format: Format,  # noqa: A002 - the option's name
+    *,
+    without: Side = WITHOUT,
+    places: Sequence[Place] = PLACES,
+) -> NoReturn:
+    """Play both sides, print, and exit."""
+    began = time.monotonic()
+    with (
+        _ended_gently(),
+        tempfile.TemporaryDirectory(prefix="onefold-demo-") as folder,
+        counting("the double charge", f"of {2 * len(places)} scenes") as progress,
+    ):
+        try:
+            report = play(Stage(Path(folder)), (without, guarded), progress, places)
+        except Failure as failure:
+            raise Refusal(f"{failure}. Nothing is shown", FAILED) from failure
+    seconds = time.monotonic() - began
+    if format is Format.JSON:
+        print_json(show.facts(report, mode, seconds))
+    else:
+        (show.on_terminal if sys.stdout.isatty() else show.on_pipe)(report, mode, seconds)
+    raise typer.Exit(0 if report.holds else FAILED)
+
+
+@contextlib.contextmanager
+def _elsewhere(url: str) -> Iterator[Side]:
+    """The guarded side on this store, which is asked once before anything starts, and left as it was."""
+    if url.partition(":")[0].lower() == "memory":
+        raise Refusal("a memory store lives inside one process, and the demo's processes have to share it", WRONG_USAGE)
+    scope = f"onefold-demo-{os.getpid()}-{secrets.token_hex(4)}"
+    with Guard(url, policy=policy(url), scope=scope) as guard:
+        guard.read(OPERATION, MESSAGES[0].key)
+        try:
+            yield Side("with", f"{HANDLERS}:claiming", Desk(url, scope))
+        finally:
+            _forget_all(guard)
+
+
+def _forget_all(guard: Guard) -> None:
+    for message in MESSAGES:
+        try:
+            guard.forget(OPERATION, message.key)
+        except OnefoldError as error:
+            note(f"the record of {message.key} stays for an hour: {error}")
+
+
+@contextlib.contextmanager
+def _ended_gently() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: with its processes, and its folder."""
+
+    def stop(number: int, _: object) -> None:
+        raise typer.Exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

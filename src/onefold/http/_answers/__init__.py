@@ -1,0 +1,1 @@
+"""Capture, check and build answers. Pure."""

@@ -1,0 +1,90 @@
+"""Copy an application's answer while it is given. Pure.
+
+It is copied at once: whoever passes it on (compression, CORS, request ids) may change what he was handed. An answer
+that cannot be understood, or sent, is no reason to forget that the application has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from onefold.http._answers.rules import EVENT_STREAM, failed_with
+from onefold.http._answers.sendable import BODILESS, UnsendableAnswer, check_length, headers_of, status_of
+from onefold.http._shared.messages import Answer
+
+
+class Capture:
+    """The answer as far as it has come, with at most `limit` bytes of its body."""
+
+    def __init__(self, limit: int, method: str) -> None:
+        """`method` is that of the request: HEAD has a length, and no body."""
+        self._limit = limit
+        self._is_head = method == "HEAD"
+        self._status: int | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+        # Of all that came. None: nobody has counted.
+        self._size: int | None = 0
+        self._cut = False
+        # Why it is no answer.
+        self.malformed: Exception | None = None
+
+    def begin(self, status: Any, headers: Iterable[Any]) -> None:
+        """Take a status (a number, or WSGI's line) and headers. Never raises: the application has run already."""
+        try:
+            self._status = status_of(status)
+            self._headers = headers_of(headers)
+        except UnsendableAnswer as error:
+            self.malformed = error
+        else:
+            self.malformed = None
+
+    def add(self, part: bytes) -> None:
+        """Take the next part of the body. Raises `TypeError`, as a server does, for what is no bytes."""
+        if not isinstance(part, (bytes, bytearray, memoryview)):
+            raise TypeError(f"a part of the body is {type(part).__name__}, and has to be bytes")
+        if self._size is not None:
+            self._size += len(part)
+        if len(self._body) + len(part) > self._limit:
+            self._cut = True
+            self._body.clear()
+        if not self._cut:
+            self._body += part
+
+    def add_whole(self, body: bytes | None) -> None:
+        """Take all of the body at once. None: it is longer than the limit."""
+        if body is None:
+            self._cut, self._size = True, None
+        else:
+            self.add(body)
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of this header, which is named in lower case."""
+        return next((value for key, value in self._headers if key.lower() == name), b"")
+
+    @property
+    def is_event_stream(self) -> bool:
+        return self.header(b"content-type").partition(b";")[0].strip().lower() == EVENT_STREAM
+
+    def answer(self) -> Answer:
+        """The answer. Raises `ServerFailed` where it is none."""
+        try:
+            self._check()
+        except UnsendableAnswer as error:
+            self.malformed = error
+        if self.malformed is not None:
+            raise failed_with(self.malformed) from self.malformed
+        assert self._status is not None
+        if self._status in BODILESS:
+            # What was given with it is no body, and would break the connection of every replay.
+            return Answer(self._status, self._headers)
+        return Answer(self._status, self._headers, b"" if self._cut else bytes(self._body), self._cut)
+
+    def _check(self) -> None:
+        if self.malformed is not None:
+            return
+        if self._status is None:
+            raise UnsendableAnswer("the application has sent a body, and no status")
+        if self._size is not None:
+            check_length(self._status, self._headers, self._size, is_head=self._is_head)

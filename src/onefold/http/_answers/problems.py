@@ -1,0 +1,154 @@
+"""Every refusal as an answer: problem details (RFC 9457) with a code that is stable, and a link to the policy. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from onefold import (
+    KEY_MAX,
+    ClaimLost,
+    InProgress,
+    KeyReused,
+    MissingKey,
+    OnefoldError,
+    OnHold,
+    ProbeFailed,
+    RememberedFailure,
+    ResultNotKept,
+    StoreUnavailable,
+)
+from onefold.errors import MEANINGS, Meaning
+from onefold.http._requests.keys import HEADER
+from onefold.http._shared.messages import Answer, Refused
+
+# The draft speaks of three of them; the others are ours.
+TITLES: Final = {
+    "key_missing": "Idempotency-Key is missing",
+    "key_malformed": "Idempotency-Key is malformed",
+    "body_incomplete": "The request is incomplete",
+    "no_room": "There is no room for the request at the moment",
+    "caller_unknown": "The caller of this request is not known",
+    "key_reused": "Idempotency-Key is already used",
+    "in_progress": "A request is outstanding for this Idempotency-Key",
+    "on_hold": "The outcome of the request with this Idempotency-Key is not known",
+    "claim_lost": "The request took too long and was taken over",
+    "outcome_unknown": "The outcome of the request with this Idempotency-Key cannot be found out at the moment",
+    "store_unavailable": "Idempotency cannot be guaranteed at the moment",
+    "result_not_kept": "The request was processed before, and its answer was not kept",
+    "failed": "The request failed for good",
+}
+
+BAD_REQUEST: Final = 400
+UNAVAILABLE: Final = 503
+
+# The first that fits; what is said to the outside never holds a key, a payload or the name of a machine.
+CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
+    (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is no text."),
+    (
+        KeyReused,
+        "key_reused",
+        "This key was used before with another host, method, path, query, media type or body. Use a new key.",
+    ),
+    (
+        InProgress,
+        "in_progress",
+        "The first request with this key is still being processed. Send the same request again later.",
+    ),
+    (
+        OnHold,
+        "on_hold",
+        "Whether the first request with this key took effect is being looked into. It is not run again.",
+    ),
+    (
+        ClaimLost,
+        "claim_lost",
+        "Another request with this key has taken over. Send the same request again for its answer.",
+    ),
+    (
+        ProbeFailed,
+        "outcome_unknown",
+        "Whether the first request with this key took effect is not known yet. Send the same request again later.",
+    ),
+    (StoreUnavailable, "store_unavailable", "Nothing was processed. Send the same request again later."),
+    (RememberedFailure, "failed", "The request with this key failed before. It is not run again."),
+    (
+        ResultNotKept,
+        "result_not_kept",
+        "The request was processed before. It is not run again, and its answer is not kept.",
+    ),
+)
+
+# Where an error does not say how long: the store may be back in a moment.
+RETRY_AFTER: Final = 1.0
+
+
+def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) -> Answer:
+    """`place` is where the key belongs: a provider that sends no such header is not told of one."""
+    title = _naming(TITLES[refused.code], place)
+    if refused.code == "no_room":
+        return problem(refused.code, UNAVAILABLE, str(refused), policy_url, title=title, retry_after=RETRY_AFTER)
+    return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
+
+
+def of_error(error: OnefoldError, policy_url: str | None, place: str = HEADER, *, reused: int | None = None) -> Answer:
+    """What the caller is told. An error that only a programmer can mend is raised: the server logs it, as a 500.
+
+    `place` is where the key belongs. `reused` is the status for a key that was used with another request, where it is
+    not the draft's.
+    """
+    meaning = _meaning(error)
+    for kind, code, detail in CODES:
+        if isinstance(error, kind):
+            status = reused if kind is KeyReused and reused is not None else meaning.http
+            # Who lost the claim finds the answer of the one that took it.
+            again = meaning.retry_after or kind is ClaimLost
+            wait = getattr(error, "retry_after", RETRY_AFTER) if again else None
+            title = _naming(TITLES[code], place)
+            return problem(code, status, _naming(detail, place), policy_url, title=title, retry_after=wait)
+    raise error
+
+
+def _naming(text: str, place: str) -> str:
+    """Say where the key is: in its header, in another one, in "The field id", or in what a function calls "The key"."""
+    name = place.removeprefix("The ")
+    this = f"value of the {name}" if place.startswith("The field ") else name
+    return text.replace(f"this {HEADER}", f"this {this}").replace(HEADER, place)
+
+
+def problem(
+    code: str,
+    status: int,
+    detail: str,
+    policy_url: str | None = None,
+    *,
+    retry_after: float | None = None,
+    title: str | None = None,
+) -> Answer:
+    """A problem as JSON; `type` is the published policy, where there is one."""
+    body = msgspec.json.encode(
+        {
+            "type": policy_url or "about:blank",
+            "title": title or TITLES[code],
+            "status": status,
+            "detail": detail,
+            "code": code,
+        }
+    )
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-language", b"en"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    if retry_after is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
+    if policy_url:
+        headers.append((b"link", f'<{policy_url}>; rel="describedby"'.encode("latin-1")))
+    return Answer(status, headers, body)
+
+
+def _meaning(error: OnefoldError) -> Meaning:
+    return next(MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS)

@@ -1,0 +1,1 @@
+"""Run ASGI applications inside a claim, and let them finish after their clients have gone."""

@@ -1,0 +1,1 @@
+"""Adapt Django's views and its ASGI handler."""

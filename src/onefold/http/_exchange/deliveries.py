@@ -1,0 +1,67 @@
+"""One request, asked of a guard: the same in both colours.
+
+An answer is stored with its type. A person who resolves a request may have given a plain value, which reads back
+without one: it is asked for again, and becomes an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from onefold import AsyncGuard, Guard, Outcome, Policy, ResultUnreadable
+from onefold.http._answers.rules import NotFinal
+from onefold.http._exchange.rules import Ask
+from onefold.http._requests.tenants import joined
+from onefold.http._shared.messages import Answer, plain_answer
+
+
+def deliver(guard: Guard, asked: Ask, perform: Callable[[], Answer], policy: Policy) -> Outcome[Answer]:
+    """Run it once for this key, or find its answer. Raises what the guard raises, and `NotFinal`."""
+    asks = _asks(guard, asked, policy)
+    try:
+        return guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
+    except ResultUnreadable as unreadable:
+        try:
+            return _as_answer(guard.run(asked.operation, asked.key, _gone, **asks))
+        except (NotFinal, ResultUnreadable, TypeError):
+            raise unreadable from None
+
+
+async def deliver_async(
+    guard: AsyncGuard, asked: Ask, perform: Callable[[], Awaitable[Answer]], policy: Policy
+) -> Outcome[Answer]:
+    """The same, awaited."""
+    asks = _asks(guard, asked, policy)
+    try:
+        return await guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
+    except ResultUnreadable as unreadable:
+        try:
+            return _as_answer(await guard.run(asked.operation, asked.key, _gone_awaited, **asks))
+        except (NotFinal, ResultUnreadable, TypeError):
+            raise unreadable from None
+
+
+def _asks(guard: Guard | AsyncGuard, asked: Ask, policy: Policy) -> dict[str, Any]:
+    """Return what is asked of the guard: for the caller, at the tenant that the guard itself may be for."""
+    tenant = guard.address(asked.operation, asked.key).scope
+    return {"scope": joined(tenant, asked.scope), "fingerprint": asked.fingerprint, "policy": policy}
+
+
+def _as_answer(found: Outcome[Any]) -> Outcome[Answer]:
+    """Raises `TypeError` for a value that JSON does not know."""
+    return msgspec.structs.replace(found, value=plain_answer(found.value))
+
+
+def _gone() -> Any:
+    """The record has gone between the two questions: nothing runs, and the claim is given back.
+
+    What it is said to return is the type by which the record is read: any.
+    """
+    raise NotFinal
+
+
+async def _gone_awaited() -> Any:
+    raise NotFinal

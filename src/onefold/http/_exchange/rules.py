@@ -1,0 +1,284 @@
+"""One exchange of the Idempotency-Key header: what is asked, what is refused, what is remembered. Pure, no framework.
+
+An adapter makes a `Request`, lets the exchange say what to ask of the guard, runs its application inside of that, and
+sends the `Answer` that comes out. It follows draft-ietf-httpapi-idempotency-key-header-07.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Required, TypedDict, cast
+
+from onefold import (
+    SCOPE_MAX,
+    AsyncGuard,
+    Guard,
+    OnefoldError,
+    Outcome,
+    Policy,
+    RememberedFailure,
+    ResultNotKept,
+    StoreUnavailable,
+    UsageError,
+)
+from onefold.http._answers import problems as _problems
+from onefold.http._answers import rules as _rules
+from onefold.http._answers.sendable import is_sendable
+from onefold.http._requests import fingerprints as _fingerprints
+from onefold.http._requests.keys import HeaderKey, KeyOf
+from onefold.http._shared import messages as _messages
+from onefold.http._shared import options as _options
+from onefold.http._shared import routing as _routing
+from onefold.http._shared.messages import Answer, Refused, Request, Spooled
+from onefold.http.scopes import ScopeOf, single_tenant
+from onefold.keys import checked_operation
+
+METHODS: Final = ("POST", "PATCH")
+
+# An answer up to here is remembered whole.
+BODY_MAX: Final = 1 << 20
+
+# The name of the host: a part of the request, which a retry repeats; a part of whose key it is; or neither.
+HOSTS: Final = ("compare", "separate", "ignore")
+
+SCOPES: Final = "by_header('X-Api-Key'), by_user, single_tenant, or a function of a request"
+
+# For keys that are not in the body.
+_NO_BODY: Final = Spooled()
+
+# An operator reads why requests are refused. A key is in it as a digest; bodies and headers are not.
+LOG = logging.getLogger("onefold.http")
+
+RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
+
+
+class Ask(NamedTuple):
+    """What an adapter asks of its guard. `scope` is the caller, inside of the scope that the guard may have."""
+
+    operation: str
+    key: str
+    scope: str | None
+    fingerprint: list[Any]
+
+
+class Options(TypedDict, total=False):
+    """What every middleware, route and view of ours takes. `docs/http.md` explains each."""
+
+    # Whose key it is: `by_header("X-Api-Key")`, `by_user`, `single_tenant`, or a function. There is no default.
+    scope: Required[ScopeOf]
+    # Which answers are final: "below_500" (the default), "stripe", "success_only".
+    rules: str
+    # True, path patterns or a function: who must have a key. Elsewhere it is optional.
+    required: RequiredFor
+    # POST and PATCH, unless told otherwise.
+    methods: Iterable[str]
+    # `header_key(...)`, `body_field(...)` or a function, where the key is not in the Idempotency-Key header.
+    key: KeyOf
+    # Only the quoted form of the header.
+    strict: bool
+    # What the name of the host counts for: "compare" (the default), "separate", "ignore".
+    host: str
+    operation: str
+    # Where the policy is published: every refusal links to it.
+    policy_url: str
+    # An answer with a larger body is remembered without it.
+    body_max: int
+    # Whether `text/event-stream` is guarded too.
+    event_streams: bool
+
+
+class Exchange:
+    """The rules of one middleware, route or view. Raises `UsageError` for what cannot be meant."""
+
+    def __init__(
+        self,
+        *,
+        scope: ScopeOf,
+        rules: str = "below_500",
+        required: RequiredFor = False,
+        methods: Iterable[str] = METHODS,
+        key: KeyOf | None = None,
+        strict: bool = False,
+        host: str = "compare",
+        operation: str = "http",
+        policy_url: str | None = None,
+        body_max: int = BODY_MAX,
+        event_streams: bool = False,
+        begun: bool = False,
+    ) -> None:
+        _options.check_function("scope", scope, 1, SCOPES)
+        _options.check_yes_or_no("strict", strict)
+        _options.check_yes_or_no("event_streams", event_streams)
+        _options.check_bytes("body_max", body_max)
+        _options.check_link("policy_url", policy_url)
+        if key is not None:
+            _options.check_function("key", key, 2, _keys_like(key))
+        if key is not None and strict:
+            raise UsageError("strict= is for the Idempotency-Key header, and key= names another place")
+        self.rules = _rules.checked(rules)
+        self._host = _options.one_of("host", host, HOSTS)
+        self.operation = checked_operation(operation)
+        self.policy_url = policy_url
+        self.body_max = body_max
+        self.event_streams = event_streams
+        # Of a route, and no option: its endpoint has begun when the claim is made.
+        self._begun = begun
+        self.always_required = required is True
+        self._scope = scope
+        self._required = _required(required)
+        self._methods = _options.methods("methods", methods)
+        self._key = HeaderKey(strict=strict) if key is None else key
+        # What refusals call the key.
+        self._place: str = getattr(self._key, "place", "The key")
+
+    def guards_any(self, methods: Iterable[str]) -> bool:
+        """Whether a route of these methods has requests to look at."""
+        return not self._methods.isdisjoint(methods)
+
+    def passes(self, request: Request) -> bool:
+        """Whether the request goes on untouched, which is known before its body is read. Raises `Refused`."""
+        if request.method not in self._methods:
+            return True
+        return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key_of(request, _NO_BODY))
+
+    def asked(self, request: Request, body: Spooled) -> Ask | None:
+        """What to ask of the guard. None: it has no key, and needs none. Raises `Refused`."""
+        key = self._key_of(request, body)
+        if self._keyless(request, key):
+            return None
+        # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's answer.
+        payload = [request.method, request.compared_path, request.query, *self._more_compared(request, body)]
+        return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
+
+    def _key_of(self, request: Request, body: Spooled) -> str | None:
+        """The key. That a function gives what can be none is no fault of who sent the request."""
+        key: Any = self._key(request, body)
+        if key is None or isinstance(key, str):
+            return key
+        if isinstance(key, (int, uuid.UUID)) and not isinstance(key, bool):
+            return str(key)
+        _options.check_not_awaited("key", key)
+        raise UsageError(f"key= has to give the key as a str, or None, and gave a {type(key).__name__}")
+
+    def _keyless(self, request: Request, key: str | None) -> bool:
+        if key is not None:
+            return False
+        required: object = self._required(request)
+        if required is not True and required is not False:
+            _options.check_not_awaited("required", required)
+        if required:
+            raise Refused("key_missing", getattr(self._key, "missing", "This request needs a key, and has none."))
+        return True
+
+    def _caller(self, request: Request) -> str | None:
+        """The scope. Nobody in particular would be a caller that strangers share: only `single_tenant` says so."""
+        if self._scope is single_tenant:
+            return None
+        caller: Any = self._scope(request)
+        if caller is None or caller == "":
+            raise Refused("caller_unknown", "A request with a key needs a caller, and this one has none.")
+        if not isinstance(caller, str):
+            _options.check_not_awaited("scope", caller)
+            raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
+        return _checked_caller(caller)
+
+    def _caller_at(self, request: Request) -> str | None:
+        """The caller; where each host is a tenant, the caller at this one."""
+        caller = self._caller(request)
+        if self._host != "separate":
+            return caller
+        host = _fingerprints.host_of(request)
+        if not host:
+            raise Refused("caller_unknown", "A request with a key needs the header Host, which says whose key it is.")
+        if "@" in host:
+            # No server refuses it, and `bob` at `corp.com@shop` would be `bob@corp.com` at `shop`.
+            raise Refused("caller_unknown", "The name of a host has no @.")
+        return _checked_caller(f"{caller or ''}@{host}")
+
+    def _more_compared(self, request: Request, body: Spooled) -> tuple[str, bytes, str]:
+        """Media type, content, and the name of the host. A machine's address is none: several may serve one API."""
+        host = _fingerprints.host_of(request) if self._host == "compare" else ""
+        return *_fingerprints.content_of(request, body), "" if _fingerprints.is_address(host) else host
+
+    def policy(self, guard: Guard | AsyncGuard) -> Policy:
+        """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""
+        guard.idempotent(self.operation, key="key")
+        if guard.policy.mode == "seen":
+            raise UsageError(
+                'mode="seen" makes no claim: of requests with one key that come at the same time all would run. Give '
+                'HTTP a guard with mode="claim"'
+            )
+        return _rules.policy_for(guard.policy, self.body_max)
+
+    def answered(self, request: Request, answer: Answer, *, unmatched: bool | None = None) -> Answer:
+        """What is remembered of this answer to the request. Raises `NotFinal` where nothing is.
+
+        `unmatched`: the framework has found no route for it. False: a handler has run. None: it does not tell.
+        """
+        if _routing.is_of_routing(answer, request, unmatched=False if self._begun else unmatched):
+            raise _rules.NotFinal
+        return self.settled(answer)
+
+    def settled(self, answer: Answer) -> Answer:
+        """What is remembered of the application's answer. Raises `NotFinal` where nothing is."""
+        return _rules.settled(self.rules, answer, begun=self._begun)
+
+    def broken(self, failure: _rules.ServerFailed) -> Answer:
+        """What is remembered of an application that raised. Raises the failure where nothing is."""
+        if not _rules.is_final(self.rules, _rules.SERVER_ERROR):
+            raise failure
+        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._place))
+
+    def replay(self, outcome: Outcome[Answer]) -> Answer:
+        """The answer to a duplicate."""
+        value: object = outcome.value
+        if value is None and not outcome.omitted:
+            # Settled by somebody who said that it is done, and no more.
+            value = _messages.plain_answer(None)
+        if outcome.omitted or not isinstance(value, Answer) or not is_sendable(value):
+            # Skipped after a crash, too large for the store, or a probe gave what is no answer.
+            return _problems.of_error(ResultNotKept(), self.policy_url, self._place)
+        return _rules.replayed(value)
+
+    def refused(self, why: Refused | OnefoldError) -> Answer:
+        """The answer to a request that is not let through. Raises what only a programmer can mend."""
+        if isinstance(why, Refused):
+            LOG.info("refused: %s", why.code)
+            return _problems.of_refusal(why, self.policy_url, self._place)
+        answer = _problems.of_error(why, self.policy_url, self._place, reused=_rules.REUSED.get(self.rules))
+        LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
+        return answer
+
+
+def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Options:
+    """The options of this middleware, route or view; what it does not take is refused under its own name."""
+    _options.check_names(owner, options, ("guard", *Options.__annotations__))
+    if "scope" not in options:
+        raise UsageError(f"{owner} needs scope=, which says whose key it is: {SCOPES}")
+    if getattr(options["scope"], "needs_endpoint", False) and not has_endpoint:
+        raise UsageError(f"{owner} knows no arguments of an endpoint: by_argument is for FastAPI's idempotent_route")
+    return options
+
+
+def _checked_caller(caller: str) -> str:
+    if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
+        raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
+    return caller
+
+
+def _keys_like(given: object) -> str:
+    """What to write in the place of this."""
+    name = given if isinstance(given, str) else "id"
+    return f"body_field({name!r}), header_key({name!r}), or a function of a request and its body"
+
+
+def _required(required: RequiredFor) -> Callable[[Request], bool]:
+    if isinstance(required, bool):
+        return lambda _request: required
+    if callable(required):
+        _options.check_function("required", required, 1, "True, paths, or a function of a request")
+        return required
+    matches = _options.matching(_options.patterns("required", required))
+    return lambda request: matches(request.path)

@@ -1,0 +1,1 @@
+"""Read what identifies a request: its key, its caller, its content. Pure."""

@@ -1,0 +1,170 @@
+"""Say what a retry has to repeat of a request: its content, and the name of the host that it was sent to. Pure.
+
+A body is never read into memory as a whole: what is compared is a digest, made piece by piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from typing import Final
+
+from onefold.http._shared.messages import Request, Spooled
+
+# RFC 2046. A boundary of another form is not looked for: its body is compared byte by byte, with its boundary.
+BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
+
+# A parameter of a media type, in quotes or bare.
+PARAMETER: Final = re.compile(r';\s*([^=;\s"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;"]*)')
+
+# What ends the line of a delimiter: a part follows, or none. The last one may be the end of the body.
+LINE_ENDS: Final = (b"\r\n", b"--\r\n")
+LAST: Final = b"--"
+LOOK_AHEAD: Final = 4
+
+# Separates digests of parts from every other use of the same digest.
+LABEL: Final = b"onefold multipart 1"
+
+PORT: Final = re.compile(r":[0-9]*$")
+
+
+def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
+    """Return the media type of a body, with its encoding, and its digest.
+
+    The boundary of a multipart body is a random word that each attempt of a client makes anew. It is no part of what
+    was asked for: such a body is compared by what stands between its delimiters.
+    """
+    kind, parameters = _media_type(request)
+    boundary = _boundary_of(kind, parameters)
+    if (encoding := (request.header("Content-Encoding") or "").lower()) not in ("", "identity"):
+        kind = f"{kind}|{encoding}"
+    if boundary is None:
+        return _written(kind, parameters), body.digest
+    others = [one for one in parameters if one[0] != "boundary"]
+    return _written(kind, others), body.parts() if isinstance(body, _SpooledParts) else _digest_of_parts(body, boundary)
+
+
+def spooled_for(request: Request) -> Spooled:
+    """Return what takes the body of this request, and compares it as it comes: an event loop is not kept for it."""
+    boundary = boundary_of(request)
+    return Spooled() if boundary is None else _SpooledParts(boundary)
+
+
+def boundary_of(request: Request) -> bytes | None:
+    """Return what separates the parts of this request's body. None: it is no multipart, or its boundary is none."""
+    return _boundary_of(*_media_type(request))
+
+
+def parameters_of(value: str) -> list[tuple[str, str]]:
+    """Return the parameters of a header such as `form-data; name="id"`."""
+    _, semicolon, rest = value.partition(";")
+    return [(name.lower(), _bare(found)) for name, found in PARAMETER.findall(semicolon + rest)]
+
+
+def _boundary_of(kind: str, parameters: list[tuple[str, str]]) -> bytes | None:
+    found = [value for name, value in parameters if name == "boundary"]
+    if not kind.startswith("multipart/") or len(found) != 1 or not BOUNDARY.fullmatch(found[0]):
+        return None
+    return found[0].encode("ascii")
+
+
+def _media_type(request: Request) -> tuple[str, list[tuple[str, str]]]:
+    value = request.header("Content-Type") or ""
+    return value.partition(";")[0].strip().lower(), parameters_of(value)
+
+
+def _bare(value: str) -> str:
+    if value.startswith('"'):
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value.strip()
+
+
+def _written(kind: str, parameters: list[tuple[str, str]]) -> str:
+    """Write a media type in one form. The name of a character set is the same in capitals."""
+    small = [(name, value.lower() if name == "charset" else value) for name, value in parameters]
+    return "".join([kind, *(f";{name}={len(value)}:{value}" for name, value in sorted(small))])
+
+
+def _digest_of_parts(body: Spooled, boundary: bytes) -> bytes:
+    parts = _Parts(boundary)
+    for chunk in body.chunks():
+        parts.add(chunk)
+    return parts.digest()
+
+
+class _Parts:
+    """What stands between the delimiters of a multipart body, each piece as a digest of its own.
+
+    Only a whole line is a delimiter: `--boundary`, or `--boundary--`. Every other byte is compared as it is, so that
+    two bodies of one digest are the same to whoever reads them, but for the word that separates their parts.
+    """
+
+    def __init__(self, boundary: bytes) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._all = hashlib.sha256(LABEL)
+        self._piece = hashlib.sha256()
+        # A delimiter begins with the end of a line; before the first line there is none.
+        self._rest = b"\r\n"
+
+    def add(self, chunk: bytes) -> None:
+        self._take(self._rest + chunk, is_last=False)
+
+    def digest(self) -> bytes:
+        """Return the digest of all pieces: the body ends here."""
+        self._take(self._rest, is_last=True)
+        self._all.update(self._piece.digest())
+        return self._all.digest()
+
+    def _take(self, data: bytes, *, is_last: bool) -> None:
+        """Digest as much as is certain, and keep what may be the beginning of a delimiter's line."""
+        length = len(self._delimiter)
+        certain = len(data) if is_last else len(data) - length - LOOK_AHEAD
+        done, found = 0, data.find(self._delimiter)
+        while 0 <= found < certain:
+            if _ends_the_line(data, found + length):
+                self._piece.update(data[done:found])
+                self._all.update(self._piece.digest())
+                self._piece = hashlib.sha256()
+                done = found + length
+            found = data.find(self._delimiter, found + 1)
+        end = max(certain, done)
+        self._piece.update(data[done:end])
+        self._rest = data[end:]
+
+
+class _SpooledParts(Spooled):
+    """A multipart body, whose parts are digested as they come."""
+
+    def __init__(self, boundary: bytes) -> None:
+        super().__init__()
+        self._parts = _Parts(boundary)
+        self._found: bytes | None = None
+
+    def add(self, chunk: bytes) -> None:
+        super().add(chunk)
+        self._parts.add(chunk)
+
+    def parts(self) -> bytes:
+        """Return the digest of the parts. The whole body has come."""
+        self._found = self._parts.digest() if self._found is None else self._found
+        return self._found
+
+
+def _ends_the_line(data: bytes, at: int) -> bool:
+    return data.startswith(LINE_ENDS, at) or data[at:] == LAST
+
+
+def host_of(request: Request) -> str:
+    """Return the name, or the address, of the host that a request was sent to, without its port."""
+    host = PORT.sub("", request.host.strip().lower())
+    return host.rstrip(".")
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an address of a machine, and no name that somebody gave to a service."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

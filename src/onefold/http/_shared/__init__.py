@@ -1,0 +1,1 @@
+"""Share the rules of the Idempotency-Key header between all frameworks."""

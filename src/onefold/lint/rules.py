@@ -1,0 +1,291 @@
+"""The rules over one guard, each of them a question to what is declared. Pure: no file, no store, no printing.
+
+A rule that cannot be judged by what is declared says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from onefold.config.declared import DeclaredGuard, DeclaredStore
+from onefold.config.fields import CONTENTS, POSITIONS
+from onefold.config.wording import below, said
+from onefold.lint.changing import changes
+from onefold.lint.doubt import is_doubt
+from onefold.lint.store_identity import is_in_memory
+
+# The floor: a replay may itself be late, and be replayed.
+TWICE: Final = 2
+
+# These forget what they know when they are full, unless they are told not to.
+CACHES: Final = frozenset({"redis", "rediss", "valkey", "valkeys"})
+# These have no transaction that your rows could share.
+WITHOUT_TRANSACTIONS: Final = CACHES | {"dynamodb", "memory"}
+
+# Of five by default. Beyond so many nobody waits for the person that a hold would call.
+ATTEMPTS_MANY: Final = 100
+
+FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
+
+
+FIX_BEFORE: Final = "Move its records first, with `onefold copy`, and leave also_read out"
+
+
+class Said(NamedTuple):
+    """A finding without its place: the field that it points at, what is wrong, and the fix."""
+
+    field: str
+    says: str
+    fix: str
+
+
+def floor(guard: DeclaredGuard) -> float:
+    """The least `keep`: twice the largest of the sum of the duplicates, the visibility time-out and the longest replay.
+
+    A queue delivers again what was done and not acknowledged when the visibility time-out ends.
+    """
+    return TWICE * max(_late(guard), max(guard.replays.values(), default=0.0))
+
+
+def _late(guard: DeclaredGuard) -> float:
+    """How late a duplicate can be."""
+    return max(sum(guard.duplicates.values()), guard.visibility_timeout or 0.0)
+
+
+def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
+    least, keep = floor(guard), guard.policy.keep
+    # 100 ms and 200 ms are a little more than 300 ms in binary.
+    if keep >= least or math.isclose(keep, least):
+        return
+    late = _late(guard)
+    source = max(guard.replays, key=guard.replays.__getitem__, default="")
+    if source and guard.replays[source] >= late:
+        why = f"{source} replays what is up to {said(guard.replays[source])} old"
+    elif late > sum(guard.duplicates.values()):
+        why = f"the queue delivers again after {said(late)} (visibility_timeout)"
+    else:
+        why = f"duplicates can be {said(late)} late ({' + '.join(guard.duplicates)})"
+    yield Said(
+        "keep",
+        f"keep is {said(keep)}, but {why}, so the floor is {said(least)}: twice that. "
+        "A duplicate that comes after keep runs again",
+        f"Set keep: {said(least)}",
+    )
+
+
+def money_by_default(guard: DeclaredGuard) -> Iterator[Said]:
+    """Whoever says `keep`, or where duplicates come from, has thought about it; the floor judges the numbers."""
+    if guard.money and not (guard.keep_said or guard.duplicates or guard.replays):
+        yield Said(
+            "keep",
+            f"money without keep, duplicates or replays: it is kept for {said(guard.policy.keep)} by default, and "
+            "nothing says that no duplicate comes later. One that does pays again",
+            "Set keep: forever, or declare where duplicates come from",
+        )
+
+
+def lease_not_shorter_than_keep(guard: DeclaredGuard) -> Iterator[Said]:
+    lease, keep = guard.policy.lease, guard.policy.keep
+    if lease >= keep:
+        yield Said(
+            "lease",
+            f"lease is {said(lease)} and keep is {said(keep)}: a finished record would be forgotten before a crashed "
+            "one is given up",
+            f"Set lease below {said(keep)}, or keep well above {said(lease)}",
+        )
+
+
+def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
+    handler, visibility = guard.handler_time, guard.visibility_timeout
+    if handler is not None and visibility is not None and visibility < handler:
+        yield Said(
+            "visibility_timeout",
+            f"visibility_timeout is {said(visibility)}, but the handler takes up to {said(handler)}: the queue "
+            "delivers again what still runs, and counts it as failed",
+            f"Set visibility_timeout: {said(TWICE * handler)}",
+        )
+
+
+def _stores(guard: DeclaredGuard) -> Iterator[tuple[str, DeclaredStore]]:
+    """The fields that name a store of this guard. The one of before answers for what was done before it moved."""
+    yield "store", guard.store
+    if guard.also_read is not None:
+        yield "also_read", guard.also_read
+
+
+def money_on_what_evicts(guard: DeclaredGuard) -> Iterator[Said]:
+    for field, store in _stores(guard) if guard.money else ():
+        yield from _evicts(field, store)
+
+
+def _evicts(field: str, store: DeclaredStore) -> Iterator[Said]:
+    if store.evicts:
+        yield Said(
+            field,
+            f"money is kept in the store {store.name!r}, which evicts: a full server forgets payments that are done, "
+            "and their duplicates run again",
+            FIX_BEFORE
+            if field == "also_read"
+            else "Use a store that does not evict: a database, or a Redis of its own with maxmemory-policy noeviction",
+        )
+    elif store.evicts is None and store.kind in CACHES:
+        yield Said(
+            field,
+            f"money is kept in the store {store.name!r}, and nothing says that this {store.kind} does not evict: with "
+            "any maxmemory-policy but noeviction a full server forgets payments that are done",
+            f"Ask `onefold doctor`, set maxmemory-policy noeviction, and declare evicts: false in stores.{store.name}",
+        )
+
+
+def money_with_a_crash_window(guard: DeclaredGuard) -> Iterator[Said]:
+    if not guard.money or guard.mode == "transactional":
+        return
+    crash = guard.policy.after_crash
+    if guard.mode == "seen":
+        says = "money in mode seen: a crash between the effect and its record runs it again, and so do two deliveries"
+        field, says = "mode", f"{says} at the same time"
+    elif crash == "skip":
+        field = "after_crash"
+        says = "money with after_crash skip: a payment that a crash cut off counts as done, and may never have happened"
+    elif crash == "rerun" and guard.provider_memory is None:
+        field = "after_crash"
+        says = (
+            "money in mode claim with after_crash rerun: a crash between the effect and its record runs it again, and "
+            "nothing says that the other side knows the key"
+        )
+    else:
+        return
+    fix = "Set mode: transactional where the effect is rows of your own; else after_crash: hold, or a probe"
+    if crash == "rerun" and guard.mode == "claim":
+        fix += "; or pass current().key_for() on, and declare provider_memory"
+    yield Said(field, says, fix)
+
+
+def rerun_past_the_provider(guard: DeclaredGuard) -> Iterator[Said]:
+    memory, policy = guard.provider_memory, guard.policy
+    if memory is None or math.isinf(memory) or guard.mode != "claim" or policy.after_crash != "rerun":
+        return
+    # A rerun begins before rerun_within, and may call the other side as late as its handler's end.
+    handler = guard.handler_time or 0.0
+    if policy.rerun_within + handler < memory:
+        return
+    until = "without an end" if math.isinf(policy.rerun_within) else f"for {said(policy.rerun_within)}"
+    spent = f" plus {said(handler)} in the handler" if handler and not math.isinf(policy.rerun_within) else ""
+    shorter = below(memory - handler) if memory > handler else None
+    yield Said(
+        "rerun_within",
+        f"a crashed run may be run again {until}{spent}, but the provider forgets the key after {said(memory)}: a "
+        "rerun after that is a second effect",
+        "Set after_crash: hold" if shorter is None else f"Set rerun_within: {said(shorter)}",
+    )
+
+
+def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.key in POSITIONS:
+        says = f"the key is {guard.key}, which is where this copy lies: a producer that sends again makes another one"
+        yield Said("key", f"{says}, and both run", FIX_KEY)
+    elif guard.key in CONTENTS:
+        says = f"the key is {guard.key}: two equal orders become one, and an order that gains a field becomes two"
+        yield Said("key", says, FIX_KEY)
+    elif guard.key is not None and changes(guard.key):
+        says = f"the key is {guard.key}, which changes with each delivery: a retry has another key, and runs again"
+        yield Said("key", says, FIX_KEY)
+
+
+def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
+    for field, store in _stores(guard) if guard.money else ():
+        if store.kind == "memory":
+            yield Said(
+                field,
+                f"money is kept in the store {store.name!r}, which lives in the memory of one process: a restart "
+                "forgets every payment, and a second worker never knew of them",
+                FIX_BEFORE if field == "also_read" else "Use a store that lasts, such as the database of the payments",
+            )
+
+
+def sqlite_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
+    for field, store in _stores(guard):
+        if store.url is not None and is_in_memory(str(store.url)):
+            yield Said(
+                field,
+                f"the store {store.name!r} is SQLite in the memory of one connection, which no other could see: the "
+                "store refuses to open it, and no delivery runs",
+                "Name a file, sqlite:///onefold.db; for records in memory write memory:",
+            )
+
+
+def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
+    for name in guard.remember if guard.money else ():
+        if is_doubt(name):
+            yield Said(
+                "remember",
+                f"money that remembers {name} as its final answer: after it nobody knows whether the payment "
+                "happened, and every retry is told that it failed",
+                "Remember only what the other side has said for good, such as a declined card",
+            )
+
+
+def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
+    """Under rerun `unknown` has no meaning, and in a transaction nothing is unknown."""
+    if not guard.money or guard.mode != "claim" or guard.policy.after_crash == "rerun":
+        return
+    missing = [kind.__name__ for kind in (TimeoutError, ConnectionError) if not _is_named(kind, guard.policy.unknown)]
+    if missing:
+        yield Said(
+            "unknown",
+            f"money with an unknown that leaves out {' and '.join(missing)}: it replaces the usual ones, so that a "
+            "payment which timed out, or lost its connection, counts as one that did not happen, and every retry pays "
+            "again",
+            f"Leave unknown out, or add {' and '.join(f'builtins.{name}' for name in missing)}",
+        )
+
+
+def _is_named(kind: type[Exception], unknown: tuple[type[BaseException] | str, ...]) -> bool:
+    """Whether such an error is taken for a doubt: by its class, or by the dotted name of one of its classes."""
+    names = {f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__}
+    return any(one in names if isinstance(one, str) else issubclass(kind, one) for one in unknown)
+
+
+def probe_that_knows_nothing(guard: DeclaredGuard) -> Iterator[Said]:
+    module = (guard.probe or "").partition(":")[0].partition(".")[0]
+    if module == "onefold" or module in sys.stdlib_module_names:
+        whose = "Onefold itself" if module == "onefold" else "Python's own library"
+        yield Said(
+            "after_crash",
+            f"the probe {guard.probe} is a function of {whose}: it cannot know what became of this effect, and "
+            "answers neither done() nor not_done()",
+            "Name a function of yours that asks the other side, or set after_crash: hold",
+        )
+
+
+def attempts_without_an_end(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.policy.attempts_max > ATTEMPTS_MANY:
+        yield Said(
+            "attempts_max",
+            f"attempts_max is {guard.policy.attempts_max:,}: a message that kills its worker kills {ATTEMPTS_MANY} of "
+            "them and goes on, and nobody is called to look at it",
+            "Leave attempts_max out (5), or set it to a number that somebody waits for",
+        )
+
+
+def transactions_that_are_not_there(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.mode == "transactional" and guard.store.kind in WITHOUT_TRANSACTIONS:
+        yield Said(
+            "mode",
+            f"mode is transactional, but the store {guard.store.name!r} is {guard.store.kind}, which shares no "
+            "transaction with your rows: the record and the work cannot commit together",
+            "Use the database of the rows as the store, or mode: claim with after_crash: hold",
+        )
+
+
+def money_unprotected(guard: DeclaredGuard) -> Iterator[Said]:
+    # In a transaction nothing runs without its store.
+    if guard.money and guard.mode != "transactional" and guard.policy.store_down == "run":
+        yield Said(
+            "store_down",
+            "money with store_down run: while the store is down every duplicate runs",
+            "Set store_down: refuse",
+        )

@@ -1,0 +1,1 @@
+"""Keep a store in order: purge, copy, and import the tables of other systems."""

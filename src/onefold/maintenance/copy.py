@@ -1,0 +1,180 @@
+"""Copies records from one store to another, so that a change of the store's URL forgets nothing.
+
+It reads the old store and never writes to it. What the new store knows already is not overwritten, so that it can be
+run again at any time: after an interrupt, and for what has come since. Two exceptions would do harm if they were
+treated alike, and are told apart: what a worker runs right now stays where it is, and what the new store holds as
+unfinished is finished there when the old store says that it has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from onefold import Record, State, UsageError
+from onefold.maintenance.pages import records, weight_of
+from onefold.stores.base import Batching, Browsable, Entry, Gone, Query
+
+# One round trip takes so many, and so many bytes: below what a server takes in one message.
+BATCH_MAX: Final = 500
+BATCH_BYTES: Final = 2 * 2**20
+
+TOKEN_BYTES: Final = 16
+
+ENDED: Final = (State.DONE, State.FAILED)
+
+
+class Tally(msgspec.Struct):
+    """What has become of the records so far."""
+
+    copied: int = 0
+    # Copied before while unfinished, and ended in the old store since.
+    updated: int = 0
+    there: int = 0
+    # A worker runs them: they are not copied.
+    running: int = 0
+    # The new store does not take them; why, of the first.
+    refused: int = 0
+    why: str = ""
+
+    @property
+    def seen(self) -> int:
+        return self.copied + self.updated + self.there + self.running + self.refused
+
+    @property
+    def complete(self) -> bool:
+        """Whether the new store now knows all that the old one does."""
+        return not self.running and not self.refused
+
+
+def copying(old: Browsable, new: Any, query: Query, *, tally: Tally, dry_run: bool = False) -> Iterator[Tally]:
+    """Copy what the query asks for, batch by batch; the tally, after each. `dry_run` only counts.
+
+    `new` is a `Store` and `Browsable`. Raises `StoreUnavailable` where one of the two does not answer.
+    """
+    pairs = beside(records(old, query), records(new, query))
+    for batch in batches(pairs):
+        wanted: list[Record] = []
+        for record, found in batch:
+            if is_live(record):
+                tally.running += 1
+            elif found is None:
+                wanted.append(record)
+            else:
+                _settle(new, record, found, tally, dry_run=dry_run)
+        if dry_run:
+            tally.copied += len(wanted)
+        else:
+            _copy(new, wanted, tally)
+        yield tally
+
+
+def beside(ours: Iterable[Record], theirs: Iterator[Record]) -> Iterator[tuple[Record, Record | None]]:
+    """Each of our records with theirs of the same address; both come in the order of addresses."""
+    other = next(theirs, None)
+    for record in ours:
+        while other is not None and other.address.parts < record.address.parts:
+            other = next(theirs, None)
+        yield record, other if other is not None and other.address == record.address else None
+
+
+def batches(pairs: Iterator[tuple[Record, Record | None]]) -> Iterator[list[tuple[Record, Record | None]]]:
+    """The same in lists that fit into one round trip."""
+    batch: list[tuple[Record, Record | None]] = []
+    weight = 0
+    for pair in pairs:
+        batch.append(pair)
+        weight += weight_of(pair[0])
+        if len(batch) == BATCH_MAX or weight >= BATCH_BYTES:
+            yield batch
+            batch, weight = [], 0
+    if batch:
+        yield batch
+
+
+def written(new: Any, entries: Sequence[Entry]) -> list[Record | Gone | UsageError | None]:
+    """Write the entries whose addresses are free; of each what is in the way, or why the store does not take it."""
+    answers: list[Record | Gone | UsageError | None] = []
+    for start in range(0, len(entries), BATCH_MAX):
+        answers += _written_together(new, entries[start : start + BATCH_MAX])
+    return answers
+
+
+def _written_together(new: Any, entries: Sequence[Entry]) -> list[Record | Gone | UsageError | None]:
+    if isinstance(new, Batching):
+        try:
+            return [*new.claim_all(entries)]
+        except UsageError:
+            # One of them is too large for this store, for instance. The others are not.
+            pass
+    return [_written_alone(new, entry) for entry in entries]
+
+
+def _written_alone(new: Any, entry: Entry) -> Record | Gone | UsageError | None:
+    try:
+        found: Record | Gone | None = new.claim(entry)
+    except UsageError as error:
+        return error
+    return found
+
+
+def _copy(new: Any, wanted: list[Record], tally: Tally) -> None:
+    answers = written(new, [copy_of(record) for record in wanted])
+    for record, answer in zip(wanted, answers, strict=True):
+        match answer:
+            case None:
+                tally.copied += 1
+            case UsageError():
+                tally.refused += 1
+                tally.why = tally.why or str(answer)
+            case Record():
+                # It came while we looked.
+                _settle(new, record, answer, tally, dry_run=False)
+            case _:
+                tally.there += 1
+
+
+def _settle(new: Any, record: Record, found: Record, tally: Tally, *, dry_run: bool) -> None:
+    if not _has_ended_since(record, found):
+        tally.there += 1
+    elif dry_run or new.claim(copy_of(record), replacing=found) is None:
+        tally.updated += 1
+    else:
+        tally.there += 1
+
+
+def _has_ended_since(record: Record, found: Record) -> bool:
+    """Whether the old store knows the end of what is unfinished in the new one: there it would run again."""
+    unfinished = found.state not in ENDED and not is_live(found)
+    # A bypass is a deliberate second run: the end of the first one says nothing about it.
+    return record.state in ENDED and unfinished and found.bypasses <= record.bypasses
+
+
+def is_live(record: Record) -> bool:
+    """Whether a worker runs it now."""
+    return record.state is State.RUNNING and record.lease_left > 0
+
+
+def copy_of(record: Record) -> Entry:
+    """The record as it is, under a token that follows from its own: a late owner cannot end the copy.
+
+    The token is the one under which a guard with `also_read` would move it, so that the two meet in one record.
+    """
+    return Entry(
+        address=record.address,
+        token=hashlib.sha256(b"moved" + record.token).digest()[:TOKEN_BYTES],
+        state=record.state,
+        attempt=record.attempt,
+        lease=max(record.lease_left, 0.0) if record.state is State.RUNNING else 0.0,
+        stay=record.stay_left,
+        age=record.age,
+        bypasses=record.bypasses,
+        fingerprint=record.fingerprint,
+        notes=record.notes,
+        result=record.result,
+        omitted=record.omitted,
+        remark=record.remark,
+    )

@@ -1,0 +1,114 @@
+"""Messages of aiokafka: dead letters and sent ones, each confirmed by its broker within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._kafka.messages import (
+    WITHIN,
+    NotConfirmed,
+    check_letters,
+    letter_forms,
+    letter_headers,
+    message_of,
+    sent_headers,
+)
+from onefold.queues._kafka.notices import log
+from onefold.queues._kafka.offsets import Delivery
+from onefold.queues._kafka.partitions import Ledger
+from onefold.queues._shared.options import takes_tx
+from onefold.queues.kafka_offsets import Offsets
+from onefold.queues.keys import KEY_HEADER, Key
+
+try:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+    from aiokafka.errors import KafkaError
+except ImportError as error:
+    raise UsageError("aiokafka is not installed: pip install 'onefold[kafka]'") from error
+
+__all__ = ["AIOKafkaConsumer", "ConsumerRebalanceListener", "DeadLetters", "KafkaError", "TopicPartition", "send"]
+
+
+class DeadLetters:
+    """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, *, within: Duration = WITHIN) -> None:
+        check_letters(producer, "send_and_wait", topic)
+        self._producer = producer
+        self._topic = topic
+        self._within = seconds(within, "within")
+
+    async def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
+        """Whether the broker has confirmed it."""
+        message = delivery.native
+        headers = letter_headers(message.headers, delivery.spot, operation, reason)
+        why: object = None
+        for value, carried in letter_forms(message.value, headers):
+            try:
+                why = await _confirmed(self._producer, self._topic, value, message.key, carried, self._within)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
+                why = f"the producer refuses to write it ({type(error).__name__})"
+        if why is not None:
+            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
+        return why is None
+
+
+async def send(
+    producer: AIOKafkaProducer,
+    topic: str,
+    value: bytes | str,
+    *,
+    key: Key | None = None,
+    partition_by: bytes | str | None = None,
+    headers: Mapping[str, str | bytes] | None = None,
+    key_header: str = KEY_HEADER,
+    within: Duration = WITHIN,
+) -> str:
+    """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
+
+    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
+    `key` you send it with again.
+    """
+    chosen, pairs = sent_headers(headers, key, key_header)
+    why = await _confirmed(producer, topic, _bytes(value), _bytes(partition_by), pairs, seconds(within, "within"))
+    if why is not None:
+        raise NotConfirmed(topic, chosen, why)
+    return chosen
+
+
+async def _confirmed(producer: AIOKafkaProducer, topic: str, value: Any, key: Any, headers: Any, within: float) -> Any:
+    """None once the broker has confirmed it; else why it has not."""
+    try:
+        async with asyncio.timeout(within):
+            await producer.send_and_wait(topic, value, key, headers=headers)
+    except TimeoutError:
+        return f"no confirmation within {within:g} s"
+    except KafkaError as error:
+        return error
+    return None
+
+
+def delivery_of(message: Any, ledger: Ledger) -> Delivery:
+    spot = ledger.spot(message.topic, message.partition, message.offset)
+    return Delivery(spot, message_of(message.value, message.headers, spot), message)
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
+    """The handler, and the next offset in its transaction."""
+    if not takes_tx(handler):
+        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
+
+    async def handle(message: Any, *, tx: Any) -> None:
+        await handler(message, tx=tx)
+        await offsets.save_async(tx, message.topic, message.partition, message.offset + 1)
+
+    return handle

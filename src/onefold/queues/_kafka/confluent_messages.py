@@ -1,0 +1,152 @@
+"""Messages of confluent-kafka: dead letters and sent ones, each confirmed by its delivery report within a bound."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._kafka.messages import (
+    WITHIN,
+    NotConfirmed,
+    Unreadable,
+    check_letters,
+    letter_forms,
+    letter_headers,
+    message_of,
+    sent_headers,
+)
+from onefold.queues._kafka.notices import log
+from onefold.queues._kafka.offsets import Delivery
+from onefold.queues._kafka.partitions import Ledger
+from onefold.queues._shared.options import takes_tx
+from onefold.queues.kafka_offsets import Offsets
+from onefold.queues.keys import KEY_HEADER, Key
+
+try:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+except ImportError as error:
+    raise UsageError("confluent-kafka is not installed: pip install 'onefold[kafka]'") from error
+
+__all__ = ["Consumer", "DeadLetters", "KafkaException", "Message", "Producer", "TopicPartition", "send"]
+
+# A delivery report is looked for so often.
+REPORT_POLL: Final = 0.1
+
+# Called so, Python looks whether the client has set an error beside its answer. A plain call may go on with both.
+_asked_for_headers: Final = operator.methodcaller("headers")
+
+TOO_LATE: Final = "Set max.poll.interval.ms above your longest handler, or poll, and above wait="
+
+
+class DeadLetters:
+    """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
+
+    def __init__(self, producer: Producer, topic: str, *, within: Duration = WITHIN) -> None:
+        check_letters(producer, "produce", topic)
+        self._producer = producer
+        self._topic = topic
+        self._within = seconds(within, "within")
+
+    def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
+        """Whether the broker has confirmed it."""
+        message = delivery.native
+        headers = letter_headers(message.headers(), delivery.spot, operation, reason)
+        whole = not isinstance(delivery.message.headers, Unreadable)
+        why: object = None
+        for value, carried in letter_forms(message.value(), headers, whole=whole):
+            try:
+                why = _confirmed(self._producer, self._topic, value, message.key(), carried, self._within)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
+                why = f"the producer refuses to write it ({type(error).__name__})"
+        if why is not None:
+            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
+        return why is None
+
+
+def send(
+    producer: Producer,
+    topic: str,
+    value: bytes | str,
+    *,
+    key: Key | None = None,
+    partition_by: bytes | str | None = None,
+    headers: Mapping[str, str | bytes] | None = None,
+    key_header: str = KEY_HEADER,
+    within: Duration = WITHIN,
+) -> str:
+    """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
+
+    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
+    `key` you send it with again.
+    """
+    chosen, pairs = sent_headers(headers, key, key_header)
+    why = _confirmed(producer, topic, value, partition_by, pairs, seconds(within, "within"))
+    if why is not None:
+        raise NotConfirmed(topic, chosen, why)
+    return chosen
+
+
+def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: Any, within: float) -> object:
+    """None once the broker has confirmed it; else why it has not."""
+    reports: list[object] = []
+
+    def report(error: object, _message: object) -> None:
+        reports.append(error)
+
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            # By name: a SerializingProducer has them in another order.
+            producer.produce(topic, value=value, key=key, headers=headers, on_delivery=report)
+            break
+        except BufferError:
+            if time.monotonic() >= deadline:
+                return "the producer's queue is full"
+            producer.poll(REPORT_POLL)
+        except KafkaException as error:
+            return error
+    while not reports and (left := deadline - time.monotonic()) > 0:
+        producer.poll(min(left, REPORT_POLL))
+    return reports[0] if reports else f"no report within {within:g} s"
+
+
+def delivery_of(message: Any, ledger: Ledger) -> Delivery:
+    spot = ledger.spot(message.topic(), message.partition(), message.offset())
+    return Delivery(spot, message_of(message.value(), _headers_of(message), spot), message)
+
+
+def _headers_of(message: Any) -> Any:
+    try:
+        return _asked_for_headers(message)
+    except (SystemError, UnicodeDecodeError):
+        # The client has kept a list with holes in it; whoever reads that one ends the process.
+        message.set_headers([])
+        return Unreadable()
+
+
+def is_news(message: Any) -> bool:
+    """Not a message, but what the client has to say. What it cannot recover from is raised."""
+    error = message.error()
+    if error is not None and error.fatal():
+        raise KafkaException(error)
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        late = error.code() == KafkaError._MAX_POLL_EXCEEDED
+        log.warning("the consumer says: %s%s", error, f". {TOO_LATE}" if late else "")
+    return error is not None
+
+
+def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
+    """The handler, and the next offset in its transaction."""
+    if not takes_tx(handler):
+        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
+
+    def handle(message: Any, *, tx: Any) -> None:
+        handler(message, tx=tx)
+        offsets.save(tx, message.topic(), message.partition(), message.offset() + 1)
+
+    return handle

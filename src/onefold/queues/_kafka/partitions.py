@@ -1,0 +1,313 @@
+"""What both Kafka clients share: which partition waits for which message, what is committed, what is buried. Pure.
+
+Kafka redelivers nothing: a message that is not finished is read again because its partition goes back to it. The steps
+are yielded, and the client's shell performs them. An offset above an unfinished message is never among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+
+from onefold import Policy, UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._kafka.notices import AddressOf, Notices, Undeliverable, log, unaddressed
+from onefold.queues._kafka.offsets import Delivery, Partition, Spot
+from onefold.queues._kafka.unread import Ends, Readings
+from onefold.queues._shared.consumer import MissingKeyRule
+from onefold.queues._shared.options import whole
+from onefold.queues._shared.verdict import ACK, Ack, Failed, Later, Never, Verdict, named
+from onefold.queues.keys import KeyOf, PayloadOf
+
+if TYPE_CHECKING:
+    from onefold.queues.kafka_offsets import Offsets
+
+# A partition that waits is behind; a failure that lasts longer than this is found by people, not by asking faster.
+BACKOFF_MAX: Final = 60.0
+DOUBLINGS_MAX: Final = 10
+
+# Whether a partition that was paused is ours again is looked at so often where nobody says so.
+STRAY_EVERY: Final = 1.0
+
+# A dead letter that was not confirmed is tried again so much later.
+BURY_AGAIN: Final = 5.0
+
+REASON_MAX: Final = 1_000
+
+# The defaults of `guarded`: about a quarter of a minute for what fails, ten minutes for what is on hold.
+ATTEMPTS: Final = 5
+BACKOFF: Final = 1.0
+HELD_TIMES: Final = 10
+
+
+# A handler was interrupted, and the consumer may live on: its message is read again at once.
+INTERRUPTED: Final = Later(0.0, "interrupted")
+
+
+class Bury(NamedTuple):
+    """Produce it to the dead letters. The answer: whether that was confirmed."""
+
+    delivery: Delivery
+    reason: str
+
+
+class Commit(NamedTuple):
+    """These are the next offsets. What is not ours any more is left out."""
+
+    offsets: dict[Partition, int]
+
+
+class GoBack(NamedTuple):
+    """Pause the partition, and seek to the offset. The answer: whether that was done."""
+
+    partition: Partition
+    offset: int
+
+
+class Resume(NamedTuple):
+    """Read on. The answer: whether that was done; False where the partition is not ours."""
+
+    partition: Partition
+
+
+class Position(NamedTuple):
+    """The answer: the offset after the message that was read last; less than that since the partition went back."""
+
+    partition: Partition
+
+
+class Assigned(NamedTuple):
+    """The answer: the partitions that are ours now, as a set."""
+
+
+class FindEnds(NamedTuple):
+    """The answer: where the partition is read next, and where it ends, as `Ends`."""
+
+    partition: Partition
+
+
+Step = Bury | Commit | GoBack | Resume | Position | Assigned | FindEnds
+Steps = Generator[Step, Any, Any]
+
+
+class Options(TypedDict, total=False):
+    """What `guarded` and `guarded_batches` of both clients take besides."""
+
+    # A message without a key: to the dead letters, or run without a guard.
+    missing_key: MissingKeyRule
+    # What a message with a used key has to have in common with the first one: body(), or a function of yours.
+    fingerprint: PayloadOf | None
+    # Where the next offsets are kept in your own database.
+    offsets: Offsets | None
+    # How often a handler may fail before its message goes to the dead letters, and how long it waits at first.
+    attempts: int
+    backoff: Duration
+    # How often a message on hold comes again, once a minute, before it goes to the dead letters.
+    held_times: int
+
+
+def asked_of(key: KeyOf, options: Options, policy: Policy | None) -> dict[str, Any]:
+    """What the guard is asked with, one by one and in polls."""
+    missing_key, fingerprint = options.get("missing_key", "never"), options.get("fingerprint")
+    return {"key": key, "missing_key": missing_key, "fingerprint": fingerprint, "policy": policy}
+
+
+@dataclasses.dataclass(slots=True)
+class Waiting:
+    """A partition that has gone back to an unfinished message."""
+
+    offset: int
+    due: float
+    sought: bool = False
+    resumed: bool = False
+
+
+class Ledger:
+    """What one consumer knows of its partitions. Attempts are counted here, in memory: Kafka counts nothing."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        stops: bool,
+        address_of: AddressOf = unaddressed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        unknown = sorted(set(options) - set(Options.__annotations__))
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], Options.__annotations__, 1)
+            raise UsageError(f"unknown argument {unknown[0]!r}" + (f": did you mean {near[0]}?" if near else ""))
+        self._attempts = whole("attempts", options.get("attempts", ATTEMPTS), 1)
+        self._held_times = whole("held_times", options.get("held_times", HELD_TIMES), 0)
+        self._backoff = seconds(options.get("backoff", BACKOFF), "backoff")
+        self._stops = stops
+        self._clock = clock
+        self._notices = Notices(address_of, clock)
+        self._readings = Readings(clock)
+        self._waiting: dict[Partition, Waiting] = {}
+        # What was paused and not resumed. librdkafka keeps a pause while a partition goes and comes back.
+        self._paused: set[Partition] = set()
+        # What the user has paused, whether we have or not: only the user resumes it.
+        self._users: set[Partition] = set()
+        self._strays_due = 0.0
+        self._failures: Counter[tuple[Partition, int]] = Counter()
+        self._held: Counter[tuple[Partition, int]] = Counter()
+        self._turns: Counter[Partition] = Counter()
+
+    def spot(self, topic: str, number: int, offset: int) -> Spot:
+        partition = Partition(topic, number)
+        self._readings.note(partition)
+        return Spot(partition, offset, self._turns[partition])
+
+    def assigned(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Note that these came, or came back: they are read, whatever was waited for before."""
+        self.forget(partitions)
+        self._strays_due = self._clock()
+
+    def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """These went to another consumer, or came back: what is still under way for them ends nothing."""
+        gone = {Partition(*partition) for partition in partitions}
+        for partition in gone:
+            self._turns[partition] += 1
+            self._waiting.pop(partition, None)
+        for counter in (self._failures, self._held):
+            for place in [place for place in counter if place[0] in gone]:
+                del counter[place]
+
+    def paused_by_user(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Note a pause of the user's own: it stays when the time of a message has come."""
+        self._users |= {Partition(*partition) for partition in partitions}
+
+    def resumed_by_user(self, partitions: Iterable[tuple[str, int]]) -> set[Partition]:
+        """Note that it is over, and return the partitions to resume now; the others wait for a message's time."""
+        resumed = {Partition(*partition) for partition in partitions}
+        self._users -= resumed
+        return {one for one in resumed if one not in self._waiting or self._waiting[one].resumed}
+
+    def wake(self) -> Steps:
+        """Let the partitions go on whose time has come."""
+        for partition, waiting in list(self._waiting.items()):
+            if not waiting.sought:
+                self._paused.add(partition)
+                waiting.sought = yield GoBack(partition, waiting.offset)
+            if waiting.sought and not waiting.resumed and self._clock() >= waiting.due:
+                waiting.resumed = yield from self._resume(partition)
+        strays = self._paused - self._waiting.keys()
+        if strays and self._clock() >= self._strays_due:
+            self._strays_due = self._clock() + STRAY_EVERY
+            for partition in sorted(strays):
+                yield from self._resume(partition)
+
+    def _resume(self, partition: Partition) -> Steps:
+        is_done: bool = partition in self._users or (yield Resume(partition))
+        if is_done:
+            self._paused.discard(partition)
+        return is_done
+
+    def look(self) -> Steps:
+        """Find out, now and then, whether a partition of ours has messages and is not read."""
+        if not self._readings.is_due:
+            return
+        ours: set[Partition] = yield Assigned()
+        asleep = {one for one, waiting in self._waiting.items() if not waiting.resumed}
+        partition = self._readings.silent(ours - asleep)
+        if partition is None:
+            return
+        ends: Ends = yield FindEnds(partition)
+        if count := self._readings.unread(partition, ends):
+            self._notices.unread(partition, count, self._readings.silent_for(partition))
+
+    def next_due(self) -> float | None:
+        """In how many seconds `wake` has something to do. None: not before another message."""
+        due = [waiting.due for waiting in self._waiting.values() if not waiting.resumed]
+        return max(min(due) - self._clock(), 0.0) if due else None
+
+    def admit(self, spot: Spot) -> Steps:
+        """Whether this message may be handled now. One that was read before its partition went back comes again."""
+        waiting = self._waiting.get(spot.partition)
+        if waiting is None or spot.offset < waiting.offset:
+            return True
+        if spot.offset == waiting.offset and not waiting.resumed:
+            # A rebalance has undone the pause.
+            waiting.sought = False
+            yield from self.wake()
+            return False
+        if spot.offset > waiting.offset:
+            position: int = yield Position(spot.partition)
+            if not waiting.sought or position <= spot.offset:
+                return False
+            # Read after the partition went back: what it went back to is gone, or was finished by another consumer.
+            place = f"{spot.partition.topic}/{spot.partition.number}"
+            log.warning("%s offset %s is read instead of %s, which is gone", place, spot.offset, waiting.offset)
+        del self._waiting[spot.partition]
+        return True
+
+    def settle(self, deliveries: Sequence[Delivery], verdicts: Sequence[Verdict]) -> Steps:
+        """Finish what is finished, up to the first message of each partition that is not; go back to that one."""
+        done: dict[Partition, int] = {}
+        back: dict[Partition, Waiting] = {}
+        stopped: Exception | None = None
+        for delivery, verdict in zip(deliveries, verdicts, strict=True):
+            spot = delivery.spot
+            if not self._is_ours(spot):
+                continue
+            ending = self._ended(delivery, verdict)
+            if spot.partition in back:
+                # It is above an unfinished one, and comes again with it.
+                continue
+            if isinstance(ending, Never):
+                ending = yield from self._bury(delivery, ending.reason[:REASON_MAX])
+            if isinstance(ending, Later):
+                problem = self._told(delivery, ending)
+                stopped = stopped or problem
+                back[spot.partition] = Waiting(spot.offset, self._clock() + ending.delay)
+            else:
+                done[spot.partition] = spot.offset + 1
+                self._failures.pop(spot.place, None)
+                self._held.pop(spot.place, None)
+        # While a dead letter was confirmed, a partition may have gone.
+        turns = {delivery.spot.partition: delivery.spot for delivery in deliveries}
+        if ours := {one: offset for one, offset in done.items() if self._is_ours(turns[one])}:
+            yield Commit(ours)
+        self._waiting |= {one: waiting for one, waiting in back.items() if self._is_ours(turns[one])}
+        yield from self.wake()
+        if stopped is not None:
+            raise stopped
+
+    def _bury(self, delivery: Delivery, reason: str) -> Steps:
+        if self._stops:
+            return Later(BURY_AGAIN, reason, error=self._notices.undeliverable(delivery, reason))
+        if not (yield Bury(delivery, reason)):
+            return Later(BURY_AGAIN, "its dead letter was not confirmed")
+        self._notices.buried(delivery, reason)
+        return ACK
+
+    def _told(self, delivery: Delivery, later: Later) -> Exception | None:
+        """What the caller has to know, because the loop must not go on; the others are told that it waits."""
+        if isinstance(later.error, (Undeliverable, UsageError)):
+            # A worker's own mistake would bury every message, or make every one wait.
+            return later.error
+        self._notices.waits(delivery, later)
+        return None
+
+    def _is_ours(self, spot: Spot) -> bool:
+        return spot.turn == self._turns[spot.partition]
+
+    def _ended(self, delivery: Delivery, verdict: Verdict) -> Ack | Later | Never:
+        place = delivery.spot.place
+        if isinstance(verdict, Failed):
+            self._failures[place] += 1
+            count, what = self._failures[place], named(verdict.error)
+            self._notices.failed(delivery, f"attempt {count} of {self._attempts}", what, verdict.error)
+            if count >= self._attempts:
+                return Never(f"it failed {count} times, the last time with {what}")
+            return Later(min(self._backoff * 2 ** min(count - 1, DOUBLINGS_MAX), BACKOFF_MAX), what)
+        if isinstance(verdict, Later) and verdict.limited:
+            self._held[place] += 1
+            # A person may need a day; its partition must not wait for that.
+            return verdict if self._held[place] <= self._held_times else Never(verdict.reason)
+        return verdict

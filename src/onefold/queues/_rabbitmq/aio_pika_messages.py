@@ -1,0 +1,92 @@
+"""What a message is to aio-pika: read, sent until the broker has confirmed it, and buried."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, PublishError
+from aiormq.abc import AbstractConnection, DeliveredMessage
+
+from onefold import UsageError
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
+from onefold.queues.keys import Key, with_key
+
+
+def delivery_of(message: AbstractIncomingMessage) -> Delivery:
+    """A message as handlers see it."""
+    return Delivery(
+        message.body,
+        message.headers,
+        message.message_id,
+        message.content_type,
+        message.exchange or "",
+        message.routing_key or "",
+        bool(message.redelivered),
+        str(message.delivery_tag),
+        message,
+    )
+
+
+def encoded_size(properties: dict[str, Any]) -> int:
+    """Return how many bytes these properties are on the wire."""
+    return len(Message(b"", **properties).properties.marshal())
+
+
+def frame_max_of(connection: AbstractConnection) -> int:
+    """Return what the broker and this connection have agreed on; the usual where aio-pika does not tell."""
+    tuned = getattr(connection, "connection_tune", None)
+    return int(getattr(tuned, "frame_max", 0) or 0)
+
+
+async def bury(connection: AbstractConnection, dead: Dead) -> None:
+    """Send a dead letter, on a channel of its own: what goes wrong there closes no consumer."""
+    dead = fitted(dead, encoded_size, frame_max_of(connection))
+    channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+    try:
+        properties = Message(dead.body, **dead.properties).properties
+        await channel.basic_publish(dead.body, routing_key=dead.queue, properties=properties, mandatory=True)
+    finally:
+        await channel.close()
+
+
+async def send(
+    channel: AbstractChannel,
+    routing_key: str,
+    body: bytes,
+    *,
+    exchange: str = "",
+    key: Key | None = None,
+    headers: Mapping[str, Any] | None = None,
+    content_type: str | None = None,
+) -> str:
+    """Send a message until the broker has confirmed it, and give its key: the one that you named, or a new one.
+
+    On a robust channel it is sent again after a lost connection, always with the same key. Raises aio-pika's own error
+    once its tries are used up, and at once if no queue takes the message.
+    """
+    if not channel.publisher_confirms:
+        raise UsageError(
+            "send() needs a channel with publisher_confirms=True: without it a lost message is not noticed"
+        )
+    chosen, carried = with_key(headers, key)
+    message = Message(body, **_rabbitmq.sent_properties(chosen, carried, content_type))
+    for pause in (*_rabbitmq.pauses(), None):
+        try:
+            place = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+            answer = await place.publish(message, routing_key, mandatory=True, timeout=_rabbitmq.CONFIRM_SECONDS_MAX)
+            if isinstance(answer, DeliveredMessage):
+                raise PublishError(answer, answer.delivery)
+        except PublishError:
+            raise
+        except CONNECTION_EXCEPTIONS:
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)
+        else:
+            break
+    return chosen

@@ -1,0 +1,308 @@
+"""RabbitMQ, whichever client: what its messages look like, and what a verdict means to the broker. Pure, but for logs.
+
+A message that has to come later stays unacknowledged and is delivered again in place: the broker counts nothing, and
+nothing goes round in circles. Only what is given back is counted (`x-delivery-count`, on quorum queues).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from onefold import UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._shared.logs import Waits, buried, found_at
+from onefold.queues._shared.options import whole
+from onefold.queues._shared.verdict import SOON, Ack, Failed, Later, Never, Verdict, named
+from onefold.queues.keys import KEY_HEADER, Message
+from onefold.stores.base import Address
+
+log = logging.getLogger("onefold.queues.rabbitmq")
+
+# What begins so is said by us.
+REASON_HEADER: Final = "x-onefold-reason"
+# Of the key, as logs and `onefold show` have it.
+DIGEST_HEADER: Final = "x-onefold-digest"
+DROPPED_HEADER: Final = "x-onefold-dropped-headers"
+OPERATION_HEADER: Final = "x-onefold-operation"
+EXCHANGE_HEADER: Final = "x-onefold-exchange"
+ROUTING_KEY_HEADER: Final = "x-onefold-routing-key"
+# What a dead letter says of itself. A sender's header whose name only begins like that is the sender's.
+OURS: Final = frozenset({REASON_HEADER, DIGEST_HEADER, OPERATION_HEADER, EXCHANGE_HEADER, ROUTING_KEY_HEADER})
+
+# As often as `Policy.attempts_max`: then the message goes to the dead letters.
+ATTEMPTS: Final = 5
+
+# Between two attempts: doubled each time.
+FAILED_DELAY: Final = 1.0
+FAILED_DELAY_MAX: Final = 60.0
+DOUBLINGS_MAX: Final = 10
+
+# RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes (its `consumer_timeout`).
+CONSUMER_TIMEOUT: Final = 30 * 60.0
+UNACKED_MAX: Final = 15 * 60.0
+
+# A dead-letter queue that does not take a message is asked again.
+DEAD_LETTER_DELAY: Final = 5.0
+
+# How many failing messages a consumer counts where the broker does not: the oldest are forgotten.
+FAILING_MAX: Final = 10_000
+
+# All properties of a message have to fit into one frame, 128 KiB by default: with our headers added to them, too.
+FRAME_MAX: Final = 131_072
+# A sixteenth of it is for the frame itself, and for what a broker adds to a message that it hands on.
+FRAME_SHARE: Final = 15 / 16
+REASON_MAX: Final = 1_000
+
+# What AMQP allows in a property.
+SHORT_MAX: Final = 255
+
+# A sender outlives a restart of the broker: half a minute.
+SEND_TRIES: Final = 12
+SEND_DELAY: Final = 0.1
+SEND_DELAY_MAX: Final = 5.0
+
+# A broker that has not confirmed a message by then is asked again.
+CONFIRM_SECONDS_MAX: Final = 30.0
+
+# Kept on the broker's disk.
+PERSISTENT: Final = 2
+
+# What a dead letter keeps: not `expiration`, by which it would be gone, and not `user_id`, which is the sender's.
+COPIED: Final = (
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id", "timestamp"),
+    *("type", "app_id"),
+)
+
+# These mean something to the broker that routes a message: a copy of it must not be routed by them, nor be counted.
+NOT_COPIED: Final = {"CC", "BCC", "x-delivery-count", "x-acquired-count"}
+
+
+class DeadLetter(enum.Enum):
+    """What may stand for the name of a dead-letter queue."""
+
+    OWN_EXCHANGE = "the exchange that the queue itself names"
+
+
+# The message is rejected: the queue's own `x-dead-letter-exchange` takes it, or, where it has none, it is gone.
+OWN_EXCHANGE: Final = DeadLetter.OWN_EXCHANGE
+
+
+class Delivery(NamedTuple):
+    """A message as a handler sees it, with either client; `native` is the client's own view of it."""
+
+    body: bytes
+    headers: Mapping[str, Any]
+    message_id: str | None
+    content_type: str | None
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    position: str
+    native: Any
+
+    @property
+    def message(self) -> Message:
+        return Message(self.body, self.headers, self.message_id, self.position)
+
+    @property
+    def broker_count(self) -> int | None:
+        """How often a quorum queue has delivered it before. None: it is new, or the queue does not count."""
+        count = self.headers.get("x-delivery-count")
+        return count if isinstance(count, int) and count >= 0 else None
+
+
+class Step(NamedTuple):
+    """What an adapter does with a message, after it has kept it unacknowledged for the delay."""
+
+    # `again`: deliver it in place. `give back`: to its queue. `bury`: send it to the dead letters, then acknowledge it.
+    action: Literal["ack", "again", "give back", "bury", "reject"]
+    delay: float = 0.0
+    reason: str = ""
+
+
+# Not at once, or it would come back at once.
+GIVEN_BACK: Final = Step("give back", SOON)
+
+
+class Dead(NamedTuple):
+    """A dead letter, as either client can send it."""
+
+    queue: str
+    body: bytes
+    properties: dict[str, Any]
+
+
+@dataclass
+class Rules:
+    """What a consumer does with its messages. It remembers which of them have failed, where the broker does not."""
+
+    operation: str
+    dead_letter: str | DeadLetter
+    attempts: int = ATTEMPTS
+    unacked_max: float = UNACKED_MAX
+    waits: Waits = field(default_factory=Waits)
+    _failures: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+
+    def after(self, verdict: Verdict, delivery: Delivery, unacked_for: float, address: Address | None = None) -> Step:
+        """What to do with a message that was delivered so many seconds ago. The address is that of its record."""
+        where = self.found_at(delivery, address)
+        match verdict:
+            case Ack():
+                if self._failures:
+                    self._failures.pop(_digest(delivery), None)
+                return Step("ack")
+            case Later():
+                return self._later(verdict, where, unacked_for)
+            case Failed(error):
+                return self._failed(error, delivery, where)
+            case Never(reason):
+                return self._never(reason, where)
+
+    def found_at(self, delivery: Delivery, address: Address | None) -> str:
+        """By what a message is found in the log. Its own id is not said: it may be the key."""
+        return found_at(delivery.routing_key, address or Address("", self.operation, ""))
+
+    def _later(self, later: Later, where: str, unacked_for: float) -> Step:
+        if unacked_for + later.delay <= self.unacked_max:
+            self.waits.tell(log, where, later)
+            return Step("again", later.delay)
+        if later.limited:
+            return self._never(later.reason, where)
+        self.waits.tell(log, where, later, delay=GIVEN_BACK.delay)
+        log.warning("%s: given back after %.0f s: %s", where, unacked_for, later.reason)
+        return GIVEN_BACK
+
+    def _failed(self, error: Exception, delivery: Delivery, where: str) -> Step:
+        attempt = self._attempt(delivery)
+        what = named(error)
+        log.debug("%s: the handler raised", where, exc_info=error)
+        if attempt >= self.attempts:
+            # It may be moved back, and is new then.
+            self._failures.pop(_digest(delivery), None)
+            times = "once," if attempt == 1 else f"{attempt} times, the last time"
+            return self._never(f"it failed {times} with {what}", where)
+        delay = min(FAILED_DELAY * 2 ** min(attempt - 1, DOUBLINGS_MAX), FAILED_DELAY_MAX)
+        log.warning("%s: attempt %d failed: %s; given back in %.3g s", where, attempt, what, delay)
+        return Step("give back", delay)
+
+    def _never(self, reason: str, where: str) -> Step:
+        log.error("%s: to the dead letters: %s", where, reason)
+        return Step("reject" if isinstance(self.dead_letter, DeadLetter) else "bury", reason=reason)
+
+    def buried(self, reason: str, address: Address | None) -> None:
+        """It is a dead letter now: whoever listens is told."""
+        buried(address or Address("", self.operation, ""), reason)
+
+    def _attempt(self, delivery: Delivery) -> int:
+        digest = _digest(delivery)
+        # A classic queue hands on a count that its message has brought along, and never adds to it.
+        attempt = max(self._failures.pop(digest, 0), delivery.broker_count or 0) + 1
+        self._failures[digest] = attempt
+        if len(self._failures) > FAILING_MAX:
+            self._failures.popitem(last=False)
+        return attempt
+
+    def dead(self, delivery: Delivery, reason: str, address: Address | None = None) -> Dead:
+        """The message as a dead letter: as it came, why it is dead, and by what its record is found."""
+        headers = {name: value for name, value in delivery.headers.items() if name not in NOT_COPIED}
+        headers |= {
+            REASON_HEADER: _plain(reason)[:REASON_MAX],
+            OPERATION_HEADER: self.operation,
+            EXCHANGE_HEADER: _plain(delivery.exchange),
+            ROUTING_KEY_HEADER: _plain(delivery.routing_key),
+        }
+        if address is not None and address.key:
+            headers[DIGEST_HEADER] = address.digest
+        properties = {name: getattr(delivery.native, name, None) for name in COPIED}
+        return Dead(
+            str(self.dead_letter), delivery.body, properties | {"headers": headers, "delivery_mode": PERSISTENT}
+        )
+
+    def refused(self, error: Exception, reason: str, unacked_for: float, where: str) -> Step:
+        """What to do with a message that its dead-letter queue has not taken. It is never lost for that."""
+        log.error("%s: %s does not take a dead letter: %s", where, self.dead_letter, type(error).__name__)
+        if unacked_for + DEAD_LETTER_DELAY > self.unacked_max:
+            return GIVEN_BACK
+        return Step("bury", DEAD_LETTER_DELAY, reason)
+
+
+def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_max: Duration, waits: Waits) -> Rules:
+    """The rules, once what a user wrote has been checked."""
+    if not dead_letter or not isinstance(dead_letter, (str, DeadLetter)):
+        raise UsageError("dead_letter= is the name of a queue, or OWN_EXCHANGE for the one that the queue itself names")
+    kept = seconds(unacked_max, "unacked_max")
+    if kept >= CONSUMER_TIMEOUT:
+        raise UsageError(
+            f"unacked_max={unacked_max!r} has to be less than 30 min, after which RabbitMQ closes the channel of a "
+            "consumer that keeps a message (consumer_timeout)"
+        )
+    return Rules(operation, dead_letter, whole("attempts", attempts, 1), kept, waits)
+
+
+def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: str | None) -> dict[str, Any]:
+    """The properties of a message that is sent: the key is in its header, and, if it fits, in `message_id`."""
+    return {
+        "headers": {**(headers or {}), KEY_HEADER: key},
+        "message_id": key if len(key.encode()) <= SHORT_MAX else None,
+        "content_type": content_type,
+        "delivery_mode": PERSISTENT,
+    }
+
+
+def pauses() -> list[float]:
+    """How long a sender waits between its tries."""
+    return [min(SEND_DELAY * 2**number, SEND_DELAY_MAX) for number in range(SEND_TRIES - 1)]
+
+
+def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max: int) -> Dead:
+    """Return the dead letter as it can be written: without what is too large for a frame, or has no form in AMQP.
+
+    It is measured by the client's own encoder. A message that cannot be buried would end its connection, again and
+    again: it loses its headers and properties, never its body.
+    """
+    room = (frame_max or FRAME_MAX) * FRAME_SHARE
+
+    def size(properties: dict[str, Any]) -> float:
+        try:
+            return encoded_size(properties)
+        except Exception:  # noqa: BLE001 - each client has errors of its own for what it cannot write
+            return math.inf
+
+    if size(dead.properties) <= room:
+        return dead
+    headers = dead.properties["headers"]
+    ours = {name: value for name, value in headers.items() if name in OURS}
+    rest = dead.properties | {"headers": ours}
+    if size(rest) > room:
+        rest = {"headers": ours, "delivery_mode": PERSISTENT}
+    left = room - size(rest) - REASON_MAX
+    kept: dict[str, Any] = {}
+    dropped: list[str] = []
+    # The smallest first: the fewest are lost.
+    theirs = ((size({"headers": {name: value}}), name) for name, value in headers.items() if name not in ours)
+    for needed, name in sorted(theirs):
+        left -= needed
+        if left >= 0:
+            kept[name] = headers[name]
+        else:
+            dropped.append(name)
+    noted = {DROPPED_HEADER: _plain(", ".join(reversed(dropped)))[:REASON_MAX]} if dropped else {}
+    return dead._replace(properties=rest | {"headers": kept | noted | ours})
+
+
+def _plain(text: str) -> str:
+    """Return the text as it can be encoded."""
+    return text.encode(errors="replace").decode()
+
+
+def _digest(delivery: Delivery) -> bytes:
+    """Two orders may look the same, but for the key, wherever that is."""
+    headers = sorted((name, repr(value)) for name, value in delivery.headers.items() if name not in NOT_COPIED)
+    return hashlib.sha256(f"{delivery.message_id}\n{headers}\n".encode(errors="replace") + delivery.body).digest()

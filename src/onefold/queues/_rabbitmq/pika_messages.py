@@ -1,0 +1,102 @@
+"""What a message is to pika: read, sent until the broker has confirmed it, and buried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import AMQPError, UnroutableError
+
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
+from onefold.queues.keys import Key, with_key
+from onefold.stores.base import Address
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Job:
+    """A message that this consumer has not settled yet."""
+
+    channel: BlockingChannel
+    tag: int
+    delivery: Delivery
+    since: float
+    # That of its record, once something is to be said of it.
+    address: Address | None = None
+
+    @property
+    def unacked_for(self) -> float:
+        return time.monotonic() - self.since
+
+
+def delivery_of(method: Any, properties: BasicProperties, body: bytes) -> Delivery:
+    """A message as handlers see it."""
+    return Delivery(
+        body,
+        properties.headers or {},
+        properties.message_id,
+        properties.content_type,
+        method.exchange,
+        method.routing_key,
+        method.redelivered,
+        str(method.delivery_tag),
+        properties,
+    )
+
+
+def encoded_size(properties: dict[str, Any]) -> int:
+    """Return how many bytes these properties are on the wire."""
+    return sum(map(len, BasicProperties(**properties).encode()))
+
+
+def frame_max_of(connection: BlockingConnection) -> int:
+    """Return what the broker and this connection have agreed on."""
+    # Private, for want of a public word.
+    return int(vars(connection)["_impl"].params.frame_max)
+
+
+def bury(connection: BlockingConnection, dead: Dead) -> None:
+    """Send a dead letter, on a channel of its own: what goes wrong there closes no consumer."""
+    dead = fitted(dead, encoded_size, frame_max_of(connection))
+    with connection.channel() as channel:
+        channel.confirm_delivery()
+        channel.basic_publish("", dead.queue, dead.body, BasicProperties(**dead.properties), mandatory=True)
+
+
+def send(
+    channel: BlockingChannel | Callable[[], BlockingChannel],
+    routing_key: str,
+    body: bytes,
+    *,
+    exchange: str = "",
+    key: Key | None = None,
+    headers: Mapping[str, Any] | None = None,
+    content_type: str | None = None,
+) -> str:
+    """Send a message until the broker has confirmed it, and give its key: the one that you named, or a new one.
+
+    With a function that gives an open channel, it is sent again after a lost connection, always with the same key.
+    Raises pika's own error once its tries are used up, and at once if no queue takes the message.
+    """
+    chosen, carried = with_key(headers, key)
+    properties = BasicProperties(**_rabbitmq.sent_properties(chosen, carried, content_type))
+    for pause in (*_rabbitmq.pauses(), None):
+        try:
+            here = channel() if callable(channel) else channel
+            # Private, for want of a public word: a second call would be logged as an error.
+            if not vars(here).get("_delivery_confirmation"):
+                here.confirm_delivery()
+            here.basic_publish(exchange, routing_key, body, properties, mandatory=True)
+        except UnroutableError:
+            raise
+        except AMQPError:
+            if pause is None or not (callable(channel) or channel.is_open):
+                raise
+            time.sleep(pause)
+        else:
+            break
+    return chosen

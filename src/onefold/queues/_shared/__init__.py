@@ -1,0 +1,1 @@
+"""Share what all queue adapters do: consume, decide, batch, check their options, and log."""

@@ -1,0 +1,154 @@
+"""Whole polls: all messages under a guard at once, and a verdict for each. For clients that hand out many at a time.
+
+`Polls` gives them to `run_batch`. In one transaction of the caller's: `_joined_polls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from onefold import AsyncGuard, Fresh, Guard, MissingKey, Policy
+from onefold.queues._shared.consumer import NO_KEY, MissingKeyRule, finished, nothing
+from onefold.queues._shared.verdict import ACK, SOON, Later, Never, Verdict, of_error
+from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, usable
+
+
+class OnItsWay(Protocol):
+    """A message as the keys see it, and as the handler gets it."""
+
+    @property
+    def message(self) -> Message: ...
+    @property
+    def native(self) -> Any: ...
+
+
+Numbers = list[int]
+
+
+class Sorted:
+    """The messages of one poll by their numbers: those with a key, those that run without, and the verdicts."""
+
+    def __init__(
+        self, deliveries: Sequence[OnItsWay], key: KeyOf, missing_key: MissingKeyRule, fingerprint: PayloadOf | None
+    ) -> None:
+        self.keys: dict[int, str] = {}
+        self._payloads: dict[int, object] = {}
+        self.unguarded: Numbers = []
+        # The keys whose handler was called, and those that a transaction of the caller's has recorded.
+        self.begun: set[str] = set()
+        self.recorded: list[str] = []
+        self.verdicts: list[Verdict] = [ACK] * len(deliveries)
+        for number, delivery in enumerate(deliveries):
+            try:
+                found = usable(key(delivery.message))
+                if fingerprint is not None:
+                    self._payloads[number] = fingerprint(delivery.message)
+            except Exception as error:  # noqa: BLE001 - whatever a message causes is its verdict
+                self.verdicts[number] = Never(str(error)) if isinstance(error, MissingKey) else verdict_of(error)
+                continue
+            if found is not None:
+                self.keys[number] = found
+            elif missing_key == "run":
+                self.unguarded.append(number)
+            else:
+                self.verdicts[number] = NO_KEY
+
+    @property
+    def fingerprint(self) -> Callable[[int], object] | None:
+        return self._payloads.__getitem__ if self._payloads else None
+
+    def take(self, results: Sequence[Any], operation: str, policy: Policy) -> None:
+        """The outcomes or errors of those with a key, in order."""
+        for (number, key), result in zip(self.keys.items(), results, strict=True):
+            if isinstance(result, Exception):
+                called = key in self.begun
+                begun, facts = called or self._is_to_blame(number), {"own": (operation, key), "final": policy.remember}
+                self.verdicts[number] = verdict_of(result, begun=begun, called=called, **facts)
+
+    def take_fresh(self, fresh: Fresh[int]) -> Numbers:
+        """The numbers of those that are to be worked on."""
+        for number, problem in zip(fresh.unsettled, fresh.problems, strict=True):
+            self.verdicts[number] = verdict_of(problem, begun=self._is_to_blame(number))
+        self.recorded = [self.keys[number] for number in fresh.new]
+        return sorted([*fresh.new, *self.unguarded])
+
+    def _is_to_blame(self, number: int) -> bool:
+        """Whether it was the message, and not the worker, before its handler was called."""
+        return not can_be_compared(self._payloads.get(number))
+
+    @property
+    def finished(self) -> Numbers:
+        return [number for number, verdict in enumerate(self.verdicts) if verdict == ACK]
+
+
+def verdict_of(error: Exception, **facts: Any) -> Verdict:
+    """A claim that was lost is looked at when the message comes again."""
+    verdict = of_error(error, **facts)
+    return Later(SOON, "another worker has taken it over") if verdict is None else verdict
+
+
+class Polls:
+    """A handler for one message, called for each new one of a poll."""
+
+    def __init__(
+        self,
+        guard: Guard | AsyncGuard,
+        operation: str,
+        handler: Callable[..., Any],
+        *,
+        key: KeyOf,
+        missing_key: MissingKeyRule,
+        policy: Policy | None,
+        fingerprint: PayloadOf | None = None,
+    ) -> None:
+        self._guard: Any = guard
+        self._operation = operation
+        self._handler = handler
+        self._key = key
+        self._missing_key = missing_key
+        self._fingerprint = fingerprint
+        # A poll does not wait for one of its messages: that one comes again.
+        self._policy = (policy or guard.policy).but(wait=0, keep_result=False)
+
+    def deliver(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
+        for number in sort.unguarded:
+            try:
+                nothing(self._handler(deliveries[number].native))
+            except Exception as error:  # noqa: BLE001 - it fails alone
+                sort.verdicts[number] = verdict_of(error)
+
+        def handle(number: int) -> None:
+            sort.begun.add(sort.keys[number])
+            nothing(self._handler(deliveries[number].native))
+
+        sort.take(self._run(sort, handle), self._operation, self._policy)
+        return sort.verdicts
+
+    async def deliver_async(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
+        for number in sort.unguarded:
+            try:
+                await finished(self._handler(deliveries[number].native))
+            except Exception as error:  # noqa: BLE001 - it fails alone
+                sort.verdicts[number] = verdict_of(error)
+
+        async def handle(number: int) -> None:
+            sort.begun.add(sort.keys[number])
+            await finished(self._handler(deliveries[number].native))
+
+        sort.take(await self._run(sort, handle), self._operation, self._policy)
+        return sort.verdicts
+
+    def _run(self, sort: Sorted, handle: Callable[[int], Any]) -> Any:
+        keys = sort.keys
+        return self._guard.run_batch(
+            self._operation,
+            list(keys),
+            key=keys.__getitem__,
+            handler=handle,
+            returns=Any,
+            fingerprint=sort.fingerprint,
+            policy=self._policy,
+        )

@@ -1,0 +1,258 @@
+"""Whole polls in one transaction of the caller's: their new messages are worked on, and recorded, in it.
+
+Where it fails, each message gets one of its own, so that one poison message fails alone. Whether it was committed is
+looked at before anybody may count a message as finished: a transaction that nobody commits would lose them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
+from typing import Any, Final
+
+from onefold import AsyncGuard, Guard, NotInTransaction, OnefoldError, Policy, StoreUnavailable, UsageError
+from onefold.current import NotOneDelivery, in_batch
+from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
+from onefold.queues._shared.consumer import MissingKeyRule, finished, nothing
+from onefold.queues._shared.logs import address_of
+from onefold.queues._shared.options import takes_tx
+from onefold.queues._shared.verdict import ACK, Failed, Verdict
+from onefold.queues.keys import KeyOf, PayloadOf
+from onefold.stores.base import Address, Joinable
+from onefold.transactions import join
+
+# What a poll of these messages has finished, for an offset that is kept with the work.
+Finished = Callable[[Any, Numbers], Any]
+
+# A record that was just committed is there at once; between the nodes of a cluster it may take a moment.
+PAUSES: Final = (0.0, 0.1, 0.4, 1.0)
+
+NOT_COMMITTED: Final = (
+    "the transaction has ended, and what was recorded in it is not there: it was not committed, and neither was the "
+    "work. No offset was moved. transaction= has to open one that commits at its end (engine.begin, not "
+    "engine.connect), in the database of the guard; the handler must neither roll it back, nor go on after a statement "
+    "has failed"
+)
+
+
+class Misused(UsageError):
+    """The worker is wrong, and no message is to blame: the caller is told, and the poll comes again."""
+
+
+class JoinedPolls:
+    """A handler for the new messages of a poll, which works in the transaction in which they are recorded."""
+
+    def __init__(
+        self,
+        guard: Guard | AsyncGuard,
+        operation: str,
+        handler: Callable[..., Any],
+        transaction: Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]],
+        *,
+        key: KeyOf,
+        missing_key: MissingKeyRule,
+        policy: Policy | None,
+        fingerprint: PayloadOf | None = None,
+    ) -> None:
+        _check_transaction(transaction)
+        if not takes_tx(handler):
+            raise UsageError("guarded_batches() works in a transaction: the handler has to take tx")
+        if (policy or guard.policy).remember:
+            raise UsageError(
+                "guarded_batches() cannot remember a failure: the rollback takes it back. Pass "
+                "policy=guard.policy.but(remember=())"
+            )
+        self._guard: Any = guard
+        self._operation = operation
+        self._handler = handler
+        self._transaction: Any = transaction
+        self._key = key
+        self._missing_key = missing_key
+        self._fingerprint = fingerprint
+        self._policy = policy
+        # Whether a transaction was seen to commit.
+        self._commits = False
+
+    def deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
+        try:
+            sort = self._together(deliveries, then)
+            if sort.recorded:
+                self._check_committed(sort.recorded[0])
+            return sort.verdicts
+        except Exception as error:  # noqa: BLE001 - the handler's, or the database's
+            settled = _settled(error, len(deliveries))
+        if settled is not None:
+            return settled
+        verdicts: list[Verdict] = []
+        for number, delivery in enumerate(deliveries):
+            verdicts += self.deliver([delivery], _after(then, number, verdicts))
+        return verdicts
+
+    def _together(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
+        with ExitStack() as stack:
+            with _opening():
+                tx = stack.enter_context(_coloured(self._transaction(), "__enter__"))
+            with _asking():
+                new = sort.take_fresh(self._fresh(tx, sort))
+            if new:
+                with in_batch():
+                    nothing(self._handler([deliveries[number].native for number in new], tx=tx))
+            if then is not None:
+                then(tx, sort.finished)
+        return sort
+
+    def _check_committed(self, key: str) -> None:
+        """Raise unless the record is found where later deliveries look for it."""
+        with _asking():
+            for pause in PAUSES:
+                time.sleep(pause)
+                if self._is_there(key):
+                    self._commits = True
+                    return
+        raise self._not_committed()
+
+    def _is_there(self, key: str) -> bool:
+        if isinstance(self._guard.store, Joinable):
+            return self._guard.read(self._operation, key) is not None
+        with _opening(), self._transaction() as tx:
+            return join(tx, None, awaited=False).read(self._address(key)) is not None
+
+    async def deliver_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
+        try:
+            sort = await self._together_async(deliveries, then)
+            if sort.recorded:
+                await self._check_committed_async(sort.recorded[0])
+            return sort.verdicts
+        except Exception as error:  # noqa: BLE001 - the handler's, or the database's
+            settled = _settled(error, len(deliveries))
+        if settled is not None:
+            return settled
+        verdicts: list[Verdict] = []
+        for number, delivery in enumerate(deliveries):
+            verdicts += await self.deliver_async([delivery], _after(then, number, verdicts))
+        return verdicts
+
+    async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
+        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
+        async with AsyncExitStack() as stack:
+            with _opening():
+                tx = await stack.enter_async_context(_coloured(self._transaction(), "__aenter__"))
+            with _asking():
+                new = sort.take_fresh(await self._fresh(tx, sort))
+            if new:
+                with in_batch():
+                    await finished(self._handler([deliveries[number].native for number in new], tx=tx))
+            if then is not None:
+                await then(tx, sort.finished)
+        return sort
+
+    async def _check_committed_async(self, key: str) -> None:
+        with _asking():
+            for pause in PAUSES:
+                await asyncio.sleep(pause)
+                if await self._is_there_async(key):
+                    self._commits = True
+                    return
+        raise self._not_committed()
+
+    async def _is_there_async(self, key: str) -> bool:
+        if isinstance(self._guard.store, Joinable):
+            return await self._guard.read(self._operation, key) is not None
+        with _opening():
+            async with self._transaction() as tx:
+                return await join(tx, None, awaited=True).read(self._address(key)) is not None
+
+    def _not_committed(self) -> UsageError:
+        """One that has committed before was taken back by the handler; the messages are then looked at one by one."""
+        return UsageError(NOT_COMMITTED) if self._commits else Misused(NOT_COMMITTED)
+
+    def _fresh(self, tx: Any, sort: Sorted) -> Any:
+        keys = sort.keys
+        joined = self._guard.within(tx)
+        return joined.fresh(
+            self._operation,
+            list(keys),
+            key=keys.__getitem__,
+            fingerprint=sort.fingerprint,
+            policy=self._policy,
+        )
+
+    def _address(self, key: str) -> Address:
+        return address_of(self._guard, self._operation, key)
+
+
+class StoreAway(Exception):
+    """No transaction could be opened, or no record be written: the database is away, and no message has failed."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__()
+        self.verdict = verdict
+
+
+def _check_transaction(transaction: Any) -> None:
+    if not callable(transaction):
+        raise UsageError("transaction= is a function that opens one: engine.begin, pool.connection, ...")
+    owner = getattr(transaction, "__self__", transaction)
+    if type(owner).__module__.partition(".")[0] != "sqlalchemy":
+        return
+    # A connection or a session that is closed without a word is rolled back.
+    if owner is transaction or transaction.__name__ in ("connect", "raw_connection"):
+        name = type(owner).__name__ if owner is transaction else f"{type(owner).__name__}.{transaction.__name__}"
+        raise UsageError(
+            f"transaction={name} does not commit at its end: say engine.begin, or sessionmaker(engine).begin"
+        )
+
+
+def _coloured(transaction: Any, way_in: str) -> Any:
+    if not hasattr(transaction, way_in):
+        kind, words = type(transaction).__name__, "async with" if way_in == "__aenter__" else "with"
+        raise Misused(f"transaction= gives {kind}, and this client opens it by `{words}`")
+    return transaction
+
+
+@contextmanager
+def _opening() -> Iterator[None]:
+    try:
+        yield
+    except Misused:
+        raise
+    except Exception as error:
+        # What a driver says about a login may hold one.
+        raise StoreAway(_away(StoreUnavailable(f"no transaction could be opened: {type(error).__name__}"))) from error
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Before the handler is called, what is wrong is the transaction's or the guard's, and no message's."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StoreAway(_away(error)) from error
+    except (UsageError, NotInTransaction) as error:
+        raise Misused(str(error)) from error
+
+
+def _away(error: Exception) -> Verdict:
+    return verdict_of(error, begun=False)
+
+
+def _settled(error: Exception, count: int) -> list[Verdict] | None:
+    """What follows for so many messages from what went wrong; None: each gets a transaction of its own."""
+    if isinstance(error, (Misused, NotOneDelivery)):
+        raise error
+    if isinstance(error, StoreAway):
+        return [error.verdict] * count
+    if count > 1:
+        return None
+    return [verdict_of(error) if isinstance(error, OnefoldError) else Failed(error)]
+
+
+def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
+    """For one message alone: finished is also what was finished before it."""
+    if then is None:
+        return None
+    done = [at for at, verdict in enumerate(before) if verdict == ACK]
+    return lambda tx, numbers: then(tx, [*done, *([number] if numbers else [])])

@@ -1,0 +1,151 @@
+"""Celery: tasks that run once for each key, on every broker and in every pool.
+
+    @guarded(app, guard, "send-welcome", acks_late=True)
+    def send_welcome(user_id): ...
+
+The sender puts the key into a header. A duplicate gets the stored result, and hands it on to its chain or chord. What
+has to come later is sent again with its retries uncounted; Celery's own Retry, Ignore and Reject stay Celery's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
+from onefold.durations import Duration, seconds
+from onefold.queues._shared.consumer import WAIT, MissingKeyRule
+from onefold.queues._shared.options import takes_tx
+from onefold.queues._shared.verdict import Failed, Later, Never, of_error
+from onefold.queues.keys import Key, KeyOf, Message, header, usable, with_key
+
+try:
+    from celery import Celery, Task
+    from celery.exceptions import Ignore
+    from celery.utils import uuid
+
+    from onefold.queues.celery import options as _celery_checked
+    from onefold.queues.celery import task as _celery
+    from onefold.queues.celery.task import BEGUN, KEY
+except ImportError as error:
+    raise UsageError("Celery is not installed: `pip install 'onefold[celery]'`") from error
+
+__all__ = ["OnefoldTask", "guarded", "send"]
+
+
+class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
+    """The base class of guarded tasks. `guard` and `operation` are needed; the rest has the meaning of `guarded`."""
+
+    abstract = True
+    guard: Guard
+    operation: str = ""
+    key: KeyOf | str = header()
+    missing_key: MissingKeyRule = "never"
+    wait: Duration = WAIT
+    policy: Policy | None = None
+    fingerprint: Any = "*"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _celery_checked.check_class(cls)
+
+    def __init__(self) -> None:
+        kind = type(self)
+        self._key_of = _celery_checked.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
+        policy = (kind.policy or kind.guard.policy).but(wait=seconds(kind.wait, "wait"))
+        self._transactional = takes_tx(self.run)
+
+        @functools.wraps(self.run)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.request.update({BEGUN: True})
+            # What `autoretry_for` has made of it by now: its Retry has to release the claim.
+            return self.run(*args, **kwargs)
+
+        way = kind.guard.transactional if self._transactional else kind.guard.idempotent
+        known = functools.partial(way, kind.operation, key=lambda *_, **__: vars(self.request)[KEY], policy=policy)
+        self._first, self._again = known(fingerprint=kind.fingerprint)(run), known(fingerprint=None)(run)
+        if self._transactional:
+            # Celery checks the arguments of a sender, who has no transaction.
+            self.__header__ = inspect.signature(self._first).bind
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """In a worker, a delivery; anywhere else a call of the function, unguarded."""
+        request = self.request
+        if request.called_directly or KEY in vars(request):
+            return super().__call__(*args, **kwargs)
+        try:
+            return self._deliver(args, kwargs)
+        except Exception as error:
+            own, begun = (self.operation, vars(request).get(KEY)), _celery.is_to_blame(self, error, args, kwargs)
+            called = BEGUN in vars(request)
+            verdict = of_error(error, own=own, held_before=_celery.held_before(request), begun=begun, called=called)
+            if verdict is None:
+                verdict = _celery.looked(self)
+            if request.is_eager or isinstance(verdict, Failed):
+                raise
+            if isinstance(verdict, Never):
+                raise _celery.rejected(self, verdict.reason) from error
+            if isinstance(verdict, Later):
+                raise _celery.sent_again(self, verdict) from error
+            if isinstance(error, ClaimLost):
+                return self._again(*args, **kwargs)
+            if _celery.somebody_waits(self):
+                raise
+            raise Ignore(str(error)) from error
+
+    def _deliver(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = self.request
+        body = b"" if type(self).key is OnefoldTask.key else _celery.body_of(self.run, args, kwargs)
+        key = usable(self._key_of(Message(body, request.headers or {}, position=request.id)))
+        if key is None and self.missing_key == "never":
+            raise MissingKey(f"{self.operation}: the message has no key, and nothing ran")
+        if key is None and not self._transactional:
+            return self.run(*args, **kwargs)
+        request.update({KEY: uuid() if key is None else key})
+        # A retry, and a task that replaces itself, may have other arguments under the same key.
+        changed = request.retries or request.replaced_task_nesting
+        return (self._again if changed else self._first)(*args, **kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None,
+                    link: Any = None, link_error: Any = None, *more: Any, **options: Any) -> Any:  # fmt: skip
+        """As Celery's own, with the key in a header: the one that you give, or the task's id."""
+        task_id = task_id or uuid()
+        options["headers"] = _celery.keyed(options.get("headers"), task_id)
+        link, link_error = (_celery.links_of(self.app, task_id, links) for links in (link, link_error))
+        return super().apply_async(args, kwargs, task_id, producer, link, link_error, *more, **options)
+
+    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """As Celery's own, with a key too."""
+        options["task_id"] = options.get("task_id") or uuid()
+        options["headers"] = _celery.keyed(options.get("headers"), options["task_id"])
+        return super().apply(args, kwargs, *more, **options)
+
+
+def guarded(
+    app: Celery, guard: Guard, operation: str, *, base: type[OnefoldTask] = OnefoldTask, **options: Any
+) -> Callable[[Callable[..., Any]], OnefoldTask]:
+    """`app.task` for a function that runs once for each key. A parameter `tx` makes it transactional.
+
+    `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `fingerprint` names the
+    arguments that must be the same under one key. `docs/queues/celery.md` explains each; all others are Celery's.
+    """
+
+    def decorate(handler: Callable[..., Any]) -> OnefoldTask:
+        # Celery makes the task later, when the app is used; what cannot work is said now.
+        _celery_checked.prepared(guard, operation, handler, base, options)
+        made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
+        return made(handler)
+
+    return decorate
+
+
+def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | None = None, **options: Any) -> str:
+    """Send a task or a signature under this key, or a new one. Returns the key, to send it again with.
+
+    For an `AsyncResult`, name the task too: `send(…, key=key, task_id=key)`, then `task.AsyncResult(key)`.
+    """
+    chosen, options["headers"] = with_key(options.get("headers"), key)
+    task.apply_async(args, kwargs, **options)
+    return chosen

@@ -1,0 +1,213 @@
+"""What Celery's messages are made of: their keys, their links, and the message that comes again."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from celery.canvas import maybe_signature
+from celery.exceptions import Ignore, Reject
+from celery.states import SUCCESS
+from kombu import Producer
+
+from onefold import UsageError
+from onefold.queues import keys
+from onefold.queues._rabbitmq.consumer import CONFIRM_SECONDS_MAX
+from onefold.queues._shared.logs import address_of as _address_of
+from onefold.queues._shared.logs import buried, waits_of
+from onefold.queues._shared.logs import found_at as _found_at
+from onefold.queues._shared.verdict import HELD_DELAY, Later, Verdict, of_error, of_state
+from onefold.queues.keys import KEY_HEADER
+from onefold.stores.base import Address
+
+# Set in a request that is under way: a task that calls itself calls a function.
+KEY: Final = "onefold_key"
+# Set once its function is called.
+BEGUN: Final = "onefold_begun"
+
+# How often a message has come again, and how often of these because it was on hold.
+TIMES: Final = "x-onefold-times"
+HELD: Final = "x-onefold-held"
+
+# RabbitMQ's notes of a message that came back from the dead letters: sent again, it would take it for a loop.
+DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
+
+# Each time it waits twice as long, from a second up to a minute: a task of an hour keeps no worker busy with its twin.
+DOUBLINGS_MAX: Final = 10
+
+# A connection that is given up has so long to say goodbye.
+CLOSE_SECONDS_MAX: Final = 1.0
+
+# A queue that is full refuses what is sent again, and has the message back at once: so long it is left in peace.
+REFUSED_SECONDS_MAX: Final = 1.0
+
+log = logging.getLogger("onefold.queues.celery")
+
+
+def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
+    """The headers with a key. The id of a task is fixed when its chain is sent: so is the key of each of its steps."""
+    given = dict(headers or {})
+    return given if any(keys.is_header(name, KEY_HEADER) for name in given) else {KEY_HEADER: task_id, **given}
+
+
+def links_of(app: Any, task_id: str, links: Any) -> list[Any] | None:
+    """The callbacks of a task, with ids that follow from its own: a replay sends the same ones again, not others."""
+    if not links:
+        return None
+    several = links if isinstance(links, (list, tuple)) else [links]
+    return [_with_id(maybe_signature(link, app), f"{task_id} link {at}") for at, link in enumerate(several)]
+
+
+def _with_id(link: Any, name: str) -> Any:
+    # A canvas inside a link gets the ids of its tasks when it is sent.
+    if link.subtask_type or "task_id" in link.options:
+        return link
+    return link.clone().set(task_id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+
+
+# What JSON cannot say, or msgspec not write.
+UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """The arguments by name, as JSON, for keys that are read from them. A wrong call raises what it always would."""
+    arguments = _spread(run, _bound(run, args, kwargs))
+    try:
+        return msgspec.json.encode(arguments)
+    except UNWRITABLE:
+        # An amount of more than 64 bits is no reason to miss the key beside it.
+        return msgspec.json.encode({name: found for name, found in arguments.items() if _can_be_written(found)})
+
+
+def _spread(run: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the sender has named them: what `**options` has caught stands beside the others."""
+    kinds = inspect.signature(run).parameters.values()
+    rest = next((one.name for one in kinds if one.kind is one.VAR_KEYWORD), None)
+    return arguments if rest is None else {**arguments, **arguments.get(rest, {})}
+
+
+def _can_be_written(found: object) -> bool:
+    try:
+        msgspec.json.encode(found)
+    except UNWRITABLE:
+        return False
+    return True
+
+
+def _bound(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    whole = inspect.signature(run)
+    whole = whole.replace(parameters=[one for name, one in whole.parameters.items() if name != "tx"])
+    bound = whole.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the message or its task is, and not the worker: a guard that is closed, a store that cannot."""
+    known = vars(task.request)
+    if not isinstance(error, UsageError) or KEY not in known or BEGUN in known:
+        return True
+    chosen = type(task).fingerprint
+    if chosen is None:
+        return False
+    if callable(chosen):
+        return not keys.can_be_compared(chosen(*args, **kwargs))
+    arguments = _bound(task.run, args, kwargs)
+    names = arguments if chosen == "*" else (chosen,) if isinstance(chosen, str) else chosen
+    return not keys.can_be_compared([arguments[name] for name in names])
+
+
+def address_of(task: Any) -> Address:
+    """Of the record of the running task; an empty key where its message has none that can be used."""
+    return _address_of(task.guard, task.operation, vars(task.request).get(KEY))
+
+
+def found_at(task: Any) -> str:
+    """By what its message is found in the log. The id of the task is not said: it may be the key."""
+    return _found_at(str((task.request.delivery_info or {}).get("routing_key") or ""), address_of(task))
+
+
+def rejected(task: Any, reason: str) -> Reject:
+    """What ends a message for good: to the dead-letter exchange of its queue, or to nowhere."""
+    log.error("%s: rejected, never again: %s", found_at(task), reason)
+    buried(address_of(task), reason)
+    return Reject(reason, requeue=False)
+
+
+def sent_again(task: Any, later: Later) -> Exception:
+    """Send the running task again, with the same id, key, chain, group and retries; what ends this message."""
+    request = task.request
+    headers = {name: found for name, found in (request.headers or {}).items() if not name.startswith(DEATHS)}
+    times = _number_in(headers, TIMES)
+    delay = min(later.delay * 2 ** min(times, DOUBLINGS_MAX), max(HELD_DELAY, later.delay))
+    counted = {TIMES: times + 1, HELD: _number_in(headers, HELD) + later.limited}
+    waits_of(task.guard).tell(log, found_at(task), later, delay=delay)
+    try:
+        again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
+        _confirmed(task.app, again)
+    except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
+        # A time limit of Celery's that ends the pause must not end the message.
+        with suppress(Exception):
+            time.sleep(min(delay, REFUSED_SECONDS_MAX))
+        return Reject(error, requeue=True)
+    return Ignore(later.reason)
+
+
+def _confirmed(app: Any, again: Any) -> None:
+    """Send it, and wait until the broker has it: the message that it replaces is acknowledged next.
+
+    Celery waits for no confirmation by itself. On RabbitMQ one that is killed, or cut off, would lose the only copy.
+    """
+    with app.producer_or_acquire() as pooled:
+        if not hasattr(pooled.channel, "basic_publish_confirm"):
+            # Others answer each message, as Redis does.
+            again.apply_async(add_to_parent=False, producer=pooled)
+            return
+        # A channel of its own: one that has begun to confirm confirms whatever else is sent through it.
+        channel = pooled.connection.channel()
+        confirm = channel.basic_publish_confirm
+        channel.basic_publish = lambda *sent, **how: confirm(*sent, **{**how, "timeout": CONFIRM_SECONDS_MAX})
+        try:
+            # Celery's own retry would take another channel, which confirms nothing.
+            again.apply_async(add_to_parent=False, producer=Producer(channel), retry=False)
+        except BaseException:
+            # Dropped, and not closed: a broker that is silent does not answer that either.
+            pooled.connection.collect(socket_timeout=CLOSE_SECONDS_MAX)
+            raise
+        channel.close()
+
+
+def held_before(request: Any) -> int:
+    return _number_in(request.headers, HELD)
+
+
+def _number_in(headers: Mapping[str, Any] | None, name: str) -> int:
+    """A count in a header of ours; what is none, or another's, is 0."""
+    found = (headers or {}).get(name, 0)
+    return found if isinstance(found, int) and found > 0 else 0
+
+
+def looked(task: Any) -> Verdict:
+    """Whose claim was lost: another worker's result is this one's too, once it is there."""
+    try:
+        record = task.guard.read(task.operation, vars(task.request)[KEY])
+    except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
+        return of_error(error, begun=False) or of_state(None)
+    return of_state(None if record is None else record.state.value)
+
+
+def somebody_waits(task: Any) -> bool:
+    """Whether a result that was not kept is still to be handed on: to a caller, or to the next step."""
+    request = task.request
+    wanted = request.chain or request.chord or request.callbacks or not request.ignore_result
+    try:
+        return bool(wanted) and task.AsyncResult(request.id).state != SUCCESS
+    except NotImplementedError:
+        # There is no result backend, so no caller waits.
+        return bool(request.chain or request.callbacks)

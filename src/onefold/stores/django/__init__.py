@@ -1,0 +1,194 @@
+"""Django's database as the place of the records: `django://default` names the alias in the settings.
+
+A handler of `transactional` gets Django's connection, and what it does by models is in the same transaction. All other
+operations commit at once: a claim that waited for the end of a request's transaction would be seen by nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+from onefold._checks import did_you_mean, yes_or_no
+from onefold.errors import StoreUnavailable, UsageError
+from onefold.stores.base import Query
+from onefold.stores.django.connection import AtomicLink, RenewalLink, StoresLink, beside, database_of, in_transaction
+from onefold.stores.sql.connection import Link
+from onefold.stores.sql.joined import SqlTransaction
+from onefold.stores.sql.pool import Pool, Reserve
+from onefold.stores.sql.records import VERSION
+from onefold.stores.sql.store import SqlStore
+from onefold.stores.urls import options_of
+
+
+class DjangoStore(SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable` on a database of Django's; safe to share between threads."""
+
+    def __init__(self, alias: str = "default", *, auto_schema: bool = True, purge: bool = True) -> None:
+        self.alias = alias
+        self._lender = Lender(alias)
+        database = database_of(connection_of(alias))._replace(auto_schema=auto_schema, purges=purge)
+        super().__init__(database, self._lender)
+
+    def _look(self) -> None:
+        if not self._looked:
+            super()._look()
+            # Which server it is shows with the first connection.
+            self.database = self.database._replace(sql=database_of(connection_of(self.alias)).sql)
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqlTransaction]:
+        """A block of `transaction.atomic()` on the connection that this thread has."""
+        self._look()
+        transaction = SqlTransaction(self.database, AtomicLender(self.alias))
+        try:
+            yield transaction
+        except StoreUnavailable as error:
+            self._forget_tables(error)
+            raise
+        finally:
+            transaction.let_go()
+        self._purge_a_little()
+
+    def _purge_a_little(self, ended: int = 1) -> None:
+        connection = connection_of(self.alias)
+        if connection.vendor == "sqlite" and in_transaction(connection):
+            # In the block of a TestCase: a file has one writer, and a purge beside would wait for the block's end.
+            return
+        super()._purge_a_little(ended)
+
+
+def connection_of(alias: str) -> Any:
+    """The connection that this thread has under this alias."""
+    try:
+        from django.core.exceptions import ImproperlyConfigured
+        from django.db import connections
+        from django.utils.connection import ConnectionDoesNotExist
+    except ImportError as error:
+        raise UsageError("django://: Django is not installed. pip install 'onefold[django]'") from error
+    try:
+        return connections[alias]
+    except ConnectionDoesNotExist as error:
+        known = sorted(connections)
+        raise UsageError(
+            f"django://{alias}: there is no such alias in DATABASES{did_you_mean(alias, known) or '.'} There are: "
+            f"{', '.join(known)}"
+        ) from error
+    except ImproperlyConfigured as error:
+        raise UsageError(f"django://{alias}: Django's settings are not there yet: {error}") from error
+
+
+# How the names of our own threads begin: the doctor's, those of a scrape.
+OUR_THREADS: Final = "onefold-"
+
+
+class Lender:
+    """Lends connections that are in nobody's transaction: the thread's own, or one beside it.
+
+    In a caller's transaction a claim would be seen by nobody until its end. And what a thread of ours would connect,
+    Django never closes: it does so at the end of a request.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._beside = Pool(self._connect)
+
+    def _connect(self) -> StoresLink:
+        return StoresLink(beside(connection_of(self._alias)))
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        own = connection_of(self._alias)
+        if not in_transaction(own) and not threading.current_thread().name.startswith(OUR_THREADS):
+            with self._own(own) as link:
+                yield link
+            return
+        with self._beside.lend() as link:
+            link.connection.close_if_unusable_or_obsolete()
+            try:
+                yield link
+            finally:
+                if link.connection.settings_dict["CONN_MAX_AGE"] == 0:
+                    # Django, too, would not keep it.
+                    link.close()
+
+    @contextmanager
+    def _own(self, connection: Any) -> Iterator[Link]:
+        link = StoresLink(connection)
+        try:
+            yield link
+        except BaseException:
+            if link.begun:
+                link.close()
+            connection.close_if_unusable_or_obsolete()
+            raise
+
+    def drop_idle(self) -> None:
+        """Close what nobody uses."""
+        self._beside.drop_idle()
+
+    def reserve(self) -> Reserve:
+        """Return a connection beside those that Django keeps."""
+        return Reserve(lambda: RenewalLink(beside(connection_of(self._alias))))
+
+
+class AtomicLender:
+    """Lends the thread's own connection, for a block of ours."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        link = AtomicLink(connection_of(self._alias))
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def drop_idle(self) -> None:
+        """Nothing: a lost connection is closed by its block."""
+
+
+def open_store(url: str) -> DjangoStore:
+    """`django://default`, with `?auto_schema=no&purge=no`."""
+    alias, options = _parsed(url)
+    return DjangoStore(alias, **options)
+
+
+def open_async_store(url: str) -> NoReturn:
+    """Refused: Django's connections cannot be awaited."""
+    raise UsageError(
+        f"{url!r}: Django has no async transactions, so that an AsyncGuard cannot use its connections. Use a Guard in "
+        "sync code (sync_to_async), or an AsyncGuard with a URL of the same database"
+    )
+
+
+def describe_schema(url: str) -> str:
+    """The statements that make the tables; `manage.py migrate onefold` sends the same."""
+    return open_store(url).database.sql.script()
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to the form of this version."""
+    alias, _ = _parsed(url)
+    store = DjangoStore(alias)
+    try:
+        store.browse(Query(), 0)
+    finally:
+        store.close()
+    return [f"{store.database.name}: the tables of Onefold are there, version {VERSION}"]
+
+
+OPTIONS: Final = ("auto_schema", "purge")
+
+
+def _parsed(url: str) -> tuple[str, dict[str, Any]]:
+    parts = urlsplit(url)
+    if not parts.netloc or parts.path or parts.fragment:
+        raise UsageError(f"{url!r}: write django://ALIAS, with an alias of DATABASES, such as django://default")
+    options = options_of(parts.query, OPTIONS, url)
+    return parts.netloc, {name: yes_or_no(word, name) for name, word in options.items()}

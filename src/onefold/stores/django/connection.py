@@ -1,0 +1,315 @@
+"""Links over Django's connections: outside of any transaction, in a caller's, and in one of ours.
+
+Statements go through Django's own cursor, so that its loggers, wrappers and error classes stay in force. Transactions
+of ours are blocks of `transaction.atomic()`, so that what a handler gives to `on_commit` runs after our commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from typing import Any, Final
+
+from onefold._driver_connections import register
+from onefold.errors import NotInTransaction, OnefoldError, UsageError
+from onefold.stores.django.vendors import Vendor, vendor_of
+from onefold.stores.reserved import connecting
+from onefold.stores.sql.connection import Database, Standing
+from onefold.stores.sql.dialect import Ask, Reply
+
+OUTSIDE: Final = (
+    "this connection is not in a transaction: the record and the work would not be committed together. Nothing ran. "
+    "Put both into `with transaction.atomic():`"
+)
+
+# What a block of Django's is left with, so that it rolls back.
+UNDO: Final = Exception("rolled back")
+
+
+def database_of(connection: Any) -> Database:
+    """The database behind a connection, as the SQL stores see it."""
+    vendor = vendor_of(connection)
+    return Database(vendor.sql, f"django://{connection.alias}", vendor.trouble, vendor.lock, vendor.unlock)
+
+
+def in_transaction(connection: Any) -> bool:
+    """Whether somebody has begun one: by a block, or by switching autocommit off."""
+    if connection.connection is None:
+        # Not connected: it does not know yet.
+        return bool(connection.in_atomic_block or not connection.settings_dict["AUTOCOMMIT"])
+    return bool(connection.in_atomic_block or not connection.autocommit)
+
+
+def _driver_connection_of(connection: Any) -> Any:
+    """The driver's connection behind a wrapper, or behind what stands for a thread's wrapper."""
+    from django.db import connections
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.utils.connection import ConnectionProxy
+
+    if isinstance(connection, BaseDatabaseWrapper):
+        return connection.connection
+    # By its type: `isinstance` would be answered by the wrapper.
+    return connections[connection.alias] if type(connection) is ConnectionProxy else None
+
+
+register("django", _driver_connection_of)
+
+
+def beside(connection: Any) -> Any:
+    """Return another connection with the same settings, outside of Django's own pool: handlers may hold all of that."""
+    settings = deepcopy(connection.settings_dict)
+    settings["OPTIONS"].pop("pool", None)
+    found = type(connection)(settings, connection.alias)
+    # Whichever thread borrows it has it to itself.
+    found.inc_thread_sharing()
+    return found
+
+
+class StoresLink:
+    """On a connection that is in nobody's transaction: what is sent is committed at once, unless we begin one."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.begun = False
+
+    def send(self, ask: Ask) -> Reply:
+        self._connect()
+        with self.unbroken():
+            return vendor_of(self.connection).send(self.connection, ask)
+
+    @contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """Close the connection where an exception from outside comes between a statement and the end of its answer.
+
+        Whoever asks next would get that answer.
+        """
+        from django.db import Error
+
+        try:
+            yield
+        except (Error, OnefoldError):
+            raise
+        except BaseException:
+            self.break_off()
+            raise
+
+    def break_off(self) -> None:
+        """Close the connection, if it may have an answer that nobody has read."""
+        found = self.connection.connection
+        if found is not None and (self._is_between() or vendor_of(self.connection).may_be_torn(found)):
+            # Inside a block, Django keeps it, refuses what follows, and forgets it at the end.
+            with suppress(Exception):
+                self.connection.close()
+
+    def _is_between(self) -> bool:
+        """Return whether Django was changing from one mode to the other: it does not know the driver's own."""
+        return False
+
+    def _connect(self) -> None:
+        with connecting():
+            self.connection.ensure_connection()
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        if self.begun:
+            return [self.send(ask) for ask in asks]
+        self.begin()
+        replies = [self.send(ask) for ask in asks]
+        self.commit()
+        return replies
+
+    def begin(self) -> None:
+        self._connect()
+        # By hand: a block of Django's is on whichever connection the thread has, and this one may be another.
+        self.run(vendor_of(self.connection).begin)
+        self.begun = True
+
+    def run(self, statement: str) -> None:
+        with self.unbroken(), self.connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def commit(self) -> None:
+        self.run("COMMIT")
+        self.begun = False
+
+    def rollback(self) -> None:
+        self.run("ROLLBACK")
+        self.begun = False
+
+    def standing(self) -> Standing:
+        return Standing.OPEN if self.begun else Standing.IDLE
+
+    def close(self) -> None:
+        self.begun = False
+        self.connection.close()
+
+    def spoil(self) -> None:
+        self.close()
+
+
+class RenewalLink(StoresLink):
+    """On a connection that is kept for the renewal of claims."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        # A file has room for everybody; but over a fork nothing may be open there.
+        self._keeps = connection.vendor != "sqlite"
+        if self._keeps:
+            # Now: when claims are to be renewed, there may be no room left on the server.
+            connection.ensure_connection()
+
+    def standing(self) -> Standing:
+        return super().standing() if self._keeps else Standing.BROKEN
+
+
+class InsideLink(StoresLink):
+    """On a connection in a transaction of Django's: what is sent joins it."""
+
+    def send(self, ask: Ask) -> Reply:
+        self.enter()
+        return super().send(ask)
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
+
+    def enter(self) -> None:
+        if not in_transaction(self.connection):
+            raise NotInTransaction(OUTSIDE)
+        self.connection.ensure_connection()
+
+    @property
+    def vendor(self) -> Vendor:
+        return vendor_of(self.connection)
+
+    @property
+    def is_torn(self) -> bool:
+        found = None if self.connection.closed_in_transaction else self.connection.connection
+        return found is not None and self.vendor.is_torn(found)
+
+    def standing(self) -> Standing:
+        connection = self.connection
+        if connection.connection is None or connection.closed_in_transaction:
+            # Django closes none by itself inside a block; and its block would end without a word.
+            return Standing.CLOSED
+        if not in_transaction(connection):
+            return Standing.IDLE
+        if connection.errors_occurred and not self.vendor.is_alive(connection.connection):
+            return Standing.BROKEN
+        return Standing.ABORTED if connection.needs_rollback else self.vendor.standing(connection.connection)
+
+    def spoil(self) -> None:
+        if self.is_torn:
+            self.break_off()
+        if self.connection.in_atomic_block:
+            # Django refuses what follows, and rolls back at the end of the block.
+            self.connection.set_rollback(True)
+        elif self.connection.connection is not None:
+            self.connection.rollback()
+
+
+class AtomicLink(InsideLink):
+    """On the thread's own connection, in a block of ours: what a handler does by models is in the transaction, too."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self._block: Any = None
+        self._part: Any = None
+        self._begins = False
+
+    def begin(self) -> None:
+        from django.db import transaction
+
+        if in_transaction(self.connection) and not _is_of_a_test(self.connection):
+            raise UsageError(
+                "transactional() opens a transaction of its own, and this thread is in one already: in a block of "
+                "transaction.atomic(), perhaps that of ATOMIC_REQUESTS. Nothing ran. Join it with "
+                "guard.within(connection), or call the function outside"
+            )
+        self._begins = True
+        self._block = self._entered(transaction.atomic(using=self.connection.alias, durable=True))
+        self._begins = False
+        self.connection.execute_wrappers.append(self._watched)
+
+    def _watched(self, execute: Any, *statement: Any) -> Any:
+        """Send a statement of the handler's. Django would go on, back to a savepoint, on a connection that is torn."""
+        with self.unbroken():
+            return execute(*statement)
+
+    def _is_between(self) -> bool:
+        # What a hook of on_commit raises comes when all is over.
+        connection = self.connection
+        return not connection.in_atomic_block and (self._begins or not connection.autocommit)
+
+    def _entered(self, block: Any) -> Any:
+        with self.unbroken():
+            block.__enter__()
+        return block
+
+    def run(self, statement: str) -> None:
+        from django.db import transaction
+
+        # By Django's own means: it forgets the hooks of what is rolled back.
+        if statement.startswith("SAVEPOINT "):
+            self._part = self._entered(transaction.atomic(using=self.connection.alias))
+        elif statement.startswith("ROLLBACK TO SAVEPOINT "):
+            self._leave_part(UNDO)
+        else:
+            super().run(statement)
+
+    def commit(self) -> None:
+        self._leave_part(None)
+        self._leave(None)
+
+    def rollback(self) -> None:
+        self._leave_part(UNDO)
+        self._leave(UNDO)
+
+    def standing(self) -> Standing:
+        return Standing.IDLE if self._block is None else super().standing()
+
+    def close(self) -> None:
+        """The connection is the thread's; only what was begun on it is ended."""
+        self.rollback()
+
+    def _leave(self, error: Exception | None) -> None:
+        block, self._block = self._block, None
+        if block is None:
+            return
+        if self._watched in self.connection.execute_wrappers:
+            self.connection.execute_wrappers.remove(self._watched)
+        with self.unbroken():
+            block.__exit__(None if error is None else type(error), error, None)
+        self._check_in_step(error)
+
+    def _check_in_step(self, error: Exception | None) -> None:
+        """Close a connection whose answers are late: a handler's statement was interrupted, and others came after it.
+
+        A block of Django's inside of the handler goes back to its savepoint by itself.
+        """
+        connection = self.connection
+        found = None if connection.in_atomic_block else connection.connection
+        if found is None or not self.vendor.is_behind(found, autocommit=connection.autocommit):
+            return
+        with suppress(Exception):
+            connection.close()
+        if error is None:
+            raise lost_answer()
+
+    def _leave_part(self, error: Exception | None) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            with self.unbroken():
+                part.__exit__(None if error is None else type(error), error, None)
+
+
+def lost_answer() -> Exception:
+    """Return the error of a driver whose COMMIT was sent, and whose answer was not heard."""
+    from pymysql.constants import CR
+    from pymysql.err import OperationalError
+
+    return OperationalError(CR.CR_SERVER_LOST, "a statement was interrupted before this one, and its answer came late")
+
+
+def _is_of_a_test(connection: Any) -> bool:
+    """Django's TestCase puts each test into a block of its own; Django, too, looks through that one."""
+    return bool(connection.atomic_blocks and getattr(connection.atomic_blocks[-1], "_from_testcase", False))

@@ -1,0 +1,132 @@
+"""What Django's database backends are to us: how they are sent our statements, and where their connections stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from onefold.errors import UsageError
+from onefold.stores.mysql import orm as mysql
+from onefold.stores.postgres import orm as postgres
+from onefold.stores.sql.connection import Standing, Trouble
+from onefold.stores.sql.dialect import Ask, Dialect, Reply
+from onefold.stores.sql.records import in_words
+from onefold.stores.sqlite import orm as sqlite
+
+
+class Vendor(NamedTuple):
+    """What we have to know of the database behind a connection of Django's."""
+
+    sql: Dialect
+    send: Callable[[Any, Ask], Reply]
+    # Where a connection of the driver's stands, as far as is known without asking the server.
+    standing: Callable[[Any], Standing]
+    trouble: Callable[[BaseException], Trouble | None]
+    # Whether the server still answers, where `standing` does not show it after an error.
+    is_alive: Callable[[Any], bool] = bool
+    # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
+    is_torn: Callable[[Any], bool] = lambda _found: False
+    may_be_torn: Callable[[Any], bool] = lambda _found: False
+    # Whether what was read after the end of a transaction is the answer to something before it.
+    is_behind: Callable[..., bool] = lambda _found, **_expected: False
+    # How a transaction begins that is written by hand.
+    begin: str = "BEGIN"
+    # See `Database`.
+    lock: str | None = None
+    unlock: str | None = None
+    # Whether the tables are made on the caller's own connection, in its transaction.
+    makes_tables_inside: bool = False
+
+
+# A database of the settings.
+Place = tuple[Any, ...]
+
+
+def place_of(connection: Any) -> Place:
+    settings = connection.settings_dict
+    return connection.vendor, settings["HOST"], settings["PORT"], settings["NAME"], settings["USER"]
+
+
+def vendor_of(connection: Any) -> Vendor:
+    """The database behind this connection."""
+    known = VENDORS.get(connection.vendor)
+    if known is None:
+        raise UsageError(
+            f"the database {connection.alias!r} is {connection.display_name}, and that is not known here. Known are: "
+            f"{', '.join(sorted(VENDORS))}"
+        )
+    return known._replace(sql=_mysql_sql(connection)) if known is MYSQL else known
+
+
+def _reply(ask: Ask, cursor: Any) -> Reply:
+    return Reply(0, cursor.fetchall()) if ask.rows else Reply(cursor.rowcount)
+
+
+def _send_sqlite(connection: Any, ask: Ask) -> Reply:
+    with connection.cursor() as cursor:
+        cursor.execute(in_words(ask.statement), sqlite.with_clock(ask))
+        return _reply(ask, cursor)
+
+
+SQLITE: Final = Vendor(
+    sqlite.SQLITE_THROUGH,
+    _send_sqlite,
+    sqlite.standing,
+    sqlite.trouble,
+    begin=sqlite.BEGIN,
+    makes_tables_inside=True,
+)
+
+
+def _send_postgres(connection: Any, ask: Ask) -> Reply:
+    with connection.cursor() as cursor:
+        cursor.execute(in_words(ask.statement), ask.values)
+        return postgres.plain(_reply(ask, cursor))
+
+
+POSTGRES: Final = Vendor(
+    postgres.POSTGRES,
+    _send_postgres,
+    postgres.standing,
+    postgres.trouble,
+    is_torn=postgres.is_torn,
+    may_be_torn=postgres.is_torn,
+    lock=postgres.LOCK,
+)
+
+
+def _send_mysql(connection: Any, ask: Ask) -> Reply:
+    with connection.cursor() as cursor:
+        mysql.before(connection.connection)
+        cursor.execute(mysql.filled(ask))
+        reply = _reply(ask, cursor)
+        if ask.rows:
+            mysql.after(connection.connection, [column[0] for column in cursor.description], reply.rows)
+        return reply
+
+
+MYSQL: Final = Vendor(
+    mysql.MYSQL,
+    _send_mysql,
+    mysql.standing,
+    mysql.trouble,
+    mysql.is_alive,
+    is_torn=mysql.is_torn,
+    may_be_torn=mysql.may_be_torn,
+    is_behind=mysql.is_behind,
+    lock=mysql.LOCK,
+    unlock=mysql.UNLOCK,
+)
+
+# Which server it is shows with the first connection.
+_mysql_versions: dict[Place, str] = {}
+
+
+def _mysql_sql(connection: Any) -> Dialect:
+    if connection.connection is not None:
+        _mysql_versions[place_of(connection)] = connection.connection.get_server_info()
+    return mysql.sql_of(_mysql_versions.get(place_of(connection), ""))
+
+
+# By Django's name for the database.
+VENDORS: Final[dict[str, Vendor]] = {"mysql": MYSQL, "postgresql": POSTGRES, "sqlite": SQLITE}

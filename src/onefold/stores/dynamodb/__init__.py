@@ -1,0 +1,342 @@
+"""DynamoDB: one item for each record, conditional writes, consistent reads.
+
+The clock is DynamoDB's own, as the `Date` of its replies tells it; the machine's time of day is never asked. What
+is past its stay is free at once, and is removed by DynamoDB later (time to live). It never hides a failure: what
+DynamoDB reports becomes `StoreUnavailable`, and nothing runs unclaimed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from onefold._checks import finite, positive, yes_or_no
+from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold.durations import Duration
+from onefold.errors import OnefoldError, UsageError
+from onefold.stores.base import Query
+from onefold.stores.dynamodb import clients, schema
+from onefold.stores.dynamodb.clients import AsyncClients, Settings
+from onefold.stores.dynamodb.clock import DateClock, GivenClock, Now
+from onefold.stores.dynamodb.items import ITEM_MAX, Request
+from onefold.stores.dynamodb.records import LEASE_MIN, Pause, Records, Steps
+from onefold.stores.reserved import unsent
+from onefold.stores.urls import options_of
+
+T = TypeVar("T")
+
+__all__ = [
+    "ITEM_MAX",
+    "LEASE_MIN",
+    "TABLE",
+    "AsyncDynamoDBStore",
+    "DynamoDBStore",
+    "adopt",
+    "apply_schema",
+    "describe_schema",
+    "open_async_store",
+    "open_store",
+]
+
+TABLE: Final = "onefold_records"
+
+# What DynamoDB takes as the name of a table.
+TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
+
+# A reply takes milliseconds. Three attempts of so long end before a lease of ten seconds does.
+TIMEOUT: Final = 2.0
+
+
+class DynamoDBStore:
+    """A `Store` and `Browsable` in one table; safe to share between threads, and over a fork.
+
+    `client` is a boto3 client, a `Table` or a session of your own; without one the store makes a client on first use,
+    and closes it in `close()`. Whoever uses the store after that gets a new one.
+    """
+
+    def __init__(
+        self,
+        table: str | None = None,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        profile: str | None = None,
+        timeout: Duration = TIMEOUT,
+        auto_schema: bool = True,
+        client: Any = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        settings = _settings(region, endpoint_url, profile, timeout)
+        self._clients, named = (clients.own(settings), None) if client is None else clients.brought(client, settings)
+        self._records = _records(table or named, clock, auto_schema=auto_schema)
+
+    @property
+    def table(self) -> str:
+        return self._records.table
+
+    def __repr__(self) -> str:
+        return f"DynamoDBStore({self.table!r})"
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return self._take(self._records.claim(entry, replacing))
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return self._take(self._records.extend(claim, notes))
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        return self._take(self._records.finish(claim, ending))
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return self._take(self._records.release(claim, memory))
+
+    def read(self, address: Address) -> Record | None:
+        return self._take(self._records.read(address))
+
+    def purge(self, limit: int) -> int:
+        return self._take(self._records.purge(limit))
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, as all of the client's are. Any other came from a signal's handler."""
+        return isinstance(error, OnefoldError)
+
+    def browse(self, query: Query, limit: int) -> list[Record]:
+        return self._take(self._records.browse(query, limit))
+
+    def facts(self) -> dict[str, Any]:
+        """What DynamoDB says of the table, which is looked for, and never made."""
+        from onefold.stores.dynamodb.facts import facts_of
+
+        return self._take(facts_of(self._records))
+
+    @property
+    def auto_schema(self) -> bool:
+        """Whether a missing table is created on first use."""
+        return self._records.auto_schema
+
+    @auto_schema.setter
+    def auto_schema(self, wanted: bool) -> None:
+        self._records.create = schema.create if wanted else None
+
+    def schema_exists(self) -> bool:
+        """Return whether the table exists. Create nothing."""
+        return self._take(self._records.exists())
+
+    def now(self) -> Now:
+        """DynamoDB's time, as far as it is known. It asks where nothing is known yet."""
+        return self._take(self._records.now())
+
+    def close(self) -> None:
+        """Close the client, if it is the store's own."""
+        self._clients.close()
+
+    def _take(self, steps: Steps[T]) -> T:
+        """Take the steps of an operation, one after the other."""
+        try:
+            client = self._clients.get()
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            self._records.raise_in_words(error)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as ended:
+                return ended.value  # type: ignore[no-any-return]
+            answer = self._perform(client, step)
+
+    def _perform(self, client: Any, step: Request | Pause) -> Any:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        sent = self._records.clock.ticks()
+        try:
+            reply = getattr(client, step.action)(**step.parameters)
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            return self._records.failed(error, sent)
+        return self._records.heard(reply, sent)
+
+
+class AsyncDynamoDBStore:
+    """The same store, awaited, by aiobotocore. It has a client for each event loop, and closes it with the loop."""
+
+    def __init__(
+        self,
+        table: str | None = None,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        profile: str | None = None,
+        timeout: Duration = TIMEOUT,
+        auto_schema: bool = True,
+        client: Any = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        settings = _settings(region, endpoint_url, profile, timeout)
+        self._clients, named = (
+            (clients.own_async(settings), None) if client is None else clients.brought_async(client, settings)
+        )
+        self._renewing = clients.for_renewals(client, settings)
+        self._records = _records(table or named, clock, auto_schema=auto_schema)
+
+    @property
+    def table(self) -> str:
+        return self._records.table
+
+    def __repr__(self) -> str:
+        return f"AsyncDynamoDBStore({self.table!r})"
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is State.RUNNING:
+            await self._reserve()
+        return await self._take(self._records.claim(entry, replacing))
+
+    async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        # Without notes it is the heartbeat that asks.
+        return await self._take(self._records.extend(claim, notes), self._renewing if notes is None else None)
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        return await self._take(self._records.finish(claim, ending))
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return await self._take(self._records.release(claim, memory))
+
+    async def read(self, address: Address) -> Record | None:
+        return await self._take(self._records.read(address))
+
+    async def purge(self, limit: int) -> int:
+        return await self._take(self._records.purge(limit))
+
+    async def browse(self, query: Query, limit: int) -> list[Record]:
+        return await self._take(self._records.browse(query, limit))
+
+    async def now(self) -> Now:
+        """DynamoDB's time, as far as it is known. It asks where nothing is known yet."""
+        return await self._take(self._records.now())
+
+    async def aclose(self) -> None:
+        """Close this event loop's clients, but not one of yours."""
+        await self._renewing.aclose()
+        await self._clients.aclose()
+
+    async def _reserve(self) -> None:
+        """Make the client for renewals. Without it no claim is made: nobody could keep it alive."""
+        try:
+            await self._renewing.get()
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            with unsent():
+                self._records.raise_in_words(error)
+
+    async def _take(self, steps: Steps[T], clients: AsyncClients | None = None) -> T:
+        """Take the steps of an operation, one after the other."""
+        try:
+            client = await (clients or self._clients).get()
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            self._records.raise_in_words(error)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as ended:
+                return ended.value  # type: ignore[no-any-return]
+            answer = await self._perform(client, step)
+
+    async def _perform(self, client: Any, step: Request | Pause) -> Any:
+        if isinstance(step, Pause):
+            from asyncio import sleep
+
+            await sleep(step.seconds)
+            return None
+        sent = self._records.clock.ticks()
+        try:
+            reply = await getattr(client, step.action)(**step.parameters)
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            return self._records.failed(error, sent)
+        return self._records.heard(reply, sent)
+
+
+def open_store(url: str) -> DynamoDBStore:
+    """`dynamodb://TABLE?region=eu-central-1`, with the options of `DynamoDBStore`."""
+    table, options = _parsed(url)
+    return DynamoDBStore(table, **options)
+
+
+def open_async_store(url: str) -> AsyncDynamoDBStore:
+    """The same for an `AsyncGuard`."""
+    table, options = _parsed(url)
+    return AsyncDynamoDBStore(table, **options)
+
+
+def adopt(client: Any, *, awaited: bool) -> DynamoDBStore | AsyncDynamoDBStore:
+    """The store on a client, `Table` or session of the caller's, which is not closed."""
+    return AsyncDynamoDBStore(client=client) if awaited else DynamoDBStore(client=client)
+
+
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what a guard of this colour does not take."""
+    clients.check_colour(client, awaited=awaited)
+
+
+def describe_schema(url: str) -> str:
+    """The table as a template of CloudFormation."""
+    return schema.template(_parsed(url)[0] or TABLE)
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the table as far as it is not there; what was done, line by line."""
+    store = open_store(url)
+    try:
+        done = store._take(schema.apply(store._records))
+        # Whether it is a table that we can use.
+        store.now()
+    finally:
+        store.close()
+    return done
+
+
+OPTIONS: Final = ("region", "endpoint_url", "profile", "timeout", "auto_schema")
+
+
+def _parsed(url: str) -> tuple[str | None, dict[str, Any]]:
+    # The URL itself is never shown: somebody may have written a secret into it.
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise UsageError(
+            "dynamodb://: credentials do not belong into the URL. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "name a profile with ?profile="
+        )
+    if parts.path not in ("", "/") or parts.fragment:
+        raise UsageError("write dynamodb://TABLE?region=eu-central-1, with nothing between the table and its options")
+    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, f"dynamodb://{parts.netloc}")}
+    if "auto_schema" in options:
+        options["auto_schema"] = yes_or_no(options["auto_schema"], "auto_schema")
+    return parts.netloc or None, options
+
+
+def _settings(region: str | None, endpoint_url: str | None, profile: str | None, timeout: Duration) -> Settings:
+    if endpoint_url is not None and not _is_endpoint(endpoint_url):
+        # It is not shown: somebody may have written a secret into it.
+        raise UsageError("endpoint_url= has to be a URL such as http://127.0.0.1:8000, without credentials")
+    return Settings(region, endpoint_url, profile, finite(positive(timeout, "timeout"), "timeout"))
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        # No host, or no port, can be written like this.
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+
+
+def _records(table: str | None, clock: Callable[[], float] | None, *, auto_schema: bool) -> Records:
+    name = TABLE if table is None else table
+    if not TABLE_NAME.fullmatch(name):
+        raise UsageError(f"table={name!r} has to have 3 to 255 letters, digits, or any of _ . -")
+    return Records(
+        name,
+        DateClock() if clock is None else GivenClock(clock),
+        schema.create if auto_schema else None,
+    )

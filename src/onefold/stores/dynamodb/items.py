@@ -1,0 +1,293 @@
+"""Records as items: the way from our words to requests, and from items to records.
+
+Pure: no client, no I/O, no clock. Items are in DynamoDB's own form, `{"S": "text"}`.
+
+An item has one key, the address as text. Attributes that would say nothing (no result, no end) are left out, because
+each byte is stored and billed. A record without `expires` stays forever, to us and to DynamoDB's time to live.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final, NamedTuple
+
+from onefold._model import Address, Claim, Ending, Entry, Memory, Record, State
+from onefold.stores.base import Query
+from onefold.stores.dynamodb.clock import Now
+
+Item = dict[str, dict[str, Any]]
+Parameters = dict[str, Any]
+
+# The item that says which form the others have; absent, they have the first. No address can be written like this.
+VERSION_KEY: Final = "onefold schema"
+
+# The form of the items that this code writes. A newer form whose `usable_from` is not above it is usable too.
+VERSION: Final = 1
+
+# What DynamoDB takes as one item, names and values together.
+ITEM_MAX: Final = 409_600
+
+# What there is in an item besides result, notes and remark: names, address, token, fingerprint, numbers.
+ITEM_RESERVE: Final = 4_096
+
+# More than three hundred years is forever: a number of seconds beyond would not be a time for anybody.
+STAY_MAX: Final = 1e10
+
+FREE: Final = "attribute_not_exists(#address) OR #expires <= :now"
+OVER: Final = "#expires <= :now"
+ALIVE: Final = "(attribute_not_exists(#expires) OR #expires > :now)"
+# Also past its stay: as long as nobody else has taken it, the record is its owner's.
+OURS: Final = "#token = :token"
+# Neither token nor revision alone would be enough.
+STILL: Final = "#token = :seen_token AND #revision = :seen_revision"
+
+
+class Request(NamedTuple):
+    """One call of a client: the method, and its arguments."""
+
+    action: str
+    parameters: Parameters
+
+
+def text_of(address: Address) -> str:
+    """The address as one text that people can read: `4.6/acme/charge/pay_7f3a`.
+
+    The lengths come first, so that no separator can be confused.
+    """
+    return f"{len(address.scope)}.{len(address.operation)}/{address.scope}/{address.operation}/{address.key}"
+
+
+def address_of(text: str) -> Address:
+    lengths, _, rest = text.partition("/")
+    scope, operation = map(int, lengths.split("."))
+    return Address(rest[:scope], rest[scope + 1 : scope + 1 + operation], rest[scope + operation + 2 :])
+
+
+class Requests:
+    """The requests of one table."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+
+    def version(self) -> Request:
+        return self._get(VERSION_KEY)
+
+    def read(self, address: Address) -> Request:
+        return self._get(text_of(address))
+
+    def claim(self, entry: Entry, revision: int, now: Now, *, still: tuple[bytes, int] | None = None) -> Request:
+        """Write the entry if the address is free, or if its record still has this token and revision."""
+        if still is None:
+            return self._request("put_item", FREE, {":now": _moment(now.earliest)}, Item=item_of(entry, revision, now))
+        seen = {":seen_token": _bytes(still[0]), ":seen_revision": _number(still[1])}
+        return self._request("put_item", STILL, seen, Item=item_of(entry, revision, now))
+
+    def extend(self, claim: Claim, notes: bytes | None, now: Now) -> Request:
+        changes = {"lease_until": _until(now.latest + claim.lease), "expires": _end(claim.stay, now)}
+        if notes is not None:
+            changes["notes"] = _bytes(notes)
+        return self._change(claim, changes, now, state=State.RUNNING, notes=notes)
+
+    def note(self, claim: Claim, notes: bytes, now: Now) -> Request:
+        """Keep the notes of a held record, and nothing else: a late heartbeat must not give it an end."""
+        return self._change(claim, {"notes": _bytes(notes)}, now, state=State.HELD, notes=notes)
+
+    def finish(self, claim: Claim, ending: Ending, now: Now) -> Request:
+        changes = {
+            "state": {"S": ending.state.value},
+            "lease_until": None,
+            "expires": _end(ending.stay, now),
+            "notes": _bytes(ending.notes),
+            "result": _bytes(ending.result),
+            "omitted": {"BOOL": True} if ending.omitted else None,
+            "remark": _text(ending.remark),
+        }
+        return self._change(claim, changes, now)
+
+    def leave_open(self, claim: Claim, memory: Memory, now: Now) -> Request:
+        changes = {
+            "state": {"S": State.OPEN.value},
+            "lease_until": None,
+            "expires": _end(memory.stay, now),
+            "attempt": _number(memory.attempt),
+            "notes": _bytes(memory.notes),
+            "remark": _text(memory.remark),
+        }
+        return self._change(claim, changes, now)
+
+    def forget(self, claim: Claim) -> Request:
+        values = {":token": _bytes(claim.token)}
+        return self._request("delete_item", OURS, values, Key=_key(text_of(claim.address)))
+
+    def remove_expired(self, key: Item, now: Now) -> Request:
+        return self._request("delete_item", OVER, {":now": _moment(now.earliest)}, Key=key)
+
+    def scan_expired(self, now: Now, after: Item | None) -> Request:
+        return self._scan(OVER, {":now": _moment(now.earliest)}, after, ProjectionExpression="#address")
+
+    def scan(self, query: Query, now: Now, after: Item | None) -> Request:
+        """One part of the table. What it finds has to be looked at once more, with `matches`."""
+        conditions, values = ["attribute_exists(#token)", ALIVE], {":now": _moment(now.earliest)}
+        if query.state is not None:
+            conditions.append("#state = :state")
+            values[":state"] = {"S": query.state.value}
+        if query.scope is not None and query.operation is not None:
+            conditions.append("begins_with(#address, :prefix)")
+            values[":prefix"] = {"S": text_of(Address(query.scope, query.operation, ""))}
+        return self._scan(" AND ".join(conditions), values, after)
+
+    def _change(
+        self,
+        claim: Claim,
+        changes: dict[str, Any],
+        now: Now,
+        *,
+        state: State | None = None,
+        notes: bytes | None = None,
+    ) -> Request:
+        """A write under a token that is still the record's. What is None is taken away.
+
+        With `notes`, only where those of the record are not longer: a log only grows, and what comes late is older.
+        """
+        sets = {"changed": _moment(now.earliest)} | {
+            name: value for name, value in changes.items() if value is not None
+        }
+        gone = [f"#{name}" for name, value in changes.items() if value is None]
+        written = ", ".join(["#revision = #revision + :one", *(f"#{name} = :set_{name}" for name in sets)])
+        values = {f":set_{name}": value for name, value in sets.items()}
+        values |= {":one": _number(1), ":token": _bytes(claim.token)}
+        condition = OURS
+        if state is not None:
+            condition += " AND #state = :state"
+            values[":state"] = {"S": state.value}
+        if notes is not None:
+            condition += " AND (attribute_not_exists(#notes) OR size(#notes) <= :notes_size)"
+            values[":notes_size"] = _number(len(notes))
+        return self._request(
+            "update_item",
+            condition,
+            values,
+            Key=_key(text_of(claim.address)),
+            UpdateExpression=f"SET {written}" + (f" REMOVE {', '.join(gone)}" if gone else ""),
+        )
+
+    def _request(self, action: str, condition: str, values: Item, **parameters: Any) -> Request:
+        """A conditional write; where it is refused, the item in the way comes back with the refusal."""
+        used = {
+            "TableName": self.table,
+            "ConditionExpression": condition,
+            "ExpressionAttributeNames": _names(condition, parameters.get("UpdateExpression", "")),
+            "ExpressionAttributeValues": values,
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+        return Request(action, used | parameters)
+
+    def _get(self, text: str) -> Request:
+        return Request("get_item", {"TableName": self.table, "Key": _key(text), "ConsistentRead": True})
+
+    def _scan(self, condition: str, values: Item, after: Item | None, **parameters: Any) -> Request:
+        used = {
+            "TableName": self.table,
+            "FilterExpression": condition,
+            "ExpressionAttributeNames": _names(condition, parameters.get("ProjectionExpression", "")),
+            "ExpressionAttributeValues": values,
+            "ConsistentRead": True,
+        }
+        return Request("scan", used | parameters | ({} if after is None else {"ExclusiveStartKey": after}))
+
+
+def item_of(entry: Entry, revision: int, now: Now) -> Item:
+    """What a claim writes: a whole record."""
+    attributes = {
+        "address": {"S": text_of(entry.address)},
+        "state": {"S": entry.state.value},
+        "attempt": _number(entry.attempt),
+        # An age counts towards the memory of a system downstream: rather too old than too young.
+        "began": _moment(now.earliest - entry.age),
+        "changed": _moment(now.earliest),
+        "lease_until": _until(now.latest + entry.lease) if entry.lease > 0 else None,
+        "expires": _end(entry.stay, now),
+        "bypasses": _number(entry.bypasses) if entry.bypasses else None,
+        "remark": _text(entry.remark),
+        "revision": _number(revision),
+        "token": _bytes(entry.token),
+        "fingerprint": _bytes(entry.fingerprint),
+        "notes": _bytes(entry.notes),
+        "omitted": {"BOOL": True} if entry.omitted else None,
+        "result": _bytes(entry.result),
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def record_of(item: Item, now: Now) -> Record:
+    """The record of an item, with what is left of it now: of a lease and a stay rather more than less."""
+    return Record(
+        address=address_of(item["address"]["S"]),
+        token=item["token"]["B"],
+        revision=int(item["revision"]["N"]),
+        state=State(item["state"]["S"]),
+        attempt=int(item["attempt"]["N"]),
+        lease_left=float(item["lease_until"]["N"]) - now.earliest if "lease_until" in item else 0.0,
+        stay_left=float(item["expires"]["N"]) - now.earliest if "expires" in item else math.inf,
+        age=now.latest - float(item["began"]["N"]),
+        bypasses=int(item.get("bypasses", {"N": "0"})["N"]),
+        fingerprint=_value(item, "fingerprint", "B"),
+        notes=_value(item, "notes", "B"),
+        result=_value(item, "result", "B"),
+        omitted="omitted" in item,
+        remark=_value(item, "remark", "S") or "",
+    )
+
+
+def matches(record: Record, query: Query) -> bool:
+    """Whether a record that a scan has found belongs to the page."""
+    wanted = zip((query.scope, query.operation, query.key), record.address.parts, strict=True)
+    if record.stay_left <= 0 or any(asked is not None and asked != found for asked, found in wanted):
+        return False
+    return query.after is None or record.address.parts > query.after.parts
+
+
+def too_large(*parts: bytes | str | None) -> int:
+    """How many bytes of result, notes and remark are more than an item can hold; zero if they fit."""
+    size = sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part is not None)
+    return max(size - (ITEM_MAX - ITEM_RESERVE), 0)
+
+
+def _key(text: str) -> Item:
+    return {"address": {"S": text}}
+
+
+def _names(*expressions: str) -> dict[str, str]:
+    """Every name is written as #name, because many are reserved words. DynamoDB wants those that are used, only."""
+    return {f"#{name}": name for expression in expressions for name in re.findall(r"#(\w+)", expression)}
+
+
+def _end(stay: float, now: Now) -> dict[str, str] | None:
+    # In whole seconds, because time to live reads no others; rounded up, because nothing may end too early.
+    return None if stay > STAY_MAX else {"N": str(math.ceil(now.latest + stay))}
+
+
+def _until(moment: float) -> dict[str, str]:
+    return _moment(math.ceil(moment * 1000) / 1000)
+
+
+def _moment(moment: float) -> dict[str, str]:
+    # As DynamoDB keeps it, without zeros at the end: wherever a request that is sent again is compared, it is the same.
+    return {"N": f"{moment:.3f}".rstrip("0").rstrip(".")}
+
+
+def _number(number: int) -> dict[str, str]:
+    return {"N": str(number)}
+
+
+def _text(text: str) -> dict[str, str] | None:
+    return {"S": text} if text else None
+
+
+def _bytes(content: bytes | None) -> Any:
+    return None if content is None else {"B": content}
+
+
+def _value(item: Item, name: str, kind: str) -> Any:
+    return item[name][kind] if name in item else None

@@ -1,0 +1,331 @@
+"""The operations of a store, written once for both colours: generators that ask, and read the answers. No I/O.
+
+A generator yields a `Request` and is sent the reply, or a `Problem`; or a `Pause`, which is waited out. Every write is
+conditional on what it found or owns; every read is consistent.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+
+from msgspec.structs import replace
+
+from onefold._model import GONE, Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold.durations import in_words
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
+from onefold.stores.base import Query
+from onefold.stores.dynamodb.clock import Clock, Now
+from onefold.stores.dynamodb.errors import (
+    CONFLICTS,
+    INVALID,
+    NO_TABLE,
+    REFUSED,
+    Problem,
+    date_of,
+    of_something_else,
+    place,
+    problem_of,
+    refused,
+    unanswered,
+)
+from onefold.stores.dynamodb.items import (
+    ITEM_MAX,
+    VERSION,
+    Item,
+    Request,
+    Requests,
+    matches,
+    record_of,
+    too_large,
+)
+
+T = TypeVar("T")
+W = TypeVar("W", Entry, Ending)
+
+# The clock is known to a second or two: with a shorter lease, that would be most of it.
+LEASE_MIN: Final = 10.0
+
+# A transaction of others takes some ten milliseconds. Together less than a second: a handler may be waiting.
+CONFLICT_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+
+# A write by a clock that turns out to be behind is written again; the second one is by the reply to the first.
+ROUNDS_MAX: Final = 4
+
+
+class Pause(NamedTuple):
+    """Wait so long, then go on."""
+
+    seconds: float
+
+
+Reply = dict[str, Any]
+Steps = Generator[Request | Pause, Any, T]
+
+
+class Records:
+    """The operations on one table, by one clock."""
+
+    def __init__(self, table: str, clock: Clock, create: Callable[[Records], Steps[None]] | None) -> None:
+        self.table = table
+        self.clock = clock
+        self.create = create
+        self._requests = Requests(table)
+        self._found = False
+
+    @property
+    def auto_schema(self) -> bool:
+        """Whether a table that is missing is made."""
+        return self.create is not None
+
+    def exists(self) -> Steps[bool]:
+        """Return whether there is a table of this name, ours or another's; whoever reads it finds out whose it is."""
+        answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
+        return not (isinstance(answer, Problem) and answer.code == NO_TABLE)
+
+    def claim(self, entry: Entry, replacing: Record | None = None) -> Steps[Record | Gone | None]:
+        # A lease of zero is over already: the record of a run that was abandoned elsewhere, and is moved here.
+        if entry.state is State.RUNNING and entry.lease > 0:
+            _check_lease(entry.lease, entry.address)
+        entry = fitting(entry, entry.address)
+        still = None if replacing is None else (replacing.token, replacing.revision)
+        borrowed = replacing is not None and replacing.token == entry.token
+        revision = replacing.revision + 1 if replacing is not None and borrowed else 1
+        for _ in range(ROUNDS_MAX):
+            now = yield from self.now()
+            answer = yield from self.ask(self._requests.claim(entry, revision, now, still=still), REFUSED)
+            if isinstance(answer, Problem):
+                if answer.item is None:
+                    if replacing is not None:
+                        return GONE
+                    if still is None:
+                        raise self._too_old() from answer.error
+                    still, revision = None, 1
+                    continue
+                found = record_of(answer.item, self.clock.now())
+                if found.token != entry.token or borrowed:
+                    return found
+            if not self.clock.was_behind(now):
+                return None
+            # Its lease may look over to others. A new revision refuses whoever saw it so.
+            still, revision = (entry.token, revision), revision + 1
+        raise self._jumping()
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> Steps[bool]:
+        # A lease of zero ends it, for whoever comes next.
+        if claim.lease > 0:
+            _check_lease(claim.lease, claim.address)
+        _check_fit(claim.address, notes)
+        problem = yield from self._write(lambda now: self._requests.extend(claim, notes, now))
+        if problem is None:
+            return True
+        if notes is not None and self._has_longer(problem, claim, notes):
+            return (yield from self.extend(claim))
+        if not self._is_held_by(problem, claim):
+            return False
+        if notes is None:
+            return True
+        problem = yield from self._write(lambda now: self._requests.note(claim, notes, now))
+        return problem is None or self._has_longer(problem, claim, notes)
+
+    def finish(self, claim: Claim, ending: Ending) -> Steps[bool]:
+        written = fitting(ending, claim.address)
+        problem = yield from self._write(lambda now: self._requests.finish(claim, written, now))
+        return problem is None
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> Steps[bool]:
+        if memory is None:
+            yield from self.now()
+            answer = yield from self.ask(self._requests.forget(claim), REFUSED)
+            problem = answer if isinstance(answer, Problem) else None
+        else:
+            left = memory
+            _check_fit(claim.address, left.notes, left.remark)
+            problem = yield from self._write(lambda now: self._requests.leave_open(claim, left, now))
+        return problem is None or self._alive(problem.item) is None
+
+    def read(self, address: Address) -> Steps[Record | None]:
+        yield from self.now()
+        answer = yield from self.ask(self._requests.read(address))
+        return self._alive(answer.get("Item"))
+
+    def purge(self, limit: int) -> Steps[int]:
+        """It reads the whole table, part by part, until it has found enough."""
+        removed = 0
+        after: Item | None = None
+        while removed < limit:
+            now = yield from self.now()
+            page = yield from self.ask(self._requests.scan_expired(now, after))
+            for key in page["Items"][: limit - removed]:
+                answer = yield from self.ask(self._requests.remove_expired(key, now), REFUSED)
+                removed += not isinstance(answer, Problem)
+            after = page.get("LastEvaluatedKey")
+            if not after:
+                break
+        return removed
+
+    def browse(self, query: Query, limit: int) -> Steps[list[Record]]:
+        """It reads the whole table, unless the query names one address, and keeps no more than `limit` of it."""
+        if limit <= 0:
+            return []
+        if query.scope is not None and query.operation is not None and query.key is not None:
+            return (yield from self._browse_one(query, Address(query.scope, query.operation, query.key)))
+        chosen: list[Record] = []
+        after: Item | None = None
+        while True:
+            now = yield from self.now()
+            page = yield from self.ask(self._requests.scan(query, now, after))
+            chosen = heapq.nsmallest(limit, (*chosen, *self._matching(page["Items"], query)), key=_parts)
+            after = page.get("LastEvaluatedKey")
+            if not after:
+                return chosen
+
+    def now(self) -> Steps[Now]:
+        """The time. The first to ask makes sure of the table too, in the same round trip."""
+        if not self._found or not self.clock.is_fresh:
+            yield from self._open()
+        return self.clock.now()
+
+    def ask(self, request: Request, *expected: str) -> Steps[Any]:
+        """The reply, or the `Problem` if it is of an expected code. Conflicts with transactions are waited out."""
+        for pause in (*CONFLICT_PAUSES, None):
+            answer = yield request
+            if not isinstance(answer, Problem) or answer.code in expected:
+                return answer
+            if answer.code == NO_TABLE:
+                self._found = False
+            if answer.code not in CONFLICTS or pause is None:
+                raise refused(answer, request.action, self.table) from answer.error
+            yield Pause(pause)
+        raise AssertionError("the last round answers or raises")
+
+    # What the senders tell: the two ways in which a request ends.
+
+    def heard(self, reply: Reply, sent: float) -> Reply:
+        self.clock.hear(date_of(reply), sent)
+        return reply
+
+    def failed(self, error: Exception, sent: float) -> Problem:
+        """The answer in the error; what had no answer is raised in our words."""
+        problem = problem_of(error)
+        if problem is None:
+            self.raise_in_words(error)
+        self.clock.hear(date_of(error), sent)
+        return problem
+
+    def raise_in_words(self, error: Exception) -> NoReturn:
+        """Raise the error in our words; as it is where it is not about DynamoDB."""
+        told = None if isinstance(error, OnefoldError) else unanswered(error, self.table)
+        if told is None:
+            raise error
+        raise told from error
+
+    def _open(self) -> Steps[None]:
+        """Find the table, and what time it is."""
+        answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
+        if isinstance(answer, Problem) and answer.code == NO_TABLE:
+            if self.create is None:
+                raise StoreUnavailable(
+                    f"{place(self.table)}: there is no such table, and auto_schema=False. "
+                    "Make it with the command `onefold schema`"
+                ) from answer.error
+            yield from self.create(self)
+            answer = yield from self.ask(self._requests.version(), INVALID)
+        if isinstance(answer, Problem):
+            raise of_something_else(self.table) from answer.error
+        self._check_version(answer.get("Item"))
+        if not self.clock.is_fresh:
+            raise StoreUnavailable(
+                f"{place(self.table)}: the replies have no Date, and without it there is no clock. "
+                "Check what stands between this machine and endpoint_url="
+            )
+        self._found = True
+
+    def _check_version(self, item: Item | None) -> None:
+        if item is not None and int(item["usable_from"]["N"]) > VERSION:
+            raise StoreUnavailable(
+                f"{place(self.table)}: its records are of version {item['version']['N']}, and this Onefold knows "
+                f"version {VERSION}. Upgrade Onefold"
+            )
+
+    def _write(self, request: Callable[[Now], Request]) -> Steps[Problem | None]:
+        """Send a write that may be sent again; where the clock was behind, it is. The answer is why it was refused."""
+        for _ in range(ROUNDS_MAX):
+            now = yield from self.now()
+            answer = yield from self.ask(request(now), REFUSED)
+            if isinstance(answer, Problem):
+                return answer
+            if not self.clock.was_behind(now):
+                return None
+        raise self._jumping()
+
+    def _jumping(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{place(self.table)}: the Date of its replies goes to and fro, so that no lease can be counted. "
+            "Check what stands between this machine and the endpoint"
+        )
+
+    def _too_old(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{place(self.table)}: a refused write came back without the item in the way. "
+            "The endpoint is too old, or is not DynamoDB"
+        )
+
+    def _is_held_by(self, problem: Problem, claim: Claim) -> bool:
+        if problem.item is None:
+            return False
+        record = record_of(problem.item, self.clock.now())
+        return record.token == claim.token and record.state is State.HELD
+
+    def _has_longer(self, problem: Problem, claim: Claim, notes: bytes) -> bool:
+        """Whether the record is ours, and knows more than these notes, which came late."""
+        if problem.item is None:
+            return False
+        record = record_of(problem.item, self.clock.now())
+        is_open = record.state in (State.RUNNING, State.HELD)
+        return record.token == claim.token and is_open and len(record.notes or b"") > len(notes)
+
+    def _alive(self, item: Item | None) -> Record | None:
+        record = None if item is None else record_of(item, self.clock.now())
+        return None if record is None or record.stay_left <= 0 else record
+
+    def _browse_one(self, query: Query, address: Address) -> Steps[list[Record]]:
+        found = yield from self.read(address)
+        if found is None or not matches(found, query) or query.state not in (None, found.state):
+            return []
+        return [found]
+
+    def _matching(self, items: list[Item], query: Query) -> Iterator[Record]:
+        now = self.clock.now()
+        return (record for record in (record_of(item, now) for item in items) if matches(record, query))
+
+
+def fitting(written: W, address: Address) -> W:
+    """The entry or ending, without its result where the item would be too large: what happened has happened."""
+    if written.result is None or not too_large(written.result, written.notes, written.remark):
+        _check_fit(address, written.notes, written.remark)
+        return written
+    left_out = f"{len(written.result)} bytes, and an item of DynamoDB holds ITEM_MAX={ITEM_MAX}"
+    _check_fit(address, written.notes, left_out)
+    return replace(written, result=None, omitted=True, remark=left_out)
+
+
+def _check_fit(address: Address, *parts: bytes | str | None) -> None:
+    if too_large(*parts):
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: its notes are too large: an item of DynamoDB holds "
+            f"ITEM_MAX={ITEM_MAX} bytes. Keep less in the steps of a handler"
+        )
+
+
+def _check_lease(lease: float, address: Address) -> None:
+    if lease < LEASE_MIN:
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: a lease of {in_words(lease)} is too short for DynamoDB, "
+            f"whose clock is known to a second or two. Nothing ran. The least is lease={in_words(LEASE_MIN)!r}"
+        )
+
+
+def _parts(record: Record) -> tuple[str, str, str]:
+    return record.address.parts

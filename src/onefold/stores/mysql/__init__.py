@@ -1,0 +1,116 @@
+"""MySQL and MariaDB: records in a table of your database, over PyMySQL, or over asyncmy for an `AsyncGuard`.
+
+The clock is the server's own. A guard that is given the database of the application can commit records together with
+the work. It never hides what the server says: that becomes `StoreUnavailable`, and nothing runs unclaimed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from onefold.errors import UsageError
+from onefold.stores.mysql.dialect import LOCK, MYSQL, UNLOCK, Mysql, dialect_of
+from onefold.stores.mysql.transaction import AsyncMysqlTransaction, MysqlTransaction
+from onefold.stores.mysql.urls import Place, place_of
+from onefold.stores.sql.connection import AsyncLink, Database, Link
+from onefold.stores.sql.dialect import carry
+from onefold.stores.sql.pool import AsyncPool, Pool
+from onefold.stores.sql.records import VERSION
+from onefold.stores.sql.store import AsyncSqlStore, SqlStore, ensure, ensure_awaited
+
+
+class MysqlStore(SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+
+    def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
+        """`dialect`: None is whatever the server says that it is."""
+        place, links = place_of(url, "pymysql"), _links("pymysql")
+        bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
+        pool = Pool(partial(links.for_operations, place), **bounds)
+        super().__init__(_database(place, links, dialect), pool)
+        # Connections for handlers differ: autocommit is off, and one message is one statement.
+        self._lending = Pool(partial(links.for_transactions, place), **bounds)
+        self._dialect = dialect
+
+    def close(self) -> None:
+        super().close()
+        self._lending.drop_idle()
+
+    def _new_transaction(self) -> MysqlTransaction:
+        return MysqlTransaction(self.database, self._lending)
+
+    def _meet(self, link: Link) -> None:
+        sql = self._dialect or dialect_of(link.connection.server_version)
+        self.database = self.database._replace(sql=sql)
+        ensure(self.database, link)
+
+
+class AsyncMysqlStore(AsyncSqlStore):
+    """The same store, awaited; it survives a new event loop."""
+
+    def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
+        place, links = place_of(url, "asyncmy"), _links("asyncmy")
+        bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
+        pool = AsyncPool(partial(links.for_operations, place), **bounds)
+        super().__init__(_database(place, links, dialect), pool)
+        self._lending = AsyncPool(partial(links.for_transactions, place), **bounds)
+        self._dialect = dialect
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._lending.drop_idle()
+
+    def _new_transaction(self) -> AsyncMysqlTransaction:
+        return AsyncMysqlTransaction(self.database, self._lending)
+
+    async def _meet(self, link: AsyncLink) -> None:
+        sql = self._dialect or dialect_of(link.connection.server_version)
+        self.database = self.database._replace(sql=sql)
+        await ensure_awaited(self.database, link)
+
+
+def open_store(url: str) -> MysqlStore:
+    """`mysql://user:password@host:3306/database`, or `mariadb://`; `docs/stores/mysql.md` has the options."""
+    return MysqlStore(url)
+
+
+def open_async_store(url: str) -> AsyncMysqlStore:
+    """The same for an `AsyncGuard`."""
+    return AsyncMysqlStore(url)
+
+
+def describe_schema(url: str) -> str:
+    """The statements that make the tables; they do nothing where their work is done."""
+    place_of(url, "pymysql")
+    statements = (statement.strip() for version in MYSQL.versions for statement in version)
+    return "".join(f"{statement};\n" for statement in statements)
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to today's form; what was done."""
+    place, links = place_of(url, "pymysql"), _links("pymysql")
+    database = _database(place, links, None)._replace(auto_schema=True)
+    store = SqlStore(database, Pool(partial(links.for_operations, place), size=1))
+    try:
+        before = store._sent(lambda link: carry(database.sql.form(), link))
+        store._look()
+    finally:
+        store.close()
+    if before == VERSION:
+        return [f"{place.name}: the tables of Onefold are there, in version {VERSION}"]
+    if before == 0:
+        return [f"{place.name}: made the tables of Onefold, in version {VERSION}"]
+    return [f"{place.name}: brought the tables of Onefold from version {before} to version {VERSION}"]
+
+
+def _database(place: Place, links: Any, dialect: Mysql | None) -> Database:
+    return Database(dialect or MYSQL, place.name, links.trouble, LOCK, UNLOCK, place.auto_schema, place.purge)
+
+
+def _links(name: str) -> Any:
+    try:
+        return import_module(f"onefold.stores.mysql.{name}.connection")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"MySQL needs the package {error.name}: pip install 'onefold[mysql]'") from error

@@ -1,0 +1,361 @@
+"""MySQL's and MariaDB's dialects: one table, and two ways to find out who has won a claim.
+
+MariaDB tells it with the write itself (RETURNING). MySQL cannot, and the number of rows that its upsert reports depends
+on a flag of the connection, which SQLAlchemy and Django set: so there a plain INSERT is tried, and error 1062 is the
+answer that a record is in the way. Never INSERT IGNORE, which would ignore whatever else is wrong.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, and of values as hexadecimal digits
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from onefold._model import (
+    KEY_MAX,
+    OPERATION_MAX,
+    SCOPE_MAX,
+    Address,
+    Claim,
+    Close,
+    Ending,
+    Entry,
+    Gone,
+    Memory,
+    Record,
+    State,
+)
+from onefold.stores.base import Query
+from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
+from onefold.stores.mysql.literals import Name, as_read, filled, in_one, many, portions, read_well
+from onefold.stores.mysql.renew import at_once, extend_all
+from onefold.stores.sql.dialect import ROUNDS_MAX, Ask, Dialect, Reply, Talk, restless
+from onefold.stores.sql.records import (
+    ADDRESS,
+    ALIVE,
+    AT,
+    OURS,
+    READ,
+    REWRITTEN,
+    TABLE,
+    WRITTEN,
+    Parameters,
+    is_own,
+    of_address,
+    of_claim,
+    of_ending,
+    of_entry,
+    of_memory,
+    record,
+    records,
+)
+
+# The server's own clock in seconds, with microseconds. In UTC, because the hour in which local clocks are set back
+# comes twice. The beginning of the statement, because each mention of SYSDATE() is another moment: a record could be
+# past its stay in one column and not yet in the next. A statement that waits for a row counts its lease from before the
+# wait, as its worker does.
+NOW: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
+
+# For people first: who and what on the left, bytes on the right. Times are seconds since 1970. Binary columns compare
+# bytes: `Key`, `KEY` and `key ` are three keys. A greatest length that is not used costs nothing.
+_RECORDS: Final = f"""
+CREATE TABLE IF NOT EXISTS {TABLE} (
+    scope VARBINARY({SCOPE_MAX}) NOT NULL,
+    operation VARBINARY({OPERATION_MAX}) NOT NULL,
+    `key` VARBINARY({KEY_MAX}) NOT NULL,
+    state VARBINARY(16) NOT NULL,
+    attempt INT NOT NULL,
+    began DOUBLE NOT NULL,
+    changed DOUBLE NOT NULL,
+    lease_until DOUBLE NOT NULL,
+    expires DOUBLE,
+    bypasses INT NOT NULL,
+    remark LONGBLOB NOT NULL,
+    revision INT NOT NULL,
+    token VARBINARY(64) NOT NULL,
+    fingerprint VARBINARY(128),
+    notes LONGBLOB,
+    omitted TINYINT NOT NULL,
+    result LONGBLOB,
+    PRIMARY KEY (scope, operation, `key`),
+    KEY {TABLE}_expires (expires)
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARSET=binary
+"""
+
+# One row. Clusters want a primary key in every table.
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS onefold_schema (
+    one TINYINT NOT NULL PRIMARY KEY,
+    version INT NOT NULL,
+    usable_from INT NOT NULL
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARSET=binary
+"""
+
+# Around the making of the tables. The name is the server's, not the database's: others wait for some milliseconds.
+LOCK: Final = "SELECT GET_LOCK('onefold_schema', 30)"
+UNLOCK: Final = "SELECT RELEASE_LOCK('onefold_schema')"
+
+_COLUMNS: Final = ", ".join((*ADDRESS, *WRITTEN))
+_ROW: Final = f"(:scope, :operation, :key, {', '.join(WRITTEN.values())})"
+
+# Assignments are made from the left to the right, and each sees those before it: `expires`, which decides, comes last.
+_UNLESS_ALIVE: Final = ", ".join(
+    f"{column} = IF(expires <= :now, VALUES({column}), {column})"
+    for column in sorted(WRITTEN, key=lambda column: column == "expires")
+)
+
+_AFTER: Final = "(scope, operation, `key`) > (:after_scope, :after_operation, :after_key)"
+# The same, so that the server finds its place in the primary key: comparing rows, it would read from the start.
+_AFTER_IN_RANGES: Final = (
+    "(scope > :after_scope OR (scope = :after_scope AND operation > :after_operation) "
+    "OR (scope = :after_scope AND operation = :after_operation AND `key` > :after_key))"
+)
+
+_CLOCK: Final = re.compile(r":now\b")
+_KEY: Final = re.compile(r"(?<![:\w`])key\b")
+_WORD: Final = re.compile(r"(?<!\w)'(\w+)'")
+
+
+def spelled(statement: str) -> str:
+    """With the server's clock, with `key` quoted, and with words that are bytes whatever the session's charset."""
+    return _WORD.sub(r"_binary'\1'", _KEY.sub("`key`", _CLOCK.sub(NOW, statement)))
+
+
+class Mysql(Dialect):
+    """MySQL 8, and whatever says that it is one. A new record costs one statement, a duplicate two."""
+
+    name = "MySQL"
+
+    versions = (
+        (
+            _RECORDS,
+            _SCHEMA,
+            "INSERT INTO onefold_schema (one, version, usable_from) VALUES (1, 1, 1) ON DUPLICATE KEY UPDATE one = one",
+        ),
+        # Elsewhere it brought a partial index, which MySQL does not have.
+        ("UPDATE onefold_schema SET version = 2 WHERE version < 2",),
+    )
+
+    count_tables = (
+        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() "
+        f"AND table_name IN ('{TABLE}', 'onefold_schema')"
+    )
+
+    insert = spelled(f"INSERT INTO {TABLE} ({_COLUMNS}) VALUES {_ROW}")
+
+    # A record past its stay is in the way of an INSERT.
+    seize = spelled(f"UPDATE {TABLE} SET {REWRITTEN} WHERE {AT} AND expires <= :now")
+
+    # What is alive stays as it is.
+    upsert = spelled(f"INSERT INTO {TABLE} ({_COLUMNS}) VALUES {{rows}} ON DUPLICATE KEY UPDATE {_UNLESS_ALIVE}")
+
+    # In a caller's transaction a plain read may show an old snapshot. The lock is a shared one, as the refused INSERT
+    # has it already: two duplicates at once that both wanted more would wait for each other.
+    read_in_the_way = spelled(f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE} LOCK IN SHARE MODE")
+    read_many = spelled(f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} WHERE {AT} AND {ALIVE} LOCK IN SHARE MODE")
+    look_many = spelled(f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}")
+
+    # `end` and `leave_open` in one, for batches that have both.
+    settle = spelled(
+        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
+        "state = :state, notes = :notes, remark = :remark, attempt = COALESCE(:attempt, attempt), "
+        "result = CASE WHEN :ends THEN :result ELSE result END, "
+        "omitted = CASE WHEN :ends THEN :omitted ELSE omitted END "
+        f"WHERE {OURS}"
+    )
+
+    # What somebody else works on is left for the next purge. A table that is deleted from cannot be read, but a copy of
+    # some of its rows can, and LIMIT makes one.
+    remove_expired = spelled(
+        f"DELETE {TABLE} FROM (SELECT scope AS dead_scope, operation AS dead_operation, key AS dead_key FROM {TABLE} "
+        "WHERE expires <= :now ORDER BY expires LIMIT :limit FOR UPDATE SKIP LOCKED) AS dead "
+        f"STRAIGHT_JOIN {TABLE} WHERE scope = dead_scope AND operation = dead_operation AND key = dead_key"
+    )
+
+    @classmethod
+    def spell(cls, statement: str) -> str:
+        return spelled(statement)
+
+    def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
+        statement, values = super().page(query, limit)
+        return statement.replace(_AFTER, _AFTER_IN_RANGES), values
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        return number_of(error) == NO_SAVEPOINT
+
+    def says_gone(self, error: BaseException) -> bool:
+        return self.lacks_savepoint(error)
+
+    def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        return read_well(self._write(entry) if replacing is None else self._replace(entry, replacing))
+
+    def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
+        return self._insert(entry, self.insert, self.seize, of_entry(entry))
+
+    def _insert(self, entry: Entry, insert: str, seize: str, values: Parameters) -> Talk[Record | Gone | None]:
+        for _ in range(ROUNDS_MAX):
+            inserted: Reply = yield Ask(insert, values)
+            if inserted.written == 1:
+                return None
+            found = yield from self._in_the_way(entry.address)
+            if found is not None:
+                return None if is_own(found, entry) else found
+            seized: Reply = yield Ask(seize, values)
+            if seized.written == 1:
+                return None
+        raise restless(entry.address)
+
+    def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+        return read_well(super().claim_all(entries))
+
+    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+        """As many as one statement may hold; the others are asked about in the next one."""
+        row = spelled(_ROW)
+        rows = next(portions(filled(Ask(row, of_entry(entry))) for entry in entries))
+        return Ask(self.upsert.replace("{rows}", ", ".join(rows)), {}, rows=self.answers)
+
+    def read_all(self, addresses: Sequence[Address]) -> Ask:
+        return many(self.read_many, [of_address(address) for address in addresses], back=True)[0]
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
+        return read_well(super().release(claim, memory))
+
+    def read(self, address: Address) -> Talk[Record | None]:
+        return read_well(super().read(address))
+
+    def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
+        return read_well(super().browse(query, limit))
+
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        return extend_all(self, claims, shortest)
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        return at_once(self, ask, claim)
+
+    def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
+        """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
+        yield Ask(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
+        usual = Ask("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
+        try:
+            reply: Reply = yield ask
+        except Exception:
+            # Not `finally`: after an interrupt the talk is closed, and the connection is not used again.
+            yield usual
+            raise
+        yield usual
+        return reply
+
+    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+        ours = sorted(closes, key=lambda close: close.claim.address.parts)
+        asks = many(self.settle, [_settled(close.claim, close.by) for close in ours if close.by is not None])
+        asks += many(self.forget, [of_claim(close.claim) for close in ours if close.by is None])
+        found = yield from self._sent(asks, [close.claim for close in closes])
+        if found is None:
+            return [True] * len(closes)
+        return [_is_closed(found, close) for close in closes]
+
+    def _sent(self, asks: list[Ask], claims: Sequence[Claim]) -> Talk[dict[Address, Record] | None]:
+        """None: as many were written as were asked. Else what is there now, by one more question."""
+        if not asks:
+            return None
+        replies: list[Reply] = yield asks
+        if sum(reply.written for reply in replies) == len(claims):
+            return None
+        found: dict[Address, Record] = {}
+        for ask in many(self.read_many, [of_address(claim.address) for claim in claims], back=True):
+            reply: Reply = yield ask
+            found |= {one.address: one for one in records(map(as_read, reply.rows))}
+        return found
+
+
+class MariaDb(Mysql):
+    """MariaDB: a claim's write tells what is there afterwards, whoever wrote it. A duplicate costs one statement."""
+
+    name = "MariaDB"
+    answers = True
+
+    telling = f"{Mysql.upsert.replace('{rows}', spelled(_ROW))} RETURNING {spelled(READ)}"
+    # The last column is for a link whose driver does not tell by itself whether a transaction is open.
+    upsert = f"{Mysql.upsert} RETURNING {spelled(', '.join(ADDRESS))}, {spelled(READ)}, @@in_transaction"
+
+    # A claim that marks its transaction, and an end that proves it: one message each.
+    insert_marked = in_one(Mysql.insert, "SAVEPOINT :mark")
+    seize_marked = in_one(Mysql.seize, "SAVEPOINT :mark")
+    end_marked = in_one("RELEASE SAVEPOINT :mark", Mysql.end_joined)
+
+    def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
+        statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {ask.statement}"
+        reply: Reply = yield ask._replace(statement=statement)
+        return reply
+
+    def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
+        reply: Reply = yield Ask(self.telling, of_entry(entry), rows=True)
+        found = record(entry.address, reply.rows[0])
+        return None if is_own(found, entry) else found
+
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        # Here nearly every record is new, and whoever finds another's holds its lock till the end of the transaction:
+        # MySQL's way costs less for the one, and gives the other a shared lock.
+        return super().claim(entry, replacing) if replacing is not None else read_well(super()._write(entry))
+
+    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        if replacing is not None:
+            return super().claim_marked(entry, replacing)
+        values = of_entry(entry) | {"mark": Name(self.mark_of(Claim(entry.address, entry.token)))}
+        return read_well(self._insert(entry, self.insert_marked, self.seize_marked, values))
+
+    def finish_marked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        # The proof comes first: a handler may have left the connection in autocommit mode.
+        values = of_claim(claim) | of_ending(ending) | {"mark": Name(self.mark_of(claim))}
+        try:
+            reply: Reply = yield Ask(self.end_marked, values)
+        except Exception as error:
+            if not self.lacks_savepoint(error):
+                raise
+            return False
+        return reply.written == 1
+
+    def checking(self, claim: Claim) -> str:
+        return f"RELEASE SAVEPOINT {self.mark_of(claim)}"
+
+
+MYSQL: Final = Mysql()
+MARIADB: Final = MariaDb()
+
+# The first one with SKIP LOCKED; RETURNING is a little older.
+MARIADB_MIN: Final = (10, 6)
+
+_MARIADB: Final = re.compile(r"(\d+)\.(\d+)\.\d+-MariaDB")
+
+
+def dialect_of(server_version: str) -> Mysql:
+    """By what the server says in its greeting: `5.5.5-10.11.6-MariaDB-log`, `8.0.36`.
+
+    A proxy may hide a MariaDB behind another name; MySQL's way works there, too.
+    """
+    found = _MARIADB.search(server_version)
+    if found is not None and (int(found[1]), int(found[2])) >= MARIADB_MIN:
+        return MARIADB
+    return MYSQL
+
+
+def _settled(claim: Claim, by: Ending | Memory) -> Parameters:
+    if isinstance(by, Ending):
+        return of_claim(claim) | of_ending(by) | {"ends": 1, "attempt": None}
+    unchanged = {"ends": 0, "result": None, "omitted": None}
+    return of_claim(claim) | of_memory(by) | {"state": State.OPEN.value} | unchanged
+
+
+def _is_ours(found: dict[Address, Record], claim: Claim, *states: State) -> bool:
+    one = found.get(claim.address)
+    return one is not None and one.token == claim.token and one.state in states
+
+
+def _is_closed(found: dict[Address, Record], close: Close) -> bool:
+    if isinstance(close.by, Ending):
+        return _is_ours(found, close.claim, *State)
+    # What is not there is released.
+    return close.claim.address not in found or _is_ours(found, close.claim, *State)

@@ -1,0 +1,115 @@
+"""What the error numbers of MySQL and MariaDB mean to us. By number: texts differ, and may hold a key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold.stores.sql.connection import Kind, Trouble
+
+# Our table has one unique index. This is the answer of an INSERT: a record is in the way.
+DUPLICATE: Final = 1062
+
+# There is no such savepoint: the transaction in which it was set is over.
+NO_SAVEPOINT: Final = 1305
+
+# A row is locked for longer than the statement waits. The second number is MySQL's where it does not wait at all.
+LOCKED: Final = frozenset({1205, 3572})
+
+# The drivers' own numbers for a server that is not reached, and for TLS that fails.
+NOT_REACHED: Final = 2003
+TLS_FAILED: Final = 2026
+
+# After these the server has rolled the whole transaction back, and not only the statement: a deadlock, a row that has
+# changed since the snapshot (MariaDB, innodb_snapshot_isolation).
+UNDOING: Final = frozenset({1213, 1020})
+
+_LOST: Final = "the connection was lost"
+_DENIED: Final = (
+    "this user lacks a permission. Nothing ran. Grant SELECT, INSERT, UPDATE and DELETE on the tables of Onefold, and "
+    "CREATE, or make them as another user with the command `onefold schema URL --apply`"
+)
+_READ_ONLY: Final = (
+    "the server takes no writes: it is read-only, perhaps a replica. Nothing ran. Name the primary in the URL"
+)
+_FULL: Final = "the server has no room left. Nothing was written. Free some space, or purge records"
+_CROWDED: Final = (
+    "the server has no connection left for us. Nothing ran. Lower pool_size, or raise max_connections on the server"
+)
+_LOOK: Final = "Nothing ran. Look whether it runs, and at host and port of the URL"
+_ABSENT: Final = f"the server is not reached. {_LOOK}"
+_REFUSED: Final = "the server refuses this user or its password. Nothing ran. Look at the URL, and who may connect"
+_PLUGIN: Final = (
+    "the server wants a way to log in that this driver does not have here. Nothing ran. Use TLS (ssl_mode=required), "
+    "or `pip install cryptography`"
+)
+_TLS: Final = (
+    "no encrypted connection came about. Nothing ran. Look at ssl_mode and ssl_ca of the URL, and at the server's TLS"
+)
+_PACKET: Final = (
+    "what was sent is larger than the server's max_allowed_packet. Raise that to twice the largest result and more, or "
+    "lower result_bytes_max of the policy"
+)
+_TOO_LONG: Final = "the server has ended the statement because it took too long, or somebody has killed it"
+_CONFLICT: Final = "another transaction was in the way: a deadlock, or a row that was locked for too long"
+_NO_DATABASE: Final = "there is no such database. Nothing ran. Create it, or name another one in the URL"
+_NO_TABLES: Final = "the tables of Onefold are not there. Make them with the command `onefold schema URL --apply`"
+
+MEANINGS: Final[dict[int, Trouble]] = {
+    number: Trouble(kind, words)
+    for kind, words, numbers in (
+        (Kind.LOST, _LOST, (0, 1053, 1152, 1156, 1157, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055)),
+        (Kind.LOST, _LOST, (3169, 4031)),
+        # 1412: the table is younger than the snapshot. 3101: a cluster's other member was quicker.
+        (Kind.CONFLICT, _CONFLICT, (1020, 1205, 1213, 1412, 1613, 1614, 3101)),
+        (Kind.NO_TABLES, _NO_TABLES, (1146,)),
+        (Kind.DOWN, _REFUSED, (1045, 1130, 1698, 1820, 1862)),
+        (Kind.DOWN, _NO_DATABASE, (1046, 1049)),
+        (Kind.DOWN, _DENIED, (1044, 1142, 1143, 1227, 1370)),
+        (Kind.DOWN, _READ_ONLY, (1290, 1792, 1836)),
+        (Kind.DOWN, _FULL, (1021, 1037, 1038, 1041, 1114)),
+        (Kind.DOWN, _CROWDED, (1040, 1129, 1203, 1226)),
+        (Kind.DOWN, _ABSENT, (1047, 2002, 2003, 2005)),
+        (Kind.DOWN, _PLUGIN, (1251, 2059, 2061)),
+        (Kind.DOWN, _TLS, (1043, 2026, 3159)),
+        (Kind.DOWN, _PACKET, (1153,)),
+        (Kind.DOWN, _TOO_LONG, (1317, 1969, 3024)),
+    )
+    for number in numbers
+}
+
+
+def number_of(error: BaseException) -> int | None:
+    """The server's or the driver's number of an error; also of one that a library has wrapped."""
+    found = getattr(error, "orig", None) or error
+    first = found.args[0] if found.args else None
+    return first if isinstance(first, int) else None
+
+
+def meaning(error: BaseException) -> Trouble:
+    """What an error of the driver means to us."""
+    number = number_of(error)
+    if number is None:
+        # The driver and the server no longer understand each other: packets out of order.
+        return Trouble(Kind.LOST, _LOST)
+    if number == NOT_REACHED and (why := _why(error)):
+        return Trouble(Kind.DOWN, f"the server is not reached: {why}. {_LOOK}")
+    known = MEANINGS.get(number)
+    return known or Trouble(Kind.MISTAKE, f"the database answered with error {number}")
+
+
+def not_connected(error: Exception, cause: BaseException | None = None) -> tuple[int, str]:
+    """Number and text for an error on the way to a connection, where nothing can have been lost."""
+    import ssl
+
+    number = number_of(error)
+    if isinstance(cause, ssl.SSLError):
+        number = TLS_FAILED
+    elif number is None or meaning(error).kind is Kind.LOST:
+        number = NOT_REACHED
+    return number, _why(error) or (str(cause) if cause is not None else "the connection did not come about")
+
+
+def _why(error: BaseException) -> str:
+    """Return what a driver says of a connection that did not come about: there is no key in it, and no password."""
+    found = getattr(error, "orig", None) or error
+    return " ".join(str(found.args[1]).split()) if len(found.args) > 1 else ""

@@ -1,0 +1,171 @@
+"""From values to the text of a statement, and from rows to records, for MySQL and MariaDB.
+
+Nothing here depends on a session's character set, time zone or SQL mode, nor on a driver's converters: text and bytes
+are sent as hexadecimal digits, and what comes back is brought into its form here.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, and of values as hexadecimal digits
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeVar, cast
+
+from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX
+from onefold.errors import UsageError
+from onefold.stores.mysql.errors import DUPLICATE, number_of
+from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.records import PLACE, TABLE, Parameters, located
+
+T = TypeVar("T")
+
+# A batch is sent in statements of about this size. Servers take packets of 4 MiB (MySQL 5.7) to 64 MiB, and one result
+# of 1 MiB, the usual limit, has 2 MiB of hexadecimal digits.
+STATEMENT_BYTES: Final = 1 << 20
+
+# What every server takes in one packet, so that nobody has to ask.
+PACKET_SURE: Final = 1_000_000
+
+# A session may be in a mode in which the server cuts what is too long, and says nothing.
+LONGEST: Final = {"scope": SCOPE_MAX, "operation": OPERATION_MAX, "key": KEY_MAX}
+
+
+def filled(ask: Ask, where: str = "") -> str:
+    """The statement with its values in it: there is nothing left that a driver or a session could interpret.
+
+    `where` is as in `located`.
+    """
+    if not ask.values:
+        return located(ask.statement, where)
+    parts = list(_parts(ask.statement, where))
+    parts[1::2] = [_checked(name, ask.values[name]) for name in parts[1::2]]
+    return "".join(parts)
+
+
+# There are some twenty statements, and pages have a few forms.
+@lru_cache(maxsize=128)
+def _parts(statement: str, where: str) -> tuple[str, ...]:
+    """Text and names in turn."""
+    parts = PLACE.split(statement)
+    parts[::2] = [located(text, where) for text in parts[::2]]
+    return tuple(parts)
+
+
+def _checked(name: str, value: Any) -> str:
+    text = literal(value)
+    # Two digits a byte, and X'' around them.
+    if name in LONGEST and len(text) > 2 * LONGEST[name] + 3:
+        raise UsageError(f"{name}= has {len(text) // 2 - 1} bytes of UTF-8, and the limit is {LONGEST[name]}")
+    return text
+
+
+class Name(str):
+    """A name of ours in a statement, and no value: that of a savepoint."""
+
+    __slots__ = ()
+
+
+def quoted(name: str) -> str:
+    """Quote a name that is not ours."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(value: str | bytes | float | None) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case Name():
+            return value
+        case str():
+            return f"X'{value.encode().hex()}'"
+        case bytes():
+            return f"X'{value.hex()}'"
+        case float():
+            text = repr(value)
+            # Without an exponent it would be a decimal number.
+            return text if "e" in text else f"{text}e0"
+    return str(int(value))
+
+
+def many(statement: str, rows: Sequence[Parameters], *, back: bool = False) -> list[Ask]:
+    """The statement for many records: what stood for a value becomes a column of a table that is sent along.
+
+    Records are looked up, and locked, in the order of the rows: two batches that overlap do not wait for each other.
+    """
+    names = sorted(set(PLACE.findall(statement)))
+    joined = PLACE.sub(r"asked_\1", statement).replace(f"DELETE FROM {TABLE}", f"DELETE {TABLE} FROM {TABLE}")
+    before, _, after = joined.rpartition(TABLE)
+    selects = (f"SELECT {', '.join(_typed(_checked(name, row[name])) for name in names)}" for row in rows)
+    named = ", ".join(f"NULL AS asked_{name}" for name in names)
+    return [
+        Ask(
+            f"{before}(SELECT {named} FROM DUAL WHERE FALSE UNION ALL {' UNION ALL '.join(portion)}) AS asked "
+            f"STRAIGHT_JOIN {TABLE}{after}",
+            {},
+            rows=back,
+        )
+        for portion in portions(selects)
+    ]
+
+
+def _typed(text: str) -> str:
+    """In a UNION, MariaDB (10.11 does) cuts bare hexadecimal digits of more than 64 KiB, and says nothing."""
+    return f"_binary {text}" if text.startswith("X") else text
+
+
+def portions(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Parts of a batch, each small enough for one statement."""
+    portion: list[str] = []
+    size = 0
+    for text in texts:
+        if portion and size + len(text) > STATEMENT_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(text)
+        size += len(text)
+    if portion:
+        yield portion
+
+
+def in_one(*statements: str) -> str:
+    """Several statements as one, of which none follows a failed one; on MariaDB, and without `MULTI_STATEMENTS`."""
+    return f"BEGIN NOT ATOMIC {'; '.join(statements)}; END"
+
+
+# From rows to records.
+
+
+def read_well(talk: Talk[T]) -> Talk[T]:
+    """Between a talk about records and its link: rows are brought into their form, and a duplicate is an answer."""
+    try:
+        ask = next(talk)
+        while True:
+            try:
+                reply: Reply = yield ask
+            except Exception as error:
+                if number_of(error) != DUPLICATE:
+                    raise
+                reply = Reply(0)
+            ask = talk.send(Reply(reply.written, [as_read(row) for row in reply.rows]))
+    except StopIteration as end:
+        return cast("T", end.value)
+
+
+def _text(cell: bytes | str) -> str:
+    return cell if isinstance(cell, str) else bytes(cell).decode()
+
+
+# The form of the columns in `READ`, and of those before them where the address is read, too.
+_RECORD: Final[tuple[Callable[[Any], Any], ...]] = (
+    *(bytes, int, _text, int, float, float, float),
+    *(int, bytes, bytes, bytes, int, _text),
+)
+_ADDRESSED: Final = (_text, _text, _text, *_RECORD)
+
+
+def as_read(row: Sequence[Any]) -> list[Any]:
+    """The columns of a record in their form, whatever converters the connection has."""
+    forms = _ADDRESSED if len(row) >= len(_ADDRESSED) else _RECORD
+    # A column more is for the link.
+    return [None if cell is None else form(cell) for cell, form in zip(row, forms, strict=False)]

@@ -1,0 +1,110 @@
+"""`Column` on MySQL and MariaDB: a record of ours beside the row lets deliveries of one key in.
+
+There is no other lock that ends with the transaction. A named one (`GET_LOCK`) belongs to the connection, and outlives
+commit and rollback. A locking read of a row that is not there locks the gap, so that neighbours wait for each other;
+at READ COMMITTED it locks nothing.
+
+The record is written first, and whoever wants to write it, too, waits for the end of the transaction. It stays for a
+day: a transaction that had read before does not see the row that was committed since, but is refused by the record, and
+then looks at the row itself. Only the row says what is done.
+"""
+
+# ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._model import OPERATION_MAX, Address, Claim, Ending, Entry, Record, State
+from onefold.errors import InProgress
+from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
+from onefold.stores.sql.dialect import Dialect, Talk
+from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
+from onefold.transactions import Column
+
+CATALOG: Final = Catalog(
+    "SELECT table_schema, index_name, column_name, '' FROM information_schema.statistics "
+    "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table AND non_unique = 0",
+    columns="SELECT column_name, CONCAT(column_type, COALESCE(CONCAT(' COLLATE ', collation_name), '')) "
+    "FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table",
+    quote="`",
+    equal="{column} = _utf8mb4 :{name}",
+    exact="CAST(CONVERT({column} USING utf8mb4) AS BINARY) = :{name}",
+)
+
+# Longer than any transaction that may have read before.
+STAY: Final = 86_400.0
+
+# The other's transaction took longer than innodb_lock_wait_timeout.
+WAITED: Final = 1205
+
+# Reads what is committed, whatever the transaction's snapshot shows.
+SHARED: Final = " LOCK IN SHARE MODE"
+
+
+class MysqlRows(Rows):
+    """The operations of a store, on rows of the caller's in MySQL and MariaDB."""
+
+    catalog = CATALOG
+    needs_tables = True
+
+    def __init__(self, column: Column, records: Dialect) -> None:
+        super().__init__(column)
+        self._records = records
+
+    def form(self) -> Talk[int]:
+        return self._records.form()
+
+    def upgrade(self, version: int) -> Talk[None]:
+        return self._records.upgrade(version)
+
+    def _was_written(self, entry: Entry) -> Talk[bool]:
+        # Before the lock: at REPEATABLE READ the first look at a table is the one that all later ones show, and this
+        # is none.
+        yield from self._find()
+        try:
+            return (yield from self._locked(entry))
+        except Exception as error:
+            if number_of(error) != WAITED:
+                raise
+            raise InProgress.about(entry.address, retry_after=RETRY_AFTER) from error
+
+    def _locked(self, entry: Entry) -> Talk[bool]:
+        ours = Entry(address=self._place(entry.address), token=entry.token, state=State.DONE, stay=STAY)
+        found = yield from self._records.claim_joined(ours)
+        if found is None:
+            return (yield from self._is_there(entry.address))
+        # Another delivery has left its record, and perhaps no row.
+        if (yield from self._is_there(entry.address, SHARED)):
+            return True
+        replacing = found if isinstance(found, Record) else None
+        if (yield from self._records.claim_joined(ours, replacing)) is not None:
+            raise InProgress.about(entry.address, retry_after=RETRY_AFTER)
+        return False
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        if not (yield from self.unmark(claim)):
+            return False
+        if (yield from self._is_there(claim.address)):
+            return True
+        # A snapshot does not show the row of another.
+        if (yield from self._is_there(claim.address, SHARED)):
+            raise self._written_by_another(claim.address)
+        raise self._unwritten(claim.address)
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        return number_of(error) == NO_SAVEPOINT
+
+    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+        # A duplicate may be another one's row, which a snapshot hides; or the handler's own mistake.
+        if not any(number_of(seen) == DUPLICATE for seen in causes(error)):
+            return
+        if (yield from self._is_there(claim.address)):
+            return
+        if (yield from self._is_there(claim.address, SHARED)):
+            raise self._written_by_another(claim.address) from error
+
+    def _place(self, address: Address) -> Address:
+        """Of our record: the same for whatever operation has the column."""
+        column = self._column
+        return Address(address.scope, f"record={column.table}.{column.name}".lower()[:OPERATION_MAX], address.key)

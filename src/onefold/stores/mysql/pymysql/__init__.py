@@ -1,0 +1,1 @@
+"""Talk to MySQL and MariaDB through PyMySQL."""

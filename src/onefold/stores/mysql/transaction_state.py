@@ -1,0 +1,73 @@
+"""What the errors of a handler's statements have done to a connection of ours.
+
+Whether the transaction is still the one that wrote the record is not looked for here: a handler can end it in more ways
+than a client sees. The server proves that, by a savepoint. Nothing here sends anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold.stores.mysql.errors import UNDOING, meaning, number_of
+from onefold.stores.sql.connection import Kind
+
+# The flags of the server's answers that say whether a transaction is open, and whether statements commit at once.
+IN_TRANSACTION: Final = 1
+AUTOCOMMIT: Final = 2
+
+
+def is_torn(connection: Any) -> bool:
+    """Return whether a statement was sent and nothing of its answer was read: the next one would get that answer.
+
+    PyMySQL only. Other drivers wait in C, where no exception of a signal's handler comes between.
+    """
+    # It counts the packets of an answer, from 1, the one that is awaited first.
+    return may_be_torn(connection) and connection._next_seq_id == 1
+
+
+def may_be_torn(connection: Any) -> bool:
+    """Return the same after an exception that no driver raised. A part of the answer may have been read by then."""
+    # PyMySQL drops its last result as it sends, and has the next one when all of it was read. COMMIT has none.
+    return hasattr(connection, "_next_seq_id") and getattr(connection, "_result", None) is None
+
+
+def is_behind(connection: Any, *, autocommit: bool) -> bool:
+    """Return whether what was read after the end of a transaction is the answer to something before it."""
+    if not hasattr(connection, "_next_seq_id"):
+        return False
+    # Each answer has the flags of its moment, and Django changes this one at the end.
+    return bool(connection.server_status & AUTOCOMMIT) != autocommit
+
+
+class Watch:
+    """Of one connection: what errors have left of its transaction, and of itself."""
+
+    def __init__(self) -> None:
+        # Not to be used again.
+        self.broken = False
+        self._lent = False
+        self._undone_by: Exception | None = None
+
+    def begin(self) -> None:
+        """Begin a transaction whose connection is lent to a handler."""
+        self._lent = True
+        self._undone_by = None
+
+    def failed(self, error: Exception) -> None:
+        if meaning(error).kind is Kind.LOST:
+            self.broken = True
+        elif self._lent and number_of(error) in UNDOING:
+            self._undone_by = error
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether an error has rolled the transaction back, as a deadlock does."""
+        return self._undone_by is not None
+
+    def check(self) -> None:
+        """Raise the error that has undone the transaction, for whoever would go on without its record.
+
+        A new transaction may succeed, as if the handler had let the error out.
+        """
+        if self._undone_by is not None:
+            raise self._undone_by

@@ -1,0 +1,163 @@
+"""PostgreSQL: records in a database that you run, with transactions in which they commit with the work.
+
+`postgresql://` is psycopg 3, in both colours; `postgresql+asyncpg://` is asyncpg, for an `AsyncGuard`. Connections are
+opened on use and kept in a pool of ours, or lent by a pool of yours, which is never closed here. The clock is the
+server's. Nothing is kept in a session, so that it also works behind PgBouncer in transaction mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from onefold.errors import UsageError
+from onefold.stores.base import Query
+from onefold.stores.postgres.dialect import LOCK, POSTGRES
+from onefold.stores.postgres.urls import Place, place_of
+from onefold.stores.sql.connection import AsyncStoresPool, Database, StoresPool, Trouble
+from onefold.stores.sql.pool import AsyncPool, Pool
+from onefold.stores.sql.records import VERSION
+from onefold.stores.sql.store import AsyncSqlStore, SqlStore
+
+EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
+
+
+class PostgresStore(SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+
+    def __init__(self, database: Database, pool: StoresPool, *, ours: bool = True) -> None:
+        super().__init__(database, pool)
+        self._ours = ours
+
+    def close(self) -> None:
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
+        if self._ours:
+            super().close()
+        else:
+            self._renewals.let_go()
+
+
+class AsyncPostgresStore(AsyncSqlStore):
+    """The same store, awaited; it survives a new event loop."""
+
+    def __init__(self, database: Database, pool: AsyncStoresPool, *, ours: bool = True) -> None:
+        super().__init__(database, pool)
+        self._ours = ours
+
+    async def aclose(self) -> None:
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
+        if self._ours:
+            await super().aclose()
+        else:
+            await self._renewals.let_go()
+
+
+def open_store(url: str) -> PostgresStore:
+    """`postgresql://user:password@host:5432/database`, with the options of libpq and of `_postgres_urls.OPTIONS`."""
+    return _opened(place_of(url))
+
+
+def open_async_store(url: str) -> AsyncPostgresStore:
+    """The same for an `AsyncGuard`; `postgresql+asyncpg://` takes asyncpg."""
+    return _opened_async(place_of(url))
+
+
+def _opened(place: Place) -> PostgresStore:
+    if place.driver == "asyncpg":
+        raise UsageError(f"{place.name}: asyncpg is for an AsyncGuard. For a Guard write postgresql://")
+    with _installed("psycopg"):
+        from onefold.stores.postgres.psycopg import pool as psycopg
+    pool = Pool(psycopg.Opener(place), size=place.pool_size, patience=place.pool_timeout)
+    return PostgresStore(_database(place, psycopg.trouble), pool)
+
+
+def _opened_async(place: Place) -> AsyncPostgresStore:
+    driver: Any
+    with _installed(place.driver):
+        if place.driver == "asyncpg":
+            from onefold.stores.postgres.asyncpg import pool as driver
+        else:
+            from onefold.stores.postgres.psycopg import pool as driver
+    pool = AsyncPool(driver.AsyncOpener(place), size=place.pool_size, patience=place.pool_timeout)
+    return AsyncPostgresStore(_database(place, driver.trouble), pool)
+
+
+def adopt(client: Any, *, awaited: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
+    """A store on a pool of the caller's: psycopg_pool's in its colour, or asyncpg's. It is never closed here."""
+    check_client(client, awaited=awaited)
+    place = NAMELESS._replace(purge=purge)
+    if _comes_from(client, "asyncpg", "Pool"):
+        from onefold.stores.postgres.asyncpg import pool as asyncpg
+
+        return AsyncPostgresStore(_database(place, asyncpg.trouble), asyncpg.LentByPool(client), ours=False)
+    from onefold.stores.postgres.psycopg import pool as psycopg
+
+    if awaited:
+        return AsyncPostgresStore(_database(place, psycopg.trouble), psycopg.LentByAsyncPool(client), ours=False)
+    return PostgresStore(_database(place, psycopg.trouble), psycopg.LentByPool(client), ours=False)
+
+
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what is no pool, or belongs to the other colour."""
+    kind = type(client).__name__
+    is_async = _comes_from(client, "asyncpg", "Pool") or _comes_from(client, "psycopg_pool", "AsyncConnectionPool")
+    if not is_async and not _comes_from(client, "psycopg_pool", "ConnectionPool"):
+        raise UsageError(
+            f"store={kind}: SQL stores never take a single connection as their own. Pass a pool or a URL; or join the "
+            "transaction of this connection by guard.within(connection)"
+        )
+    if is_async != awaited:
+        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
+        raise UsageError(f"{kind} belongs to {other}, and this is {mine}")
+
+
+# What is known of a pool that the caller has made.
+NAMELESS: Final = Place("PostgreSQL, through your pool", "", "", {})
+
+
+def describe_schema(url: str) -> str:
+    """The statements that make the tables."""
+    place_of(url)
+    return POSTGRES.script()
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to the form of this version."""
+    place = place_of(url)._replace(auto_schema=True)
+    if place.driver == "asyncpg":
+        import asyncio
+
+        asyncio.run(_apply(_opened_async(place)))
+    else:
+        store = _opened(place)
+        try:
+            store.browse(Query(), 0)
+        finally:
+            store.close()
+    return [f"{place.name}: the tables of Onefold are there, version {VERSION}"]
+
+
+async def _apply(store: AsyncPostgresStore) -> None:
+    try:
+        await store.browse(Query(), 0)
+    finally:
+        await store.aclose()
+
+
+def _database(place: Place, trouble: Callable[[BaseException], Trouble | None]) -> Database:
+    return Database(POSTGRES, place.name, trouble, lock=LOCK, auto_schema=place.auto_schema, purges=place.purge)
+
+
+def _comes_from(client: Any, package: str, name: str) -> bool:
+    """Whether its class is, or inherits from, this one, without importing the package."""
+    return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(client).__mro__)
+
+
+@contextmanager
+def _installed(driver: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        extra = EXTRAS[driver]
+        raise UsageError(f"{driver} is needed, and cannot be imported. pip install 'onefold[{extra}]'") from error

@@ -1,0 +1,202 @@
+"""asyncpg: a link on a connection of our own, on one that a caller's pool lends, or on a caller's.
+
+asyncpg has no public way to ask around the codecs that a caller has set, and none to learn what the server answered to
+a COMMIT. The few private names that this takes are here, and in `_asyncpg_pools` and `transactions/asyncpg.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from onefold._driver_connections import register
+from onefold.errors import UsageError
+from onefold.stores.postgres.errors import SPOILING, meaning, one_line
+from onefold.stores.sql.connection import Kind, Standing, Trouble
+from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.joined_rules import ABORTED
+from onefold.stores.sql.records import in_numbers, located
+
+# A goodbye that nobody answers.
+CLOSE_SECONDS: Final = 5.0
+
+
+class Own(asyncpg.Connection):
+    """A connection of our own. By itself asyncpg does not tell what was closed from what was lost."""
+
+    closed_by_hand = False
+
+    async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - it is asyncpg's
+        self.closed_by_hand = True
+        await super().close(timeout=timeout)
+
+    def terminate(self) -> None:
+        self.closed_by_hand = True
+        super().terminate()
+
+
+class AsyncpgLink:
+    """A link on a connection. asyncpg is always in autocommit mode, but for transactions that are begun."""
+
+    spoils_gently = True
+
+    def __init__(self, connection: Any, isolation: str | None = None, where: str = "") -> None:
+        # What a pool lends is a shell around the connection.
+        self.connection = connection
+        self._inner = inner(connection)
+        self._isolation = isolation
+        # In front of our tables; empty: they are where the session looks first.
+        self._where = where
+        # Somebody was interrupted while the server was at work: what it did is not known.
+        self._interrupted = False
+
+    async def send(self, ask: Ask) -> Reply:
+        statement, names = in_numbers(ask.statement, self._where)
+        self._check_open()
+        try:
+            with self._marked():
+                rows, status, _ = await self._inner._execute(
+                    statement,
+                    [ask.values[name] for name in names],
+                    0,
+                    None,
+                    return_status=True,
+                    ignore_custom_codec=True,
+                    record_class=asyncpg.Record,
+                )
+        except asyncpg.InFailedSQLTransactionError as error:
+            # asyncpg does not tell by itself that a statement has failed before.
+            raise UsageError(ABORTED) from error
+        # The last word of `UPDATE 1`.
+        return Reply(0, rows) if ask.rows else Reply(_number(status.decode()))
+
+    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+        if self.standing() is not Standing.IDLE:
+            return [await self.send(ask) for ask in asks]
+        await self.begin()
+        replies = [await self.send(ask) for ask in asks]
+        await self.commit()
+        return replies
+
+    async def begin(self) -> None:
+        self._check_open()
+        # A handler that has ended the last one by hand has left its mark.
+        self._inner._top_xact = None
+        # Through asyncpg, so that a handler's own `tx.transaction()` becomes a savepoint.
+        with self._marked():
+            await self._inner.transaction(isolation=self._isolation).start()
+
+    async def run(self, statement: str) -> None:
+        self._check_open()
+        with self._marked():
+            await self._inner.execute(statement)
+
+    async def commit(self) -> None:
+        await self._commit("COMMIT")
+
+    async def commit_if(self, check: str) -> None:
+        """Commit unless the check fails: both in one message. Without values it may hold several statements."""
+        await self._commit(f"{located(check, self._where)}; COMMIT")
+
+    async def _commit(self, statement: str) -> None:
+        self._check_open()
+        answer = await self._ended_by(statement)
+        if answer != "COMMIT":
+            # A transaction in which a statement has failed is rolled back, and asyncpg does not say so.
+            raise UsageError(ABORTED)
+
+    async def rollback(self) -> None:
+        self._check_open()
+        await self._ended_by("ROLLBACK")
+
+    async def _ended_by(self, statement: str) -> str:
+        try:
+            with self._marked():
+                return str(await self._inner.execute(statement))
+        except TimeoutError as error:
+            # Nobody knows what became of it: as if the connection had been lost.
+            self._interrupted = True
+            raise asyncpg.ConnectionDoesNotExistError("no answer to the end of the transaction") from error
+        except asyncpg.InFailedSQLTransactionError as error:
+            raise UsageError(ABORTED) from error
+        finally:
+            self._inner._top_xact = None
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Note an interrupt: also a BEGIN may have reached the server, before asyncpg believes in a transaction."""
+        try:
+            yield
+        except asyncpg.InternalClientError:
+            # The last word of a server that was ended came as we began to ask: asyncpg cannot make sense of it.
+            self._interrupted = True
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def standing(self) -> Standing:
+        if self._interrupted:
+            return Standing.BROKEN
+        if self._inner.is_closed():
+            return Standing.CLOSED if getattr(self._inner, "closed_by_hand", False) else Standing.BROKEN
+        # It does not say whether a statement has failed in it.
+        return Standing.OPEN if self._inner.is_in_transaction() else Standing.IDLE
+
+    async def close(self) -> None:
+        if self.standing() in (Standing.BROKEN, Standing.CLOSED):
+            self._inner.terminate()
+        else:
+            await self._inner.close(timeout=CLOSE_SECONDS)
+
+    async def spoil(self) -> None:
+        if self._inner.is_closed() or not self._inner.is_in_transaction():
+            return
+        try:
+            # asyncpg waits by itself until the server has ended what was interrupted.
+            await self._inner.execute(SPOILING)
+        except asyncpg.PostgresError:
+            return
+        except Exception:  # noqa: BLE001 - then it is ended at once
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._interrupted = True
+        self._inner.terminate()
+
+    def forget_transaction(self) -> None:
+        """Let asyncpg believe what the server says, and not what a handler has left behind."""
+        self._inner._top_xact = None
+
+    def _check_open(self) -> None:
+        if self._inner.is_closed():
+            raise asyncpg.ConnectionDoesNotExistError("the connection is closed")
+
+
+def inner(connection: Any) -> Any:
+    """The connection inside of what a pool lends."""
+    return getattr(connection, "_con", connection)
+
+
+register("asyncpg", inner)
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """What an error of asyncpg means; None: it is not asyncpg's."""
+    if isinstance(error, asyncpg.PostgresError):
+        return meaning(error.sqlstate, str(error))
+    if isinstance(error, asyncpg.InternalClientError):
+        return Trouble(Kind.LOST, f"asyncpg has lost track of the connection: {one_line(str(error))}")
+    if isinstance(error, asyncpg.InterfaceError):
+        return Trouble(Kind.MISTAKE, f"asyncpg says: {one_line(str(error))}")
+    return None
+
+
+def _number(status: str) -> int:
+    last = status.rpartition(" ")[2]
+    return int(last) if last.isdigit() else 0

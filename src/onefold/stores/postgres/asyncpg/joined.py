@@ -1,0 +1,66 @@
+"""asyncpg: inside the transaction of a caller's connection, which may be lent by a pool."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import asyncpg
+
+from onefold.errors import UsageError
+from onefold.stores.postgres.asyncpg.connection import AsyncpgLink, inner, trouble
+from onefold.stores.postgres.dialect import LOCK, POSTGRES
+from onefold.stores.postgres.joined import AsyncCallersRecords, Place, not_in_transaction
+from onefold.stores.postgres.own_column import PostgresRows
+from onefold.stores.sql.connection import Database
+from onefold.stores.sql.joined import AsyncJoinedRecords
+from onefold.transactions import Column
+
+# Another connection to the same server is opened at once, or not at all.
+CONNECT_SECONDS: Final = 5.0
+
+
+def join(connection: Any, record: Column | None, *, awaited: bool) -> AsyncJoinedRecords:
+    """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
+    if not awaited:
+        raise UsageError(f"within({type(connection).__name__}): asyncpg is for an AsyncGuard. Nothing ran")
+    if isinstance(connection, asyncpg.Pool):
+        raise UsageError("within(Pool): pass one of its connections: `async with pool.acquire() as connection`")
+    if not connection.is_in_transaction():
+        not_in_transaction("Enter `async with connection.transaction()` before")
+    place = _place(inner(connection))
+    database = Database(POSTGRES, f"postgresql://{place[0]}/{place[1]}", trouble, lock=LOCK)
+    link = AsyncpgLink(connection)
+    if record is not None:
+        return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), link)
+    return AsyncCallersRecords(database, link, place, partial(_beside, inner(connection)))
+
+
+def _place(connection: Any) -> Place:
+    """What asyncpg remembers of how it was opened."""
+    parameters, address = connection._params, connection._addr
+    server = ":".join(map(str, address)) if isinstance(address, tuple) else str(address)
+    return server, parameters.database, parameters.user
+
+
+async def _beside(connection: Any) -> AsyncpgLink:
+    parameters, address = connection._params, connection._addr
+    host, port = address if isinstance(address, tuple) else (address, None)
+    other = await asyncpg.connect(
+        host=host,
+        port=port,
+        user=parameters.user,
+        password=parameters.password,
+        database=parameters.database,
+        ssl=_encryption(parameters),
+        timeout=CONNECT_SECONDS,
+        # Behind a pooler nothing must be prepared.
+        statement_cache_size=0,
+    )
+    return AsyncpgLink(other)
+
+
+def _encryption(parameters: Any) -> Any:
+    """A context alone would insist on encryption, also where it was only preferred."""
+    mode = parameters.sslmode.name
+    return mode if mode in ("disable", "allow", "prefer") else parameters.ssl

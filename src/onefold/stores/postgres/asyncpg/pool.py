@@ -1,0 +1,137 @@
+"""asyncpg's connections: opened for a pool of ours, or lent by a pool of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from onefold.errors import StoreUnavailable
+from onefold.stores.postgres.asyncpg.connection import CLOSE_SECONDS, AsyncpgLink, Own, trouble
+from onefold.stores.postgres.errors import meaning, one_line
+from onefold.stores.postgres.session import QUESTION, Session
+from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
+from onefold.stores.sql.connection import Standing
+from onefold.stores.sql.pool import PATIENCE, AsyncReserve
+
+__all__ = ["AsyncOpener", "LentByPool", "trouble"]
+
+# How many statements a connection keeps prepared, as asyncpg has it by itself.
+PREPARED_MAX: Final = 100
+
+# What asyncpg reads from a URL. Whatever else it finds there it sends to the server as a setting.
+URL_OPTIONS: Final = (
+    *("application_name", "database", "dbname", "gsslib", "host", "krbsrvname", "options", "passfile", "password"),
+    *("port", "service", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcert", "sslcrl", "sslkey"),
+    *("sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs", "user"),
+)
+
+
+class AsyncOpener:
+    """Opens connections."""
+
+    def __init__(self, place: Place) -> None:
+        check_options(place, list(URL_OPTIONS))
+        self._place = place
+        self._isolation = place.isolation and place.isolation.replace(" ", "_")
+        self._session = Session(place)
+
+    async def __call__(self) -> AsyncpgLink:
+        session = self._session
+        # Without a cache until it is known: behind a pooler there must be none.
+        prepares = bool(session.prepare)
+        connection = await self._connected(prepare=prepares)
+        if not session.is_known:
+            try:
+                session.learn(await connection.fetchrow(QUESTION), connection.get_server_pid())
+            except BaseException:
+                connection.terminate()
+                raise
+        if session.prepare and not prepares:
+            await connection.close(timeout=CLOSE_SECONDS)
+            connection = await self._connected(prepare=True)
+        return AsyncpgLink(connection, self._isolation, session.where)
+
+    async def _connected(self, *, prepare: bool) -> Any:
+        try:
+            return await asyncpg.connect(
+                self._place.url,
+                timeout=CONNECT_SECONDS,
+                connection_class=Own,
+                statement_cache_size=PREPARED_MAX if prepare else 0,
+                server_settings={"application_name": self._place.options.get("application_name", APPLICATION)},
+            )
+        except (asyncpg.ClientConfigurationError, ValueError):
+            # Without its cause, which quotes the URL.
+            raise unreadable() from None
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable(self._place.name, error) from error
+
+
+class LentByPool:
+    """A pool of the caller's. What it gets back it resets by itself, for one more message."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncpgLink]:
+        link = AsyncpgLink(await self._taken())
+        try:
+            yield link
+        finally:
+            link.forget_transaction()
+            if link.standing() is not Standing.IDLE:
+                # The pool replaces what is closed.
+                link.abandon()
+            # Shielded by the pool itself.
+            await self._pool.release(link.connection)
+
+    async def _taken(self) -> Any:
+        try:
+            return await self._pool.acquire(timeout=PATIENCE)
+        except TimeoutError as error:
+            raise StoreUnavailable.unreached(
+                f"PostgreSQL: your pool gave no connection within {PATIENCE:g} s. Nothing ran. Is it large enough?"
+            ) from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable("PostgreSQL, through your pool", error) from error
+
+    async def drop_idle(self) -> None:
+        """A connection was lost, and others with it, perhaps: the pool shall open new ones."""
+        await self._pool.expire_connections()
+
+    def reserve(self) -> AsyncReserve:
+        """Return a connection outside of the pool, opened by its settings."""
+        return AsyncReserve(self._opened)
+
+    async def _opened(self) -> AsyncpgLink:
+        pool = self._pool
+        try:
+            connection = await pool._get_new_connection()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable("PostgreSQL, by the settings of your pool", error) from error
+        if pool._setup is not None:
+            # It may say where the tables are: SET ROLE, SET search_path.
+            try:
+                await pool._setup(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        return AsyncpgLink(connection)
+
+
+def unreachable(name: str, error: Exception) -> StoreUnavailable:
+    """A connection that could not be opened."""
+    if isinstance(error, asyncpg.PostgresError):
+        words = meaning(error.sqlstate, str(error)).words
+    elif isinstance(error, TimeoutError):
+        words = f"no answer within {CONNECT_SECONDS:g} s"
+    else:
+        words = one_line(str(error))
+    return StoreUnavailable.unreached(
+        f"{name}: {words}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
+        "right?"
+    )

@@ -1,0 +1,228 @@
+"""Many addresses in one statement of PostgreSQL: their values come along as a table, one array for each column."""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Memory, State
+from onefold.stores.postgres.errors import LOCKED, code_of
+from onefold.stores.postgres.fragments import (
+    AT_ADDRESS,
+    COLUMNS,
+    DUE,
+    HELD,
+    NOW,
+    READ_STORED,
+    TYPES,
+    UNLESS_ALIVE,
+    VALUES,
+)
+from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.locked import turns
+from onefold.stores.sql.records import (
+    ADDRESS,
+    ALIVE,
+    AT,
+    OURS,
+    PLACE,
+    TABLE,
+    Parameters,
+    of_address,
+    of_claim,
+    of_ending,
+    of_entry,
+    of_memory,
+    records,
+)
+
+# One message of a batch: results may be large, and the server takes no value above 1 GB.
+BATCH_BYTES: Final = 64 * 1024 * 1024
+
+# The shortest wait for a row that is locked: what takes less time than that is over by then.
+WAIT_LEAST: Final = 0.05
+
+_ENTRY: Final = tuple(TYPES)
+_CLAIM: Final = (*ADDRESS, "token", "lease", "stay")
+_CLOSE: Final = (*ADDRESS, "token", "state", "stay", "attempt", "notes", "result", "omitted", "remark")
+
+
+def _asked(names: Sequence[str]) -> str:
+    arrays = ", ".join(f":{name}::{TYPES.get(name, 'text')}[]" for name in names)
+    columns = ", ".join(f"asked_{name}" for name in names)
+    return f"asked AS (SELECT * FROM unnest({arrays}) WITH ORDINALITY AS asked ({columns}, asked_number))"
+
+
+def _from_asked(statement: str) -> str:
+    """What stood for a value is a column of the table that is sent along."""
+    return PLACE.sub(r"asked_\1", statement.replace(":now", NOW))
+
+
+_THERE: Final = (
+    f"SELECT {AT_ADDRESS}, {READ_STORED} FROM {TABLE} WHERE ({AT_ADDRESS}) IN "
+    f"(SELECT asked_scope, asked_operation, asked_key FROM asked) AND {ALIVE}"
+).replace(":now", NOW)
+
+_READ_ALL: Final = f"WITH {_asked(ADDRESS)} {_THERE}"
+
+# In the order of the addresses, which is the order in which they are locked.
+_INSERT_ALL: Final = (
+    f"WITH {_asked(_ENTRY)}, found AS MATERIALIZED ({_THERE}), "
+    f"written AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {_from_asked(VALUES)} FROM asked "
+    f"WHERE NOT EXISTS (SELECT 1 FROM found WHERE {_from_asked(AT)}) ORDER BY asked_number "
+    f"{UNLESS_ALIVE} RETURNING {AT_ADDRESS}, {READ_STORED}) "
+    "SELECT * FROM found UNION ALL SELECT * FROM written"
+).replace(":now", NOW)
+
+_RENEWED: Final = (
+    f"UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, "
+    f"lease_until = CASE state WHEN 'running' THEN {NOW} + asked_lease ELSE lease_until END, "
+    f"expires = CASE state WHEN 'running' THEN {NOW} + asked_stay ELSE expires END, "
+    f"due = CASE state WHEN 'running' THEN {_from_asked(DUE)} ELSE due END "
+)
+_LIVE: Final = f"{_from_asked(OURS)} AND state IN ('running', 'held')"
+
+# It passes over what others have locked: the renewal of one claim must not wait for the row of another.
+_EXTEND_ALL: Final = (
+    f"WITH {_asked(_CLAIM)}, free AS MATERIALIZED (SELECT asked.* FROM {TABLE} AS kept, asked WHERE {_LIVE} "
+    "FOR NO KEY UPDATE OF kept SKIP LOCKED) "
+    f"{_RENEWED} FROM free WHERE {_from_asked(AT)} RETURNING asked_number"
+)
+
+# For one that is locked. The setting ends with the statement: nothing may be left in a session behind a pooler.
+_EXTEND_WAITING: Final = (
+    f"WITH {_asked((*_CLAIM, 'wait'))}, "
+    "patient AS MATERIALIZED (SELECT asked.*, set_config('lock_timeout', asked_wait, true) FROM asked) "
+    f"{_RENEWED} FROM patient WHERE {_LIVE} RETURNING asked_number"
+)
+
+# A state says that the record stays: ended, or open with a memory.
+_CLOSE_ALL: Final = (
+    f"WITH {_asked(_CLOSE)}, "
+    f"settled AS (UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, lease_until = NULL, "
+    f"expires = {NOW} + asked_stay, due = {_from_asked(DUE)}, state = asked_state, held = {_from_asked(HELD)}, "
+    "attempt = COALESCE(asked_attempt, attempt), notes = asked_notes, remark = asked_remark, "
+    "result = CASE asked_state WHEN 'open' THEN result ELSE asked_result END, "
+    "omitted = CASE asked_state WHEN 'open' THEN omitted ELSE NULLIF(asked_omitted, 0) END "
+    f"FROM asked WHERE {_from_asked(OURS)} AND asked_state IS NOT NULL RETURNING asked_number), "
+    f"forgotten AS (DELETE FROM {TABLE} USING asked "
+    f"WHERE {_from_asked(OURS)} AND asked_state IS NULL RETURNING asked_number) "
+    "SELECT asked_number FROM settled UNION ALL SELECT asked_number FROM forgotten"
+)
+
+
+def inserting(entries: Sequence[Entry]) -> Ask:
+    return Ask(_INSERT_ALL, _arrays(_ENTRY, map(of_entry, entries)), rows=True)
+
+
+def reading(addresses: Sequence[Address]) -> Ask:
+    return Ask(_READ_ALL, _arrays(ADDRESS, map(of_address, addresses)), rows=True)
+
+
+def extend_all(claims: Sequence[Claim], shortest: float) -> Talk[list[bool | None]]:
+    """Renew what nobody has locked in one statement, and then what is locked, one by one."""
+    answers: list[bool | None] = [False] * len(claims)
+    for places in _rounds([claim.address for claim in claims]):
+        values = _arrays(_CLAIM, (of_claim(claims[place]) for place in places))
+        reply: Reply = yield Ask(_EXTEND_ALL, values, rows=True)
+        for (number,) in reply.rows:
+            answers[places[number - 1]] = True
+    missing = [place for place, answer in enumerate(answers) if not answer]
+    if not missing:
+        return answers
+    locked = yield from _still_ours(claims, missing)
+    for place in locked:
+        answers[place] = None
+    chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
+    for place in chosen:
+        answers[place] = yield from _renewed_in_turn(claims[place], seconds)
+    return answers
+
+
+def _still_ours(claims: Sequence[Claim], places: Sequence[int]) -> Talk[list[int]]:
+    """Which of these are ours still, by a read that waits for nobody."""
+    there: Reply = yield reading([claims[place].address for place in places])
+    found = {one.address: one for one in records(there.rows)}
+
+    def is_ours(claim: Claim) -> bool:
+        one = found.get(claim.address)
+        return one is not None and one.token == claim.token and one.state in (State.RUNNING, State.HELD)
+
+    return [place for place in places if is_ours(claims[place])]
+
+
+def _renewed_in_turn(claim: Claim, seconds: float) -> Talk[bool | None]:
+    """Renew one that is locked; None: it is locked still."""
+    values = _arrays((*_CLAIM, "wait"), [of_claim(claim) | {"wait": f"{round(seconds * 1000)}ms"}])
+    try:
+        reply: Reply = yield Ask(_EXTEND_WAITING, values, rows=True)
+    except Exception as error:
+        if code_of(error) != LOCKED:
+            raise
+        return None
+    return bool(reply.rows)
+
+
+def close_all(closes: Sequence[Close]) -> Talk[list[bool]]:
+    """Finishes and releases in one statement. A release of what is not there has succeeded; that is asked after it."""
+    closed = [False] * len(closes)
+    for places in _rounds([close.claim.address for close in closes]):
+        for part in _portions(places, closes):
+            values = _arrays(_CLOSE, (_closing(closes[place]) for place in part))
+            reply: Reply = yield Ask(_CLOSE_ALL, values, rows=True)
+            for (number,) in reply.rows:
+                closed[part[number - 1]] = True
+    doubtful = [at for at, close in enumerate(closes) if not closed[at] and not isinstance(close.by, Ending)]
+    if doubtful:
+        there: Reply = yield reading([closes[at].claim.address for at in doubtful])
+        known = {Address(*row[:3]) for row in there.rows}
+        for at in doubtful:
+            closed[at] = closes[at].claim.address not in known
+    return closed
+
+
+def _closing(close: Close) -> Parameters:
+    if isinstance(close.by, Ending):
+        return of_claim(close.claim) | of_ending(close.by)
+    if isinstance(close.by, Memory):
+        return of_claim(close.claim) | of_memory(close.by) | {"state": State.OPEN.value}
+    return of_claim(close.claim) | {"stay": None}
+
+
+def _arrays(names: Sequence[str], rows: Iterable[Parameters]) -> Parameters:
+    """One list for each name, in the order of the rows."""
+    kept = list(rows)
+    arrays: dict[str, list[Any]] = {name: [row.get(name) for row in kept] for name in names}
+    return arrays
+
+
+def _rounds(addresses: Sequence[Address]) -> list[list[int]]:
+    """The places of these addresses, in their order. One that comes twice is in two rounds: no statement can change a
+    record twice."""
+    rounds: list[list[int]] = []
+    seen: dict[Address, int] = {}
+    for place in sorted(range(len(addresses)), key=lambda place: addresses[place].parts):
+        number = seen.get(addresses[place], 0)
+        seen[addresses[place]] = number + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(place)
+    return rounds
+
+
+def _portions(places: Sequence[int], closes: Sequence[Close]) -> Iterator[list[int]]:
+    """These places in parts, none of which is too large for one message."""
+    part: list[int] = []
+    size = 0
+    for place in places:
+        by = closes[place].by
+        more = len(getattr(by, "result", None) or b"") + len(getattr(by, "notes", None) or b"")
+        if part and size + more > BATCH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(place)
+        size += more
+    if part:
+        yield part

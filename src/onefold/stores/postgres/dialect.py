@@ -1,0 +1,241 @@
+"""PostgreSQL's dialect: one table, and every operation of a store, also on many addresses, as one statement.
+
+A duplicate only reads: it writes no row, takes no lock and costs the vacuum nothing.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
+from onefold.stores.base import Query
+from onefold.stores.postgres import batch as many
+from onefold.stores.postgres.errors import LOCKED, code_of
+from onefold.stores.postgres.fragments import (
+    AT_ADDRESS,
+    COLUMNS,
+    DUE,
+    DUE_SECONDS,
+    READ_STORED,
+    STORED,
+    UNLESS_ALIVE,
+    VALUES,
+    spelled,
+    typed,
+)
+from onefold.stores.sql.dialect import GONE_MARK, Ask, Dialect, Reply, Talk
+from onefold.stores.sql.locked import RowHeld
+from onefold.stores.sql.records import ALIVE, AT, TABLE, Parameters, of_address, of_claim, of_entry
+
+# Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
+# The bytes of "onefold".
+LOCK: Final = "SELECT pg_advisory_xact_lock(31365104204213348)"
+
+# The widest first, because a value begins at a multiple of its own width. C compares bytes: `Key`, `KEY` and `key ` are
+# three keys. Times are seconds since 1970; `due` and `held` are for the indexes. Freed space is used again, but is not
+# given back to the disk: for that a vacuum would lock out everybody.
+_RECORDS: Final = f"""
+CREATE TABLE IF NOT EXISTS {TABLE} (
+    began double precision NOT NULL,
+    changed double precision NOT NULL,
+    lease_until double precision,
+    expires double precision,
+    due integer,
+    attempt integer NOT NULL,
+    revision integer NOT NULL,
+    bypasses integer,
+    omitted smallint,
+    held boolean,
+    scope text COLLATE "C" NOT NULL,
+    operation text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL,
+    token bytea NOT NULL,
+    remark text NOT NULL,
+    fingerprint bytea,
+    notes bytea,
+    result bytea,
+    PRIMARY KEY (scope, operation, key)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05, vacuum_truncate = off)
+"""
+
+_REWRITTEN: Final = ", ".join(f"{column} = {value}" for column, value in STORED.items())
+
+
+# A condition that is always true, and is looked at before any row. The setting ends with the statement.
+_AT_ONCE: Final = f"(SELECT set_config('lock_timeout', '{round(many.WAIT_LEAST * 1000)}ms', true)) IS NOT NULL"
+
+OF_THIS_TRANSACTION: Final = "age(xmin) <= 0"
+
+
+class Postgres(Dialect):
+    name = "PostgreSQL"
+    answers = True
+    closes_in_one = True
+
+    versions = (
+        (
+            _RECORDS,
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_due ON {TABLE} (due) WHERE due IS NOT NULL",
+            "CREATE TABLE IF NOT EXISTS onefold_schema (version integer NOT NULL, usable_from integer NOT NULL)",
+            "INSERT INTO onefold_schema SELECT 1, 1 WHERE NOT EXISTS (SELECT 1 FROM onefold_schema)",
+        ),
+        # `onefold held` asks for a few records among millions.
+        (
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({AT_ADDRESS}) WHERE held",
+            "UPDATE onefold_schema SET version = 2 WHERE version < 2",
+        ),
+    )
+
+    count_tables = (
+        f"SELECT (to_regclass('{TABLE}') IS NOT NULL)::integer + (to_regclass('onefold_schema') IS NOT NULL)::integer"
+    )
+
+    insert = typed(
+        f"WITH found AS MATERIALIZED (SELECT {READ_STORED} FROM {TABLE} WHERE {AT} AND {ALIVE}), "
+        f"written AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE NOT EXISTS (SELECT 1 FROM found) "
+        f"{UNLESS_ALIVE} RETURNING {READ_STORED}) "
+        "SELECT * FROM found UNION ALL SELECT * FROM written"
+    )
+
+    # Whoever is refused has waited for the other's transaction, if it was open, and takes no lock.
+    insert_new: ClassVar[str] = typed(
+        f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
+    )
+
+    # The same for a record without anything unusual, as nearly all are: fewer values, and the server has less to do.
+    insert_usual: ClassVar[str] = typed(
+        f"INSERT INTO {TABLE} ({AT_ADDRESS}, state, attempt, began, changed, expires, due, remark, revision, token, "
+        f"fingerprint) VALUES (:scope, :operation, :key, 'done', 1, :now, :now, :now + :stay, {DUE}, '', 1, :token, "
+        f":fingerprint) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
+    )
+
+    # A record of this transaction. A row's `xmin` is the transaction, or the part of one behind a savepoint, that wrote
+    # it, and `age` counts from the open transaction: whatever an earlier one wrote on this connection is older.
+    end_joined = spelled(f"{Dialect.end_joined} AND {OF_THIS_TRANSACTION}")
+    look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {AT} AND token = :token AND {OF_THIS_TRANSACTION}")
+
+    replace = typed(
+        f"UPDATE {TABLE} SET {_REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
+    )
+
+    # In parentheses, because a moment that the server has to ask for again for each row cannot be looked up in an
+    # index. What others work on, they keep.
+    remove_expired = typed(
+        f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} "
+        f"WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) AND expires <= :now "
+        "ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED))"
+    )
+
+    # The ten minutes that `due` counts in may hold a million records whose end is near, and a purge beside the work has
+    # no time to look at them all: it looks at the first few.
+    remove_near: ClassVar[str] = typed(
+        f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} WHERE ctid = ANY (ARRAY("
+        f"SELECT ctid FROM {TABLE} WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) ORDER BY due LIMIT :limit"
+        ")) AND expires <= :now FOR UPDATE SKIP LOCKED))"
+    )
+
+    @classmethod
+    def spell(cls, statement: str) -> str:
+        return spelled(statement)
+
+    def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
+        statement, values = super().page(query, limit)
+        if query.state is State.HELD:
+            statement = statement.replace("state = 'held'", "held")
+        return statement, values
+
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        if replacing is None:
+            reply: Reply = yield self._writing(entry)
+            if reply.written == 1:
+                return None
+        return (yield from self.claim(entry, replacing))
+
+    # No savepoint: each would be a transaction inside the transaction, with a number of its own.
+
+    def mark(self, claim: Claim) -> Talk[None]:
+        del claim
+        yield from ()
+
+    def unmark(self, claim: Claim) -> Talk[bool]:
+        del claim
+        yield from ()
+        return True
+
+    def still_there(self, claim: Claim) -> Talk[bool]:
+        reply: Reply = yield Ask(self.look_joined, of_claim(claim), rows=True)
+        return bool(reply.rows)
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        return self.end_unmarked(claim, ending)
+
+    def checking(self, claim: Claim) -> str:
+        # Digits only: nothing in it depends on the session's settings.
+        address = (f"{name} = {_text(value)}" for name, value in of_address(claim.address).items())
+        conditions = " AND ".join((*address, f"token = decode('{claim.token.hex()}', 'hex')", OF_THIS_TRANSACTION))
+        failing = f"CAST('{GONE_MARK} ' || count(*) AS integer)"
+        return f"SELECT CASE count(*) WHEN 1 THEN 1 ELSE {failing} END FROM {TABLE} WHERE {conditions}"
+
+    def says_gone(self, error: BaseException) -> bool:
+        return f'"{GONE_MARK} ' in str(error)
+
+    def _writing(self, entry: Entry) -> Ask:
+        if _is_usual(entry):
+            return Ask(self.insert_usual, _of_usual(entry))
+        return Ask(self.insert_new, of_entry(entry))
+
+    def trickle(self, limit: int) -> Talk[int]:
+        reply: Reply = yield Ask(self.remove_near, {"limit": limit})
+        return reply.written
+
+    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+        return many.inserting(entries)
+
+    def read_all(self, addresses: Sequence[Address]) -> Ask:
+        return many.reading(addresses)
+
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        return many.extend_all(claims, shortest)
+
+    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+        return many.close_all(closes)
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        try:
+            reply: Reply = yield ask._replace(statement=f"{ask.statement} AND {_AT_ONCE}")
+        except Exception as error:
+            if code_of(error) != LOCKED:
+                raise
+            raise RowHeld.of(claim) from error
+        return reply
+
+
+def _is_usual(entry: Entry) -> bool:
+    """Whether `insert_usual` says all that there is to say: done at once, at the first attempt, without a word."""
+    return (
+        entry.state is State.DONE
+        and entry.attempt == 1
+        and not (entry.age or entry.bypasses or entry.omitted or entry.remark)
+        and entry.notes is None
+        and entry.result is None
+    )
+
+
+def _of_usual(entry: Entry) -> Parameters:
+    return of_address(entry.address) | {
+        "stay": None if math.isinf(entry.stay) else entry.stay,
+        "token": entry.token,
+        "fingerprint": entry.fingerprint,
+    }
+
+
+def _text(value: str) -> str:
+    return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+
+
+POSTGRES: Final = Postgres()

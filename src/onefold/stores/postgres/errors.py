@@ -1,0 +1,76 @@
+"""What PostgreSQL's error codes mean for us. By code, never by text: messages come in the server's own language."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold.stores.sql.connection import Kind, Trouble
+
+_POOLER: Final = "a pooler such as PgBouncer stands between, where prepared statements do not live. Add prepare=no"
+_READ_ONLY: Final = (
+    "it can only be read. Is this a replica? Name the primary, or add target_session_attrs=read-write. "
+    "Or is default_transaction_read_only on?"
+)
+_PERMISSION: Final = (
+    "this user lacks a permission. Grant SELECT, INSERT, UPDATE and DELETE on onefold_records and SELECT on "
+    "onefold_schema; and to make them CREATE on the schema, or let another user run `onefold schema URL --apply`"
+)
+
+# A statement that fails, so that the server refuses to commit the transaction; its log shows this text.
+SPOILING: Final = "SELECT 'Onefold: a delivery was interrupted in this transaction, which must not be committed'::int"
+
+# A row is locked for longer than lock_timeout.
+LOCKED: Final = "55P03"
+
+# The code itself, or how a class of codes begins.
+MEANINGS: Final = {
+    "40001": Trouble(Kind.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"),
+    "40P01": Trouble(Kind.CONFLICT, "transactions at the same time waited for each other (deadlock)"),
+    "42P01": Trouble(Kind.NO_TABLES, "there are no tables of Onefold. Run `onefold schema URL --apply`"),
+    "40003": Trouble(Kind.LOST, "the server cannot say what became of the statement"),
+    "08": Trouble(Kind.LOST, "the connection was lost"),
+    "57P": Trouble(Kind.LOST, "the server ended the connection"),
+    "25P03": Trouble(Kind.LOST, "the server ended a transaction that was idle for too long"),
+    "25P04": Trouble(Kind.LOST, "the server ended a transaction that took too long"),
+    "25006": Trouble(Kind.DOWN, _READ_ONLY),
+    "26000": Trouble(Kind.DOWN, _POOLER),
+    "42P05": Trouble(Kind.DOWN, _POOLER),
+    "28": Trouble(Kind.DOWN, "the server does not know this user, or the password is wrong. Check both in the URL"),
+    "3D000": Trouble(Kind.DOWN, "there is no such database. Create it, or name another one"),
+    "3F000": Trouble(Kind.DOWN, "this user's search_path has no schema that it may use. Grant USAGE, or name another"),
+    "42501": Trouble(Kind.DOWN, _PERMISSION),
+    "53100": Trouble(Kind.DOWN, "the disk is full. Free some space, or purge records"),
+    "53200": Trouble(Kind.DOWN, "the server has no memory left"),
+    "53300": Trouble(Kind.DOWN, "the server takes no more connections. Lower pool_size, or raise max_connections"),
+    "53": Trouble(Kind.DOWN, "the server has no room for it"),
+    "55P03": Trouble(Kind.DOWN, "another transaction holds the record for longer than lock_timeout"),
+    "57014": Trouble(Kind.DOWN, "the server cancelled it: statement_timeout, or an administrator"),
+    "58": Trouble(Kind.DOWN, "the server's own system failed. Look at its log"),
+    "XX": Trouble(Kind.DOWN, "the server failed. Look at its log"),
+}
+
+
+def meaning(code: str, says: str) -> Trouble:
+    """What a code means; what the server says besides is for people."""
+    for length in (5, 3, 2):
+        found = MEANINGS.get(code[:length])
+        if found is not None:
+            return Trouble(found.kind, f"{found.words}. The server says: {one_line(says)}")
+    return Trouble(Kind.MISTAKE, f"the server says: {one_line(says)}")
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the server's code of an error; also of one that a library has wrapped."""
+    seen: BaseException | None = error
+    while seen is not None:
+        found = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
+        if found is not None:
+            return str(found)
+        seen = getattr(seen, "orig", None) or seen.__cause__
+    return None
+
+
+def one_line(text: str) -> str:
+    """The first line: what follows shows statements."""
+    lines = text.strip().splitlines()
+    return lines[0].strip() if lines else "nothing"

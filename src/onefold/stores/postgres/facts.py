@@ -1,0 +1,75 @@
+"""What PostgreSQL says of itself: its settings, its role, our table, its indexes, and what waits to be purged."""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold.stores.base import Untold
+from onefold.stores.postgres.fragments import DUE_SECONDS, NOW
+from onefold.stores.sql import facts as ask
+from onefold.stores.sql.connection import Database
+from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.records import TABLE
+
+SETTINGS: Final = (
+    "server_version",
+    "synchronous_commit",
+    "synchronous_standby_names",
+    "fsync",
+    "full_page_writes",
+    "transaction_isolation",
+    "transaction_read_only",
+)
+
+PURGE_INDEX: Final = f"{TABLE}_due"
+INDEXES: Final = (f"{TABLE}_pkey", PURGE_INDEX, f"{TABLE}_held")
+
+# As purge looks for them.
+_EXPIRED: Final = f"{TABLE} WHERE due <= (SELECT floor({NOW} / {DUE_SECONDS})::integer) AND expires <= {NOW}"
+
+_OLDEST: Final = (
+    f"SELECT (SELECT {NOW} - expires FROM {_EXPIRED} ORDER BY due LIMIT 1), "
+    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} ORDER BY due LIMIT {ask.EXPIRED_COUNTED_MAX}) AS counted)"
+)
+
+# Scanned since the statistics were reset; dead rows wait for a vacuum.
+_TABLE: Final = (
+    "SELECT n_live_tup, n_dead_tup, date_part('epoch', greatest(last_vacuum, last_autovacuum)), "
+    f"pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relid = to_regclass('{TABLE}')"
+)
+
+_INDEXES: Final = (
+    "SELECT index_class.relname::text, pg_index.indisvalid FROM pg_index "
+    "JOIN pg_class AS index_class ON index_class.oid = pg_index.indexrelid "
+    f"WHERE pg_index.indrelid = to_regclass('{TABLE}')"
+)
+
+_PLAN: Final = f"EXPLAIN (FORMAT TEXT) SELECT ctid FROM {_EXPIRED} ORDER BY due LIMIT 1000"
+
+
+def facts(database: Database) -> Talk[dict[str, Any]]:
+    found: dict[str, Any] = {"kind": "postgres", "clock": (yield from ask.moment(database, f"SELECT {NOW}"))}
+    settings = ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    found |= yield from ask.row(database, f"SELECT {settings}, pg_is_in_recovery()", (*SETTINGS, "in_recovery"))
+    found |= yield from ask.tables(database)
+    if found["version"] and not isinstance(found["version"], Untold):
+        found |= yield from _table(database)
+    return found
+
+
+def _table(database: Database) -> Talk[dict[str, Any]]:
+    names = ("live_rows", "dead_rows", "vacuumed_at", "table_bytes")
+    found: dict[str, Any] = yield from ask.row(database, _TABLE, names)
+    indexes = yield from ask.rows(database, _INDEXES)
+    if isinstance(indexes, Untold):
+        return found | {"indexes": indexes}
+    valid = {str(name) for name, is_valid in indexes if is_valid}
+    found |= {"indexes": sorted(valid), "indexes_wanted": INDEXES, "purge_index": PURGE_INDEX}
+    if PURGE_INDEX not in valid:
+        # Without the index these would read the whole table.
+        return found | dict.fromkeys(("expired_for", "expired_count", "plan"), Untold("the index is missing"))
+    plan = yield from ask.rows(database, _PLAN)
+    found["plan"] = plan if isinstance(plan, Untold) else "\n".join(str(line) for (line,) in plan)
+    return found | (yield from ask.expired(database, _OLDEST))

@@ -1,0 +1,73 @@
+"""PostgreSQL through a library that stands between, such as SQLAlchemy or Django: what both have to know."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold.stores.postgres.dialect import LOCK, POSTGRES
+from onefold.stores.postgres.errors import meaning, one_line
+from onefold.stores.sql.connection import Kind, Standing, Trouble
+from onefold.stores.sql.dialect import Reply
+
+__all__ = ["LOCK", "POSTGRES"]
+
+# The modules of the drivers that a library may have below.
+DRIVERS: Final = ("asyncpg", "psycopg", "psycopg2")
+
+# libpq's words for a statement that is under way, and for a transaction that was given up. psycopg and psycopg2 pass
+# them on.
+ACTIVE: Final = 1
+IN_ERROR: Final = 3
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """What an error of a driver means: by its code, and where the server has sent none, by its class."""
+    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in DRIVERS}
+    if not kinds:
+        # asyncpg leaves what happens on the way to the server as it is.
+        return Trouble(Kind.DOWN, f"the server is not reached: {error}") if isinstance(error, OSError) else None
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if code is not None:
+        return meaning(code, str(error))
+    if kinds & {"OperationalError", "InternalError"}:
+        # The server could not say anything any more; or a pooler before it has said more than was asked.
+        return Trouble(Kind.LOST, f"the connection was lost, or did not come about: {one_line(str(error))}")
+    return Trouble(Kind.MISTAKE, f"the driver says: {one_line(str(error))}")
+
+
+def plain(reply: Reply) -> Reply:
+    """With bytes where psycopg2 gives a view of the memory."""
+    if not any(isinstance(cell, memoryview) for row in reply.rows for cell in row):
+        return reply
+    rows = [[bytes(cell) if isinstance(cell, memoryview) else cell for cell in row] for row in reply.rows]
+    return Reply(reply.written, rows)
+
+
+def is_torn(connection: Any) -> bool:
+    """Return whether a statement is still under way: whoever waited for it was interrupted."""
+    return not connection.closed and int(connection.info.transaction_status) == ACTIVE
+
+
+def standing(connection: Any) -> Standing:
+    """Of a connection of psycopg or psycopg2."""
+    if connection.closed:
+        # psycopg2 counts: 1 is closed by hand, 2 is lost.
+        lost = connection.broken if hasattr(connection, "broken") else connection.closed > 1
+        return Standing.BROKEN if lost else Standing.CLOSED
+    status = int(connection.info.transaction_status)
+    if status == IN_ERROR:
+        return Standing.ABORTED
+    return Standing.OPEN if status else Standing.IDLE
+
+
+def asyncpg_standing(connection: Any) -> Standing:
+    """It does not tell whether a transaction was given up."""
+    if connection.is_closed():
+        return Standing.BROKEN
+    return Standing.OPEN if connection.is_in_transaction() else Standing.IDLE
+
+
+def asyncpg_gives_up(error: BaseException) -> bool:
+    """Whether the error came from the server, which gives a transaction up with every one."""
+    found = error.__cause__ or error
+    return getattr(found, "severity", None) is not None

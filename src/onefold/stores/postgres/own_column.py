@@ -1,0 +1,147 @@
+"""`Column` on PostgreSQL: an advisory lock lets deliveries of one key in, and the row tells which transaction wrote it.
+
+Both end with the transaction, and with a savepoint that is rolled back, without anybody's doing.
+"""
+
+# ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
+# ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Final
+
+from onefold._model import Address, Claim, Ending, Entry
+from onefold.errors import InProgress
+from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
+
+# The type for a cast is without its length (-1): a cast to char(3) would make `abcd` an `abc`.
+CATALOG: Final = Catalog(
+    "SELECT CAST(space.nspname AS text), CAST(own.relname AS text), CAST(part.attname AS text), "
+    "format_type(part.atttypid, -1) "
+    "FROM pg_index AS one JOIN pg_class AS own ON own.oid = one.indexrelid "
+    "JOIN pg_class AS main ON main.oid = one.indrelid JOIN pg_namespace AS space ON space.oid = main.relnamespace "
+    "CROSS JOIN LATERAL unnest(one.indkey) WITH ORDINALITY AS place (number, nth) "
+    "LEFT JOIN pg_attribute AS part ON part.attrelid = one.indrelid AND part.attnum = place.number "
+    "WHERE one.indrelid = to_regclass(quote_ident(CAST(:table AS text))) "
+    "AND one.indisunique AND one.indisvalid AND one.indpred IS NULL AND place.nth <= one.indnkeyatts",
+    columns="SELECT CAST(attname AS text), format_type(atttypid, atttypmod) FROM pg_attribute "
+    "WHERE attnum > 0 AND NOT attisdropped AND attrelid = to_regclass(quote_ident(CAST(:table AS text)))",
+    quote='"',
+    equal="{column} = CAST(CAST(:{name} AS text) AS {type})",
+    exact='CAST({column} AS text) COLLATE "C" = CAST(:{name} AS text)',
+    folds_case=False,
+)
+
+# These give back what they were given.
+KEEPING: Final = ("text", "character varying")
+
+UNIQUE_VIOLATION: Final = "23505"
+
+# A setting that ends with the transaction, or goes back with a savepoint, holds the marks of the open claims.
+CLAIMS: Final = "coalesce(current_setting('onefold.claims', true), '')"
+
+# A snapshot that is kept does not show what was committed while it was waited for: there nobody waits.
+LOCKING: Final = (
+    "SELECT CASE WHEN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') "
+    "THEN pg_advisory_xact_lock(CAST(:number AS bigint)) IS NOT NULL "
+    "ELSE pg_try_advisory_xact_lock(CAST(:number AS bigint)) END, "
+    f"set_config('onefold.claims', {CLAIMS} || CAST(:mark AS text), true)"
+)
+
+# Whether the claim's mark is there; it has none then.
+UNMARKING: Final = (
+    "position(CAST(:mark AS text) IN onefold_claims) > 0, "
+    "set_config('onefold.claims', replace(onefold_claims, CAST(:mark AS text), ''), true)"
+)
+
+# Whether the row was written by this transaction, or by a part of it behind a savepoint. Whoever wrote a row that can
+# be seen has committed, unless it is ourselves. `xmin` is the lower half of the number, and ours are not below the
+# transaction's own: what is, belongs to somebody else, and is perhaps too old to be asked for.
+_AFTER: Final = "((CAST(CAST(onefold_row.xmin AS text) AS bigint) - txid_current_if_assigned()) & 4294967295)"
+OWN: Final = (
+    f"CASE WHEN {_AFTER} < 2147483648 THEN txid_status(txid_current_if_assigned() + {_AFTER}) = 'in progress' "
+    "ELSE false END"
+)
+
+
+class PostgresRows(Rows):
+    """The operations of a store, on rows of the caller's in PostgreSQL."""
+
+    catalog = CATALOG
+
+    def _was_written(self, entry: Entry) -> Talk[bool]:
+        address = entry.address
+        locking = Ask(LOCKING, {"number": self._number(address), "mark": _mark(entry.token)}, rows=True)
+        locked, unique = yield [locking, self._finding()]
+        yield from self._take(unique)
+        yield from self._check_kept(address)
+        # In a statement of its own: it sees what was committed while the lock was waited for.
+        there = yield from self._is_there(address)
+        if not there and not locked.rows[0][0]:
+            raise InProgress.about(address, retry_after=RETRY_AFTER)
+        return there
+
+    def _check_kept(self, address: Address) -> Talk[None]:
+        """Refuse a key that the column's type would change."""
+        changing = {name: type_ for name, type_ in self._found.types.items() if type_ not in KEEPING}
+        if not changing:
+            return
+        kept = " AND ".join(
+            f"CAST(CAST(CAST(:{name} AS text) AS {type_}) AS text) = CAST(:{name} AS text)"
+            for name, type_ in changing.items()
+        )
+        values = self._values(address)
+        reply: Reply = yield Ask(f"SELECT {kept}", {name: values[name] for name in changing}, rows=True)
+        if not reply.rows[0][0]:
+            yield from self._refuse_merged(address)
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        found, values = self._found, self._values(claim.address) | {"mark": _mark(claim.token)}
+        statement = (
+            f"WITH before AS MATERIALIZED (SELECT {CLAIMS} AS onefold_claims) "
+            f"SELECT {UNMARKING}, {found.exact}, {OWN} "
+            f"FROM before LEFT JOIN {found.table} AS onefold_row ON {found.condition}"
+        )
+        reply: Reply = yield Ask(statement, values, rows=True)
+        inside, _, exact, own = reply.rows[0]
+        if not inside:
+            return False
+        if exact is None:
+            raise self._unwritten(claim.address)
+        if not exact:
+            yield from self._refuse_merged(claim.address)
+        if not own:
+            raise self._written_by_another(claim.address)
+        return True
+
+    # No savepoint: each would be a transaction inside the transaction, with a number of its own.
+
+    def mark(self, claim: Claim) -> Talk[None]:
+        yield from ()
+
+    def unmark(self, claim: Claim) -> Talk[bool]:
+        yield from ()
+        return True
+
+    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+        # The transaction was given up, and cannot be asked: the error has to tell. A unique violation of this very
+        # index comes where a snapshot hides the row of the other.
+        for seen in causes(error):
+            # asyncpg has it on the error, psycopg beside it.
+            told: Any = getattr(seen, "diag", seen)
+            code = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
+            table, index = getattr(told, "table_name", None), getattr(told, "constraint_name", None)
+            if code == UNIQUE_VIOLATION and table == self._column.table and index in self._found.indexes:
+                raise self._written_by_another(claim.address) from error
+        yield from ()
+
+    def _number(self, address: Address) -> int:
+        """Of the lock. Two keys with one number wait for each other without need, and that is all."""
+        parts = (*self._column, address.scope, address.key)
+        return int.from_bytes(sha256(b"\0".join(str(part).encode() for part in parts)).digest()[:8], signed=True)
+
+
+def _mark(token: bytes) -> str:
+    return f" {token.hex()}"

@@ -1,0 +1,1 @@
+"""Talk to PostgreSQL through psycopg 3, sync and async."""

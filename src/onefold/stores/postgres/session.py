@@ -1,0 +1,45 @@
+"""What the first connection of a store of ours tells about all that follow."""
+
+# ruff: noqa: S608 - a statement is made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from onefold.stores.postgres.urls import Place
+from onefold.stores.sql.records import TABLE
+
+# Behind a pooler, the process that serves a statement is not the one that the connection was told of. The schema is
+# the one in which the tables are; where there are none, the one in which they would be made.
+QUESTION: Final = (
+    "SELECT pg_backend_pid(), "
+    "(SELECT nspname::text FROM pg_namespace JOIN pg_class ON relnamespace = pg_namespace.oid "
+    f"WHERE pg_class.oid = to_regclass('{TABLE}')), "
+    "current_schema()::text"
+)
+
+
+class Session:
+    """Whether statements can be prepared, and where our tables are: handlers may change their session's search path."""
+
+    def __init__(self, place: Place) -> None:
+        # None: nobody has looked yet.
+        self.prepare = place.prepare
+        # In front of our tables, as `located` takes it.
+        self.where = ""
+        self._makes_tables = place.auto_schema
+
+    @property
+    def is_known(self) -> bool:
+        return self.prepare is not None and self.where != ""
+
+    def learn(self, answer: Sequence[Any] | None, backend: int) -> None:
+        """Take what a new connection, which `backend` is said to serve, has answered to the question."""
+        assert answer is not None
+        server, there, first = answer
+        if self.prepare is None:
+            self.prepare = server == backend
+        schema = there or (first if self._makes_tables else None)
+        if schema is not None:
+            self.where = '"' + schema.replace('"', '""') + '".'

@@ -1,0 +1,344 @@
+"""Redis and Valkey: one string for each record, one script for each operation, one round trip for each call.
+
+The clock is the server's, and so is the expiry of records. It never hides a failure: what the server or the client
+library reports becomes `StoreUnavailable`, and nothing runs unclaimed. What a server of this kind may lose (in a
+fail-over, by eviction, in a crash) is told in `docs/stores/redis.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, TypeVar
+
+from onefold._checks import at_least, finite, positive
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold.durations import Duration, in_words
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
+from onefold.stores.base import Query
+from onefold.stores.redis import clients, records
+from onefold.stores.redis.errors import is_failure, translated
+from onefold.stores.redis.event_loops import Loops
+from onefold.stores.redis.keys import Keys
+from onefold.stores.redis.operations import Operations
+from onefold.stores.redis.records import Call
+from onefold.stores.redis.reserved import Renewals
+from onefold.stores.redis.routing import Flight, Map, Wait, fly
+from onefold.stores.redis.sender import Line
+from onefold.stores.redis.urls import Settings, parsed
+from onefold.stores.reserved import came_to_nothing, unsent
+
+__all__ = ["PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# On Python 3.11 an enum gives its members out slowly.
+RUNNING: Final = State.RUNNING
+
+PREFIX: Final = "onefold:"
+
+# The prefix is in every key, and so in the memory of every record.
+PREFIX_MAX: Final = 128
+
+# A replica in the same network has a write within a few milliseconds.
+WAIT_TIMEOUT: Final = 1.0
+
+
+class RedisStore:
+    """A `Store`, `Batching` and `Browsable` in Redis or Valkey; safe to share between threads, and over a fork.
+
+    `source` is a URL, or a client of yours: `redis.Redis`, `redis.RedisCluster`, or those of Valkey's own library.
+    From a URL it makes a client on first use, closes it in `close()`, and makes another if it is used after that.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        prefix: str | None = None,
+        wait_replicas: int | None = None,
+        wait_timeout: Duration | None = None,
+    ) -> None:
+        self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=False)
+        self._key, self._wait = self._terms.keys.of, self._terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
+        self._operations = Operations(self._terms.keys, self._wait)
+        self._line: Line | None = None if self._terms.settings else clients.line(source, ours=False)
+        self._renewals = None if self._line is None else Renewals(self._line)
+        self._opened: clients.Opened | None = None
+        self._opening, self._pid = threading.Lock(), os.getpid()
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._terms.where!r})"
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is RUNNING:
+            self._reserve()
+        call = records.claim(self._key(entry.address), entry, replacing)
+        return records.claimed(entry.address, self._call(call, self._wait_for_claims))
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return bool(self._call(records.extend(self._key(claim.address), claim, notes)))
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        return bool(self._call(records.finish(self._key(claim.address), claim, ending), self._wait))
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return bool(self._call(records.release(self._key(claim.address), claim, memory)))
+
+    def read(self, address: Address) -> Record | None:
+        return records.read_reply(address, self._call(records.read(self._key(address))))
+
+    def purge(self, limit: int) -> int:  # noqa: ARG002 - there is never anything to remove
+        """Nothing: the server removes what is past its stay."""
+        return 0
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        self._reserve()
+        return self._fly(self._operations.claim_all, entries)
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        """Renew the leases, on the connections that are reserved for it."""
+        try:
+            line = self._renewing().line
+            return line.fly(self._operations.extend_all(line, claims))
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
+
+    def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
+        """Return the places of the claims that are renewed together: one group for each primary."""
+        return self._operations.renewal_groups(self._renewing().line, claims)
+
+    def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return self._fly(self._operations.close_all, closes)
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, as all of the server's are. Any other came from a signal's handler."""
+        return isinstance(error, OnefoldError)
+
+    def browse(self, query: Query, limit: int) -> list[Record]:
+        return self._fly(self._operations.browse, query, limit)
+
+    def facts(self) -> dict[str, Any]:
+        """What the servers say of themselves."""
+        from onefold.stores.redis.facts import facts_of
+
+        return self._fly(facts_of, self._terms.keys.prefix, self._wait)
+
+    def close(self) -> None:
+        """Close what the store has opened: not a client of yours. Whoever uses it after that opens another."""
+        if self._renewals is not None:
+            self._renewals.close()
+        opened, line, self._opened = self._opened, self._line, None
+        if opened is not None and line is not None:
+            self._line = self._renewals = None
+            line.lender.close()
+            opened.close()
+
+    def _reserve(self) -> None:
+        """Open the connections for renewals. Without them no claim is made: nobody could keep it alive."""
+        try:
+            self._renewing().hold()
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            with unsent():
+                _raise(error, self._terms.where)
+
+    def _renewing(self) -> Renewals:
+        if self._renewals is None:
+            self._open()
+        assert self._renewals is not None
+        return self._renewals
+
+    def _call(self, call: Call, wait: Wait | None = None) -> Any:
+        try:
+            line = self._line or self._open()
+            return line.call(call) if wait is None else line.fly(fly(line, [call], wait))[0]
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
+
+    def _fly(self, operation: Callable[Concatenate[Map, P], Flight[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            line = self._line or self._open()
+            return line.fly(operation(line, *args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
+
+    def _open(self) -> Line:
+        assert self._terms.settings is not None
+        if self._pid != os.getpid():
+            # A thread of the parent's may have been opening as it forked.
+            self._opening, self._pid = threading.Lock(), os.getpid()
+        with self._opening:
+            if self._line is None:
+                opened = clients.opened(self._terms.settings, awaited=False)
+                line = clients.line(opened.client, ours=True)
+                self._opened, self._renewals, self._line = opened, Renewals(line), line
+            return self._line
+
+
+class AsyncRedisStore:
+    """The same store, awaited. From a URL it makes a client for each event loop, and closes it with the loop."""
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        prefix: str | None = None,
+        wait_replicas: int | None = None,
+        wait_timeout: Duration | None = None,
+    ) -> None:
+        self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=True)
+        self._key, self._wait = self._terms.keys.of, self._terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
+        self._operations = Operations(self._terms.keys, self._wait)
+        self._loops = Loops(self._terms.settings or source)
+
+    def __repr__(self) -> str:
+        return f"AsyncRedisStore({self._terms.where!r})"
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if entry.state is RUNNING:
+            await self._reserve()
+        call = records.claim(self._key(entry.address), entry, replacing)
+        return records.claimed(entry.address, await self._call(call, self._wait_for_claims))
+
+    async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return bool(await self._call(records.extend(self._key(claim.address), claim, notes)))
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        return bool(await self._call(records.finish(self._key(claim.address), claim, ending), self._wait))
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return bool(await self._call(records.release(self._key(claim.address), claim, memory)))
+
+    async def read(self, address: Address) -> Record | None:
+        return records.read_reply(address, await self._call(records.read(self._key(address))))
+
+    async def purge(self, limit: int) -> int:  # noqa: ARG002 - there is never anything to remove
+        """Nothing: the server removes what is past its stay."""
+        return 0
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        await self._reserve()
+        return await self._fly(self._operations.claim_all, entries)
+
+    async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        """Renew the leases, on the connections that are reserved for it."""
+        try:
+            line = await self._loops.renewals()
+            return await line.fly(self._operations.extend_all(line, claims))
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
+
+    def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
+        """Return the places of the claims that are renewed together: one group for each primary."""
+        line = self._loops.known_renewals()
+        return [list(range(len(claims)))] if line is None else self._operations.renewal_groups(line, claims)
+
+    async def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return await self._fly(self._operations.close_all, closes)
+
+    async def browse(self, query: Query, limit: int) -> list[Record]:
+        return await self._fly(self._operations.browse, query, limit)
+
+    async def aclose(self) -> None:
+        """Close what was opened in this event loop, but not a client of yours. Whoever uses it again opens another."""
+        await self._loops.close()
+
+    async def _reserve(self) -> None:
+        """The same, awaited."""
+        try:
+            await self._loops.renewals()
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            with unsent():
+                _raise(error, self._terms.where)
+
+    async def _call(self, call: Call, wait: Wait | None = None) -> Any:
+        return (await self._fly(fly, [call], wait))[0]
+
+    async def _fly(self, operation: Callable[Concatenate[Map, P], Flight[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            line = await self._loops.line()
+            return await line.fly(operation(line, *args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+            _raise(error, self._terms.where)
+
+
+def open_store(url: str) -> RedisStore:
+    """`redis://host:6379/0` and its kin; `docs/stores/redis.md` has all of them, with their options."""
+    return RedisStore(url)
+
+
+def open_async_store(url: str) -> AsyncRedisStore:
+    """The same for an `AsyncGuard`."""
+    return AsyncRedisStore(url)
+
+
+def adopt(client: Any, *, awaited: bool) -> RedisStore | AsyncRedisStore:
+    """A store on the caller's own client, which it never closes."""
+    return AsyncRedisStore(client) if awaited else RedisStore(client)
+
+
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what a guard of this colour does not take."""
+    clients.check(client, awaited=awaited)
+
+
+class Terms(NamedTuple):
+    """What a store was told, checked. Without settings, the client is the caller's."""
+
+    settings: Settings | None
+    # For messages: no password is in it.
+    where: str
+    keys: Keys
+    wait: Wait | None
+
+
+def _terms(
+    source: Any,
+    prefix: str | None,
+    wait_replicas: int | None,
+    wait_timeout: Duration | None,
+    *,
+    awaited: bool,
+) -> Terms:
+    settings: Settings | None = None
+    said: dict[str, Any] = {}
+    if isinstance(source, str):
+        settings = parsed(source)
+        said, where, patience = settings.store, settings.shown, settings.options["socket_timeout"]
+    else:
+        clients.check(source, awaited=awaited)
+        where, patience = clients.place(source), clients.patience(source)
+    keys = Keys(_checked_prefix(said.get("prefix", PREFIX) if prefix is None else prefix))
+    replicas = at_least(0, said.get("wait_replicas", 0) if wait_replicas is None else wait_replicas, "wait_replicas")
+    seconds = said.get("wait_timeout", WAIT_TIMEOUT) if wait_timeout is None else wait_timeout
+    wait = Wait(replicas, _checked_wait(seconds, patience)) if replicas else None
+    return Terms(settings, where, keys, wait)
+
+
+def _checked_prefix(prefix: object) -> str:
+    if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > PREFIX_MAX:
+        raise UsageError(f"prefix={prefix!r} has to be a text of 1 to {PREFIX_MAX} bytes, such as {PREFIX!r}")
+    return prefix
+
+
+def _checked_wait(wait_timeout: Duration, patience: float | None) -> float:
+    found = finite(positive(wait_timeout, "wait_timeout"), "wait_timeout")
+    if patience is not None and found >= patience:
+        raise UsageError(
+            f"wait_timeout={wait_timeout!r} has to be shorter than the client's socket_timeout, {in_words(patience)}: "
+            "the server's answer would come too late"
+        )
+    return found
+
+
+def _raise(error: Exception, where: str) -> NoReturn:
+    if not is_failure(error):
+        raise error
+    problem = translated(error, where)
+    if isinstance(problem, StoreUnavailable):
+        problem.reached = not came_to_nothing(error)
+    raise problem from error

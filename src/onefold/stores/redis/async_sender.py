@@ -1,0 +1,123 @@
+"""The awaited sender: it performs the steps of a flight on the connections of an async client, in one event loop.
+
+It decides nothing, and it is the same as the blocking one, but that a cluster's nodes send by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from typing import Any, Final, TypeVar
+
+from onefold.stores.redis.records import packed
+from onefold.stores.redis.routing import Exchange, Flight, Leg, Pause, Step
+from onefold.stores.redis.sender import named
+from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
+from onefold.stores.reserved import connecting
+
+T = TypeVar("T")
+
+# A thousand tasks may ask at the same moment. So many connections serve them, and the others wait for their turn.
+CONNECTIONS_MAX: Final = 50
+
+
+class AsyncLine(Alone):
+    """A client of one server, or of the primary that Sentinel names."""
+
+    def __init__(self, client: Any, connections_max: int) -> None:
+        self.client = client
+        self.errors = errors_of(client)
+        self._room = asyncio.Semaphore(connections_max)
+
+    async def begin(self) -> None:
+        """Before a flight: what a client has to know."""
+
+    async def fly(self, flight: Flight[T]) -> T:
+        reply: Any = None
+        while True:
+            try:
+                step = flight.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            reply = await self._perform(step)
+
+    async def _perform(self, step: Step) -> Any:
+        if isinstance(step, Exchange):
+            if len(step.legs) == 1:
+                return [await self._leg(step.legs[0])]
+            return await asyncio.gather(*(self._leg(leg) for leg in step.legs))
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        return await self._refresh()
+
+    async def _leg(self, leg: Leg) -> Any:
+        async with self._room:
+            try:
+                return await self._talk(leg)
+            except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
+                return error
+
+    async def _talk(self, leg: Leg) -> list[Any]:
+        pool = leg.place
+        with connecting():
+            connection = await pool.get_connection(*named(pool.__class__))
+        try:
+            return await self._spoken(connection, leg)
+        finally:
+            await pool.release(connection)
+
+    async def _spoken(self, connection: Any, leg: Leg) -> list[Any]:
+        """The replies to a leg, and to what follows on the same connection."""
+        try:
+            await connection.send_packed_command(packed(leg.commands))
+            replies = [await self._heard(connection) for _ in leg.commands]
+            if leg.after is not None and leg.goes_on(replies):
+                await connection.send_packed_command(packed([leg.after]))
+                replies.append(await self._heard(connection))
+            return replies
+        except BaseException:
+            # A reply that nobody has read would be taken for that of the next flight.
+            await connection.disconnect(nowait=True)
+            raise
+
+    async def _heard(self, connection: Any) -> Any:
+        try:
+            return await connection.read_response(disable_decoding=True)
+        except self.errors.ResponseError as error:
+            return error
+
+    async def _refresh(self) -> None:
+        raise AssertionError("one server has no slots to learn")
+
+
+class AsyncClusterLine(Cluster, AsyncLine):
+    """A client of a cluster. Its nodes lend no connections, but they send what belongs together."""
+
+    def __init__(self, client: Any, connections_max: int) -> None:
+        super().__init__(client, connections_max)
+        self._command = import_module(f"{library_of(client)}.asyncio.cluster").PipelineCommand
+
+    async def begin(self) -> None:
+        await self.client.initialize()
+
+    async def _talk(self, leg: Leg) -> list[Any]:
+        node = leg.place
+        if leg.after is not None:
+            # On one connection: a server waits for the replicas of what came on the same.
+            connection = node.acquire_connection()
+            try:
+                return await self._spoken(connection, leg)
+            finally:
+                (getattr(node, "release", None) or node._free.append)(connection)
+        commands = [self._command(number, *words, NEVER_DECODE=True) for number, words in enumerate(leg.commands)]
+        await node.execute_pipeline(commands)
+        for command in commands:
+            if isinstance(command.result, Exception) and not isinstance(command.result, self.errors.ResponseError):
+                # Where one connection is dead, those that were idle are too.
+                if hasattr(node, "disconnect_free_connections"):
+                    await node.disconnect_free_connections()
+                raise command.result
+        return [command.result for command in commands]
+
+    async def _refresh(self) -> None:
+        await self.client.nodes_manager.initialize()

@@ -1,0 +1,99 @@
+"""Pages of records for tools, in the order of their addresses, although Redis keeps keys in none.
+
+A page looks at every key of the database (SCAN, on each primary), and keeps the first addresses that it wants. So that
+a long listing does not do so for each of its pages, it keeps more of them than a page needs, for the pages that follow.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from onefold._model import Address, Record
+from onefold.stores.base import Query
+from onefold.stores.redis import records
+from onefold.stores.redis.keys import Keys
+from onefold.stores.redis.routing import Flight, Map, ask, fly
+
+# How many keys a server looks at before it lets others in: a fraction of a millisecond.
+SCAN_COUNT: Final = b"1000"
+
+# Addresses that are kept for the pages to come: some megabytes, and a million records are listed in fifty scans.
+LISTED_MAX: Final = 20_000
+
+# For so long a following page may be served from what an earlier one has found.
+LISTING_SECONDS: Final = 10.0
+
+
+class Listing(NamedTuple):
+    """What a page has left for the next: the question, where the page ended, and the addresses that come then."""
+
+    query: Query
+    rest: list[Address]
+    # Nothing comes after the rest.
+    complete: bool
+
+
+def browse(
+    map_: Map, keys: Keys, query: Query, limit: int, left: Listing | None
+) -> Flight[tuple[list[Record], Listing]]:
+    """One page, and what it leaves for the next."""
+    # Who begins anew wants to see what is there now.
+    goes_on = left is not None and query.after is not None and left.query == query
+    listing = left if left is not None and goes_on else Listing(query, [], complete=False)
+    page: list[Record] = []
+    while len(page) < limit:
+        if not listing.rest:
+            if listing.complete:
+                break
+            listing = yield from _scan(map_, keys, listing.query)
+            continue
+        wanted = limit - len(page)
+        chosen, rest = listing.rest[:wanted], listing.rest[wanted:]
+        page += yield from _read(map_, keys, chosen, query)
+        # The question of the next scan, if there has to be one: it goes on behind what was read.
+        listing = Listing(query._replace(after=chosen[-1]), rest, listing.complete)
+    # The next page begins behind the last record that was shown, and not behind one that had gone when it was read.
+    return page, listing._replace(query=query._replace(after=page[-1].address if page else query.after))
+
+
+def _scan(map_: Map, keys: Keys, query: Query) -> Flight[Listing]:
+    """The first addresses of all that the query asks for."""
+    found: set[tuple[str, str, str]] = set()
+    complete = True
+    pattern = keys.pattern(query.scope, query.operation)
+    for place in map_.places():
+        cursor = b"0"
+        while True:
+            words = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT, b"TYPE", b"string")
+            cursor, names = yield from ask(place, words)
+            addresses = _wanted(filter(None, map(keys.address, names)), query)
+            if query.state is not None:
+                addresses = [record.address for record in (yield from _read(map_, keys, addresses, query))]
+            found.update(address.parts for address in addresses)
+            if len(found) > 2 * LISTED_MAX:
+                found, complete = set(heapq.nsmallest(LISTED_MAX, found)), False
+            if cursor == b"0":
+                break
+    first = heapq.nsmallest(LISTED_MAX, found)
+    return Listing(query, [Address(*parts) for parts in first], complete and len(first) == len(found))
+
+
+def _read(map_: Map, keys: Keys, addresses: list[Address], query: Query) -> Flight[list[Record]]:
+    """Those of these records that are still there, and still in the state that is asked for."""
+    replies = yield from fly(map_, [records.read(keys.of(address)) for address in addresses])
+    found = (records.record(address, reply) for address, reply in zip(addresses, replies, strict=True) if reply)
+    return [record for record in found if query.state is None or record.state is query.state]
+
+
+def _wanted(addresses: Iterable[Address], query: Query) -> list[Address]:
+    after = None if query.after is None else query.after.parts
+    return [
+        address
+        for address in addresses
+        if (query.scope is None or address.scope == query.scope)
+        and (query.operation is None or address.operation == query.operation)
+        and (query.key is None or address.key == query.key)
+        and (after is None or address.parts > after)
+    ]

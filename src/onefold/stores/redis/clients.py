@@ -1,0 +1,135 @@
+"""Clients: made from settings, or brought by the caller. What the caller brought is never closed here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from onefold.errors import UsageError
+from onefold.stores.redis.async_sender import CONNECTIONS_MAX, AsyncClusterLine, AsyncLine
+from onefold.stores.redis.reserved import AsyncReservedClusterLine, AsyncReservedLine
+from onefold.stores.redis.sender import ClusterLine, Keeper, Lender, Line
+from onefold.stores.redis.topology import library_of
+from onefold.stores.redis.urls import Settings
+
+# One connection for each thread that asks at the same moment: the threads are the limit.
+UNLIMITED: Final = 2**31
+
+
+class Opened(NamedTuple):
+    """A client of our own, and whatever has to be closed besides it."""
+
+    client: Any
+    besides: Sequence[Any] = ()
+
+    def close(self) -> None:
+        for client in (self.client, *self.besides):
+            client.close()
+
+    async def aclose(self) -> None:
+        for client in (self.client, *self.besides):
+            await client.aclose()
+
+
+def opened(settings: Settings, *, awaited: bool) -> Opened:
+    """A client that the caller of this has to close. One of a cluster asks the cluster at once, unless awaited."""
+    redis = _library()
+    namespace = import_module("redis.asyncio") if awaited else redis
+    retry = import_module("redis.asyncio.retry" if awaited else "redis.retry").Retry
+    no_backoff = import_module("redis.backoff").NoBackoff
+    # Flights send again what may be sent again. RESP2, because nothing newer is needed.
+    usual = {"protocol": 2, "max_connections": CONNECTIONS_MAX if awaited else UNLIMITED}
+    options = usual | settings.options | settings.login | {"retry": retry(no_backoff(), 0)}
+    if settings.kind == "unix":
+        return Opened(namespace.Redis(unix_socket_path=settings.path, db=settings.database, **options))
+    if settings.tls:
+        options["ssl"] = True
+    if settings.kind == "cluster":
+        node = import_module("redis.asyncio.cluster" if awaited else "redis.cluster").ClusterNode
+        nodes = [node(host, port) for host, port in settings.hosts]
+        return Opened(namespace.RedisCluster(startup_nodes=nodes, **options))
+    options["db"] = settings.database
+    if settings.kind == "alone":
+        ((host, port),) = settings.hosts
+        return Opened(namespace.Redis(host=host, port=port, **options))
+    asked = {name: options[name] for name in options if name.startswith(("socket_", "ssl", "retry", "protocol"))}
+    sentinel_class = import_module("redis.asyncio.sentinel" if awaited else "redis.sentinel").Sentinel
+    sentinel = sentinel_class(settings.hosts, sentinel_kwargs=asked | settings.sentinel_login, **options)
+    return Opened(sentinel.master_for(settings.service), sentinel.sentinels)
+
+
+def _library() -> Any:
+    try:
+        import redis
+    except ImportError as error:
+        raise UsageError("there is no client library for Redis: pip install 'onefold[redis]'") from error
+    return redis
+
+
+def line(client: Any, *, ours: bool) -> Line:
+    lender = Keeper() if ours else Lender()
+    return ClusterLine(client, lender) if _is_cluster(client) else Line(client, lender)
+
+
+def async_reserved_line(client: Any) -> AsyncReservedLine:
+    """Return the line on which claims are renewed, for one event loop."""
+    return AsyncReservedClusterLine(client) if _is_cluster(client) else AsyncReservedLine(client)
+
+
+def async_line(client: Any, connections_max: int | None = None) -> AsyncLine:
+    """For one event loop. The limit of its connections is the client's own, or ours if that is lower."""
+    if _is_cluster(client):
+        limit = client.get_connection_kwargs().get("max_connections")
+        return AsyncClusterLine(client, min(connections_max or CONNECTIONS_MAX, limit or CONNECTIONS_MAX))
+    limit = client.connection_pool.max_connections
+    return AsyncLine(client, min(connections_max or CONNECTIONS_MAX, limit))
+
+
+def check(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what is no client, belongs to the other colour, or reads replicas."""
+    names = _names(client)
+    if not names & {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"} or names & {"Pipeline", "ClusterPipeline"}:
+        raise UsageError(
+            f"{type(client).__name__} is no client of Redis. Pass a redis.Redis or a redis.RedisCluster; of Sentinel, "
+            "sentinel.master_for(service); of a pool, redis.Redis(connection_pool=pool)"
+        )
+    if _is_awaited(client) != awaited:
+        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
+        raise UsageError(
+            f"{type(client).__module__}.{type(client).__name__} belongs to {other}, and this is {mine}: "
+            f"pass a client of {library_of(client)}{'.asyncio' if awaited else ''}"
+        )
+    if getattr(getattr(client, "connection_pool", None), "is_master", True) is False:
+        raise UsageError("this client asks replicas, which may not know of a claim yet: pass sentinel.master_for(…)")
+
+
+def place(client: Any) -> str:
+    """Where the servers of a client are, for messages: no password is in it."""
+    if _is_cluster(client):
+        return "Redis cluster"
+    pool = client.connection_pool
+    known = pool.connection_kwargs
+    if hasattr(pool, "service_name"):
+        return f"Redis {pool.service_name!r} by Sentinel"
+    return f"Redis at {known.get('path') or '{}:{}'.format(known.get('host', 'localhost'), known.get('port', 6379))}"
+
+
+def patience(client: Any) -> float | None:
+    """How long the client waits for a reply."""
+    options = client.get_connection_kwargs()
+    found = options.get("socket_timeout")
+    return float(found) if found is not None else None
+
+
+def _names(client: Any) -> set[str]:
+    return {kind.__name__ for kind in type(client).__mro__}
+
+
+def _is_cluster(client: Any) -> bool:
+    return bool(_names(client) & {"RedisCluster", "ValkeyCluster"})
+
+
+def _is_awaited(client: Any) -> bool:
+    return inspect.iscoroutinefunction(client.execute_command)

@@ -1,0 +1,90 @@
+"""A client for each event loop, opened on first use there and closed with the loop.
+
+A connection of asyncio belongs to the loop that opened it. An async guard may live through several of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from typing import Any, Final, NamedTuple
+
+from onefold.stores.redis import clients
+from onefold.stores.redis.async_sender import AsyncLine
+from onefold.stores.redis.clients import Opened
+from onefold.stores.redis.reserved import AsyncReservedLine
+from onefold.stores.redis.urls import Settings
+
+# Lines of a process that has forked. Their sockets, and the selectors that watch them, are the parent's still: a child
+# must neither use nor close them, and a garbage collector would.
+_inherited: Final[list[Any]] = []
+
+
+class Here(NamedTuple):
+    """The line of one loop, and what closes it as the loop ends."""
+
+    line: AsyncLine
+    renewals: AsyncReservedLine
+    keeper: AsyncGenerator[None, None]
+
+
+class Loops:
+    """From the running loop to its line. `source` is the caller's own client, or settings for clients of ours."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._here: dict[asyncio.AbstractEventLoop, Here] = {}
+        self._pid = os.getpid()
+
+    async def line(self) -> AsyncLine:
+        here = await self._found()
+        await here.line.begin()
+        return here.line
+
+    async def renewals(self) -> AsyncReservedLine:
+        """Return the line on which claims are renewed; its connections are open."""
+        renewals = (await self._found()).renewals
+        await renewals.hold()
+        return renewals
+
+    def known_renewals(self) -> AsyncReservedLine | None:
+        """Return the line of renewals if it was opened in this loop. It asks nobody anything."""
+        here = self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
+        return here.renewals if here is not None and here.renewals.is_held else None
+
+    async def _found(self) -> Here:
+        if self._pid != os.getpid():
+            _inherited.append(self._here)
+            self._here, self._pid = {}, os.getpid()
+        loop = asyncio.get_running_loop()
+        return self._here.get(loop) or await self._open(loop)
+
+    async def close(self) -> None:
+        """Close the client of the running loop. Those of others are closed with their loops."""
+        here = self._here.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            await here.keeper.aclose()
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> Here:
+        for other in [other for other in self._here if other.is_closed()]:
+            del self._here[other]
+        opened = clients.opened(self._source, awaited=True) if isinstance(self._source, Settings) else None
+        client = self._source if opened is None else opened.client
+        renewals = clients.async_reserved_line(client)
+        keeper = self._kept(loop, renewals, opened)
+        here = self._here[loop] = Here(clients.async_line(client), renewals, keeper)
+        # A loop that ends closes the generators that were begun in it (asyncio.run and Runner do): so it closes us.
+        await anext(keeper)
+        return here
+
+    async def _kept(
+        self, loop: asyncio.AbstractEventLoop, renewals: AsyncReservedLine, opened: Opened | None
+    ) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._here.pop(loop, None)
+            await renewals.close()
+            if opened is not None:
+                await opened.aclose()

@@ -1,0 +1,101 @@
+"""What Redis and Valkey say of themselves, server by server: commands and their replies, without a judgement.
+
+Nothing is written. Managed services forbid some of the commands; what they would have told is `Untold`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from onefold.stores.base import Untold
+from onefold.stores.redis.routing import Exchange, Flight, Leg, Map, Wait
+
+SETTINGS: Final = ("save", "appendfsync", "min-replicas-to-write")
+
+# A look at some of the keys is enough to see that others live here; all of them would keep a large server busy.
+SAMPLE_ROUNDS_MAX: Final = 10
+SAMPLE_COUNT: Final = b"1000"
+
+# A server that cannot be reached says this about everything.
+NAMES: Final = ("info", "clock", *SETTINGS, "cluster", "sample")
+
+
+def facts_of(map_: Map, prefix: bytes, wait: Wait | None) -> Flight[dict[str, Any]]:
+    """The facts of each primary. Where none of them answers, this raises what the client library does."""
+    servers, lost = [], []
+    for place in map_.places():
+        try:
+            told = yield from _told_by(place, prefix, clustered=map_.clustered)
+        except map_.errors.ConnectionError as error:
+            lost.append(error)
+            told = dict.fromkeys(NAMES, Untold(f"it cannot be reached: {error}"))
+        servers.append({"name": getattr(place, "name", "")} | told)
+    if len(lost) == len(servers) and lost:
+        raise lost[0]
+    return {
+        "kind": "redis",
+        "clustered": map_.clustered,
+        "wait_replicas": 0 if wait is None else wait.replicas,
+        "clock": servers[0]["clock"],
+        "servers": servers,
+    }
+
+
+def _told_by(place: Any, prefix: bytes, *, clustered: bool) -> Flight[dict[str, Any]]:
+    asked = time.time()
+    now, answered = (yield from _asked(place, [(b"TIME",)]))[0], time.time()
+    questions = [(b"INFO",), *((b"CONFIG", b"GET", name.encode()) for name in SETTINGS)]
+    if clustered:
+        questions.append((b"CLUSTER", b"INFO"))
+    info, *rest = yield from _asked(place, questions)
+    return {
+        "clock": now if isinstance(now, Untold) else (asked, int(now[0]) + int(now[1]) / 1e6, answered),
+        "info": _lines(info),
+        **{name: _value(reply) for name, reply in zip(SETTINGS, rest, strict=False)},
+        "cluster": _lines(rest[-1]) if clustered else None,
+        "sample": (yield from _sample(place, prefix)),
+    }
+
+
+def _asked(place: Any, questions: list[tuple[bytes, ...]]) -> Flight[list[Any]]:
+    """The replies of one place, in one message. A refusal is `Untold`, and a lost connection is raised."""
+    (answer,) = yield Exchange([Leg(place, questions)])
+    if isinstance(answer, Exception):
+        # A connection that was idle may be dead. The others have been dropped with it, so that this one is new.
+        (answer,) = yield Exchange([Leg(place, questions)])
+    if isinstance(answer, Exception):
+        raise answer
+    return [Untold(f"the server says: {one}") if isinstance(one, Exception) else one for one in answer]
+
+
+def _sample(place: Any, prefix: bytes) -> Flight[dict[str, int] | Untold]:
+    """How many of some keys do not begin with our prefix. The keys themselves are nobody's business."""
+    cursor, seen, foreign = b"0", 0, 0
+    for _ in range(SAMPLE_ROUNDS_MAX):
+        (reply,) = yield from _asked(place, [(b"SCAN", cursor, b"COUNT", SAMPLE_COUNT)])
+        if isinstance(reply, Untold):
+            return reply
+        cursor, keys = reply
+        seen += len(keys)
+        foreign += sum(not key.startswith(prefix) for key in keys)
+        if cursor == b"0":
+            break
+    return {"seen": seen, "foreign": foreign}
+
+
+def _lines(reply: Any) -> dict[str, str] | Untold:
+    """The reply of INFO, or of CLUSTER INFO: a line for each field."""
+    if isinstance(reply, Untold):
+        return reply
+    pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}
+
+
+def _value(reply: Any) -> str | Untold:
+    """The reply of CONFIG GET: a name and its value; RESP3 has a map."""
+    if isinstance(reply, Untold):
+        return reply
+    flat = [part for pair in reply.items() for part in pair] if isinstance(reply, Mapping) else list(reply)
+    return flat[1].decode(errors="replace") if len(flat) > 1 else Untold("this server does not know the setting")

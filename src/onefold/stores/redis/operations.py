@@ -1,0 +1,61 @@
+"""Operations on many records, written once for both colours: which calls they make, and what the replies mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from onefold._model import Claim, Close, Ending, Entry, Gone, Record
+from onefold.stores.base import Query
+from onefold.stores.redis import records
+from onefold.stores.redis.browse import LISTING_SECONDS, Listing, browse
+from onefold.stores.redis.keys import Keys
+from onefold.stores.redis.routing import Flight, Map, Wait, fly
+
+
+class Operations:
+    """Each is a flight. Claims and ends wait for replicas, where that is asked for."""
+
+    def __init__(self, keys: Keys, wait: Wait | None) -> None:
+        self._keys = keys
+        self._wait = wait
+        self._wait_for_claims = None if wait is None else wait._replace(at_once=False)
+        self._listing: tuple[float, Listing] | None = None
+
+    def claim_all(self, map_: Map, entries: Sequence[Entry]) -> Flight[list[Record | Gone | None]]:
+        calls = [records.claim(self._keys.of(entry.address), entry) for entry in entries]
+        replies = yield from fly(map_, calls, self._wait_for_claims)
+        return [records.claimed(entry.address, reply) for entry, reply in zip(entries, replies, strict=True)]
+
+    def extend_all(self, map_: Map, claims: Sequence[Claim]) -> Flight[list[bool]]:
+        replies = yield from fly(map_, [records.extend(self._keys.of(claim.address), claim) for claim in claims])
+        return [bool(reply) for reply in replies]
+
+    def renewal_groups(self, map_: Map, claims: Sequence[Claim]) -> list[list[int]]:
+        """Return the places of the claims by their primaries: one that is silent keeps no other waiting."""
+        groups: dict[int, list[int]] = {}
+        if not map_.clustered:
+            return [list(range(len(claims)))]
+        for number, claim in enumerate(claims):
+            try:
+                primary = id(map_.place_of(self._keys.of(claim.address)))
+            except map_.errors.SlotNotCoveredError:
+                # Whoever sends it asks the cluster first.
+                primary = 0
+            groups.setdefault(primary, []).append(number)
+        return list(groups.values())
+
+    def close_all(self, map_: Map, closes: Sequence[Close]) -> Flight[list[bool]]:
+        calls = [records.close(self._keys.of(close.claim.address), close) for close in closes]
+        # Where everything is given back, there is nothing that a fail-over must not lose.
+        ends = any(isinstance(close.by, Ending) for close in closes)
+        replies = yield from fly(map_, calls, self._wait if ends else None)
+        return [bool(reply) for reply in replies]
+
+    def browse(self, map_: Map, query: Query, limit: int) -> Flight[list[Record]]:
+        made, left = self._listing or (0.0, None)
+        if time.monotonic() - made > LISTING_SECONDS:
+            made, left = time.monotonic(), None
+        page, left = yield from browse(map_, self._keys, query, limit, left)
+        self._listing = (made, left)
+        return page

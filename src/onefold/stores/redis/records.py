@@ -1,0 +1,240 @@
+"""Records as strings of Redis, and operations as calls of its scripts. Pure: no client, no I/O, no clock.
+
+A record is one string under one key, so that the server keeps it in the least memory and a cluster in one slot:
+
+    token (16)  form (1)  began (6)  end of the lease (6, only while running)  counts (1 or 12)  fingerprint  contents
+
+The form is the state (three bits), a bit for an omitted result, one for wide counts, and two for the fingerprint: of
+the usual size, or with its length before it. The eighth bit is for a later form. Counts are the attempt, the revision
+and the bypasses: small ones share a byte. Contents are notes, result and remark, or nothing at all. Of a finished
+record without a result these are 60 bytes, the most that an allocation of 64 takes. Expiry is the server's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold.errors import StoreUnavailable, UsageError
+
+TOKEN_SIZE: Final = 16
+USUAL_SIZE: Final = 36
+SMALL_MAX: Final = 15
+
+STATES: Final = (State.RUNNING, State.OPEN, State.DONE, State.FAILED, State.HELD)
+NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
+OMITTED, WIDE, USUAL, UNUSUAL, LATER = 8, 16, 32, 64, 128
+
+# Redis counts in milliseconds. What stays for longer than this stays forever: no number can overflow on the way.
+YEARS_MAX: Final = 1_000
+MILLISECONDS_MAX: Final = YEARS_MAX * 366 * 24 * 3600 * 1000
+FOREVER: Final = b""
+
+NOTHING: Final = bytes(4)
+NOW_AND_LEFT: Final = struct.Struct(">dd")
+# The two above, and the shortest record.
+RECORD_MIN: Final = 16 + 24
+
+# A command as Redis takes it: its name, and its arguments.
+Words = tuple[bytes, ...]
+
+
+def on_the_wire(words: Words) -> bytes:
+    """Words as Redis reads them, one after the other."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+def packed(commands: Sequence[Words]) -> bytes:
+    return b"".join([b"*%d\r\n%b" % (len(words), on_the_wire(words)) for words in commands])
+
+
+class Script(NamedTuple):
+    """A script on the server: called by its hash, or with its text where the server does not know it (any more)."""
+
+    by_hash: Words
+    by_text: Words
+    # The words of a call by hash that are always the same.
+    front: bytes
+
+
+class Call(NamedTuple):
+    """One call of a script, for one record."""
+
+    script: Script
+    key: bytes
+    arguments: Words
+
+    def by_hash(self) -> Words:
+        return (*self.script.by_hash, self.key, *self.arguments)
+
+    def by_text(self) -> Words:
+        return (*self.script.by_text, self.key, *self.arguments)
+
+    def packed(self) -> bytes:
+        """By hash, as it is sent alone."""
+        words = (self.key, *self.arguments)
+        return b"*%d\r\n%b%b" % (3 + len(words), self.script.front, on_the_wire(words))
+
+
+def _script(*names: str) -> Script:
+    folder = files("onefold.stores.redis") / "lua"
+    text = b"".join((folder / f"{name}.lua").read_bytes() for name in ("record", *names))
+    # The hash is Redis's name for a script, and protects nothing.
+    named = (b"EVALSHA", hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(), b"1")
+    return Script(named, (b"EVAL", text, b"1"), on_the_wire(named))
+
+
+CLAIM: Final = _script("claim")
+EXTEND: Final = _script("parts", "extend")
+FINISH: Final = _script("parts", "finish")
+RELEASE: Final = _script("parts", "release")
+READ: Final = _script("read")
+
+
+def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> Call:
+    if len(entry.token) != TOKEN_SIZE:
+        raise UsageError(f"a token has {TOKEN_SIZE} bytes, and this one has {len(entry.token)}")
+    form, lease = NUMBERS[entry.state], b""
+    if entry.state is State.RUNNING:
+        lease = _milliseconds(entry.lease)
+    if entry.omitted:
+        form |= OMITTED
+    # The revision goes on only where the token stays, as it does when a record is marked held.
+    marking = replacing is not None and replacing.token == entry.token
+    revision = replacing.revision + 1 if replacing is not None and marking else 1
+    if entry.attempt > SMALL_MAX or revision > SMALL_MAX or entry.bypasses:
+        form |= WIDE
+        rest = struct.pack(">III", entry.attempt, revision, entry.bypasses)
+    else:
+        rest = b"%c" % (entry.attempt << 4 | revision)
+    if entry.fingerprint is not None:
+        usual = len(entry.fingerprint) == USUAL_SIZE
+        form |= USUAL if usual else UNUSUAL
+        rest += entry.fingerprint if usual else struct.pack(">I", len(entry.fingerprint)) + entry.fingerprint
+    rest += _contents(entry.notes, entry.result, entry.remark)
+    seen = () if replacing is None else (replacing.token, b"%d" % replacing.revision)
+    front = entry.token + b"%c" % form
+    return Call(CLAIM, key, (front, _milliseconds(entry.age), lease, _stay(entry.stay), rest, *seen))
+
+
+def claimed(address: Address, reply: Any) -> Record | Gone | None:
+    """What a claim was answered with: nothing if it is written, else what is in the way."""
+    if reply == 1:
+        return None
+    return GONE if reply == 0 else record(address, reply)
+
+
+def extend(key: bytes, claim: Claim, notes: bytes | None = None) -> Call:
+    arguments = (claim.token, _milliseconds(claim.lease), _stay(claim.stay))
+    return Call(EXTEND, key, arguments if notes is None else (*arguments, _field(notes)))
+
+
+def finish(key: bytes, claim: Claim, ending: Ending) -> Call:
+    contents = _contents(ending.notes, ending.result, ending.remark)
+    omitted = b"%d" % (OMITTED if ending.omitted else 0)
+    return Call(FINISH, key, (claim.token, _stay(ending.stay), b"%d" % NUMBERS[ending.state], omitted, contents))
+
+
+def release(key: bytes, claim: Claim, memory: Memory | None = None) -> Call:
+    if memory is None:
+        return Call(RELEASE, key, (claim.token,))
+    left = (_stay(memory.stay), b"%d" % memory.attempt, _field(memory.notes), memory.remark.encode())
+    return Call(RELEASE, key, (claim.token, *left))
+
+
+def close(key: bytes, close: Close) -> Call:
+    """One ending of a batch."""
+    if isinstance(close.by, Ending):
+        return finish(key, close.claim, close.by)
+    return release(key, close.claim, close.by)
+
+
+def read(key: bytes) -> Call:
+    return Call(READ, key, ())
+
+
+def read_reply(address: Address, reply: Any) -> Record | None:
+    return None if reply is None else record(address, reply)
+
+
+def record(address: Address, shown: bytes) -> Record:
+    """The record as a script shows it: the moment of reading, what is left of the stay, and the string itself."""
+    now, stay_left = NOW_AND_LEFT.unpack_from(shown)
+    form = shown[32] if len(shown) >= RECORD_MIN else LATER
+    if form & LATER or form % 8 >= len(STATES):
+        raise StoreUnavailable(
+            f"{address.operation} [key {address.digest}]: what is stored was not written by this version of Onefold. "
+            "Upgrade it; or, if another program writes there, choose another prefix"
+        )
+    state, lease_left, at = STATES[form % 8], 0.0, 39
+    if state is State.RUNNING:
+        lease_left, at = (int.from_bytes(shown[39:45]) - now) / 1000, 45
+    if form & WIDE:
+        attempt, revision, bypasses = struct.unpack_from(">III", shown, at)
+        at += 12
+    else:
+        attempt, revision, bypasses, at = shown[at] >> 4, shown[at] % 16, 0, at + 1
+    fingerprint = None
+    if form & (USUAL | UNUSUAL):
+        size = USUAL_SIZE
+        if form & UNUSUAL:
+            size, at = int.from_bytes(shown[at : at + 4]), at + 4
+        fingerprint, at = shown[at : at + size], at + size
+    notes, result, remark = _read_contents(shown, at)
+    return Record(
+        address=address,
+        token=shown[16:32],
+        revision=revision,
+        state=state,
+        attempt=attempt,
+        lease_left=lease_left,
+        stay_left=math.inf if stay_left < 0 else stay_left / 1000,
+        age=(now - int.from_bytes(shown[33:39])) / 1000,
+        bypasses=bypasses,
+        fingerprint=fingerprint,
+        notes=notes,
+        result=result,
+        omitted=bool(form & OMITTED),
+        remark=remark,
+    )
+
+
+def _contents(notes: bytes | None, result: bytes | None, remark: str) -> bytes:
+    if notes is None and result is None and not remark:
+        return b""
+    return _field(notes) + _field(result) + remark.encode()
+
+
+def _field(value: bytes | None) -> bytes:
+    return NOTHING if value is None else struct.pack(">I", len(value) + 1) + value
+
+
+def _read_contents(shown: bytes, at: int) -> tuple[bytes | None, bytes | None, str]:
+    if at == len(shown):
+        return None, None, ""
+    notes, at = _read_field(shown, at)
+    result, at = _read_field(shown, at)
+    return notes, result, shown[at:].decode()
+
+
+def _read_field(shown: bytes, at: int) -> tuple[bytes | None, int]:
+    size = int.from_bytes(shown[at : at + 4])
+    ends = at + 3 + size if size else at + 4
+    return (shown[at + 4 : ends] if size else None), ends
+
+
+def _milliseconds(duration: float) -> bytes:
+    # Rounded up: a lease is never shorter than its owner was told.
+    exact = duration * 1000
+    return b"%d" % (math.ceil(exact) if 0 < exact < MILLISECONDS_MAX else exact > 0 and MILLISECONDS_MAX)
+
+
+def _stay(stay: float) -> bytes:
+    # A record of no stay at all is none; the shortest that the server knows is a millisecond.
+    exact = stay * 1000
+    return FOREVER if exact > MILLISECONDS_MAX else b"%d" % (math.ceil(exact) if exact > 1 else 1)

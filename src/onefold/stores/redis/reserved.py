@@ -1,0 +1,130 @@
+"""The connections on which a store in Redis renews its claims: one to each primary, outside of the client's pools.
+
+Handlers may hold everything that a client's pool lends. What is opened here, by the pool's own settings, they cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from onefold.stores.redis.async_sender import AsyncClusterLine, AsyncLine
+from onefold.stores.redis.routing import Leg
+from onefold.stores.redis.sender import Keeper, Line
+
+
+def new_connection(place: Any) -> Any:
+    """Return a connection to this place, not opened yet. A pool and an async node of a cluster have the same names."""
+    return place.connection_class(**place.connection_kwargs)
+
+
+def _name(place: Any) -> object:
+    """Return what tells places apart: a node of a cluster cannot be hashed, but has a name; a pool has none."""
+    return getattr(place, "name", None) or id(place)
+
+
+class Reserve(Keeper):
+    """Lends one connection for each pool, which the pool does not know of."""
+
+    def take(self, pool: Any) -> Any:
+        self._leave_the_parents()
+        try:
+            return self._idle[pool].pop()
+        except LookupError:
+            connection = new_connection(pool)
+            connection.connect()
+            return connection
+
+    def drop_idle_of(self, pool: Any) -> None:
+        """There is one for each pool, and it was discarded."""
+
+    def give_back(self, pool: Any, connection: Any) -> None:
+        if self._closed or self._idle.get(pool):
+            connection.disconnect()
+        else:
+            self._idle[pool] = [connection]
+
+    def discard(self, pool: Any, connection: Any) -> None:  # noqa: ARG002 - the pool has not lent it
+        connection.disconnect()
+
+
+class Renewals:
+    """The way of renewals through a client: a line of its own, opened before the first claim counts on it."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = type(line)(line.client, Reserve())
+        self._opened_in = 0
+
+    def hold(self) -> None:
+        """Open the connections, unless that was done in this process. They may be lost by now: then flights reopen."""
+        if self._opened_in == os.getpid():
+            return
+        for place in self.line.places():
+            pool = self.line._pool(place)
+            self.line.lender.give_back(pool, self.line.lender.take(pool))
+        self._opened_in = os.getpid()
+
+    def close(self) -> None:
+        self._opened_in = 0
+        self.line.lender.drop_idle()
+
+
+class AsyncReservedLine(AsyncLine):
+    """The awaited line of renewals: one connection for each place, which the client does not know of."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client, 1)
+        self._connections: dict[object, Any] = {}
+        # One flight at a time on each connection: a silent place keeps no other waiting.
+        self._turns: dict[object, asyncio.Lock] = {}
+        self._held = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the connections were opened. They may be lost by now: then flights reopen them."""
+        return self._held
+
+    async def hold(self) -> None:
+        """Open the connections, unless they are open."""
+        if self._held:
+            return
+        await self.begin()
+        async with self._room:
+            for place in self.places():
+                await self._connected(place)
+            self._held = True
+
+    async def close(self) -> None:
+        self._held = False
+        while self._connections:
+            _, connection = self._connections.popitem()
+            await connection.disconnect()
+
+    async def _connected(self, place: Any) -> Any:
+        connection = self._connections.get(_name(place))
+        if connection is None:
+            connection = new_connection(place)
+            await connection.connect()
+            self._connections[_name(place)] = connection
+        return connection
+
+    async def _leg(self, leg: Leg) -> Any:
+        async with self._turns.setdefault(_name(leg.place), asyncio.Lock()):
+            try:
+                return await self._talk(leg)
+            except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
+                return error
+
+    async def _talk(self, leg: Leg) -> list[Any]:
+        connection = await self._connected(leg.place)
+        try:
+            return await self._spoken(connection, leg)
+        except BaseException:
+            if self._connections.get(_name(leg.place)) is connection:
+                del self._connections[_name(leg.place)]
+            raise
+
+
+class AsyncReservedClusterLine(AsyncReservedLine, AsyncClusterLine):
+    """The same in a cluster."""

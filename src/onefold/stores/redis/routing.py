@@ -1,0 +1,252 @@
+"""How calls reach the servers: which are sent where, what is sent again, and what is not.
+
+Written once, as generators of steps; `_redis_lines` performs the steps, blocking or awaited. No I/O, no clock.
+
+Every call may be sent twice, because every operation is idempotent by its token. So a call whose connection was lost
+is sent again, at once and then after a pause. One that timed out is not: it has had all the time that it may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from onefold.durations import in_words
+from onefold.errors import StoreUnavailable
+from onefold.stores.redis.records import Call, Words
+
+T = TypeVar("T")
+
+# What one call can meet in turn: an unknown script, a slot that has moved, another that is on its way, two lost
+# connections. A cluster that has more to say is not well.
+ROUNDS_MAX: Final = 6
+
+# A connection that was idle may be dead, and a server that restarts is back soon; one that is gone is not.
+LOST_MAX: Final = 2
+PAUSE: Final = 0.1
+
+# A larger batch is sent in portions, so that neither side has to hold all of it in one buffer.
+PORTION_BYTES: Final = 4 * 2**20
+
+ASKING: Final = (b"ASKING",)
+
+
+class Leg(NamedTuple):
+    """Commands for one place, sent together on one connection. Each has one reply.
+
+    `after` follows on the same connection, and has the last reply, where one of the others says that it has written.
+    """
+
+    place: Any
+    commands: list[Words]
+    after: Words | None = None
+
+    def goes_on(self, replies: list[Any]) -> bool:
+        """Whether `after` is to be sent: whoever has only read need not wait for anybody."""
+        return any(is_written(reply) for reply in replies)
+
+
+def is_written(reply: Any) -> bool:
+    return type(reply) is int and reply == 1
+
+
+class Exchange(NamedTuple):
+    """Fly these legs at the same time.
+
+    The answer of each is the list of its replies, errors of the server among them; or what its connection met.
+    """
+
+    legs: list[Leg]
+
+
+class Refresh(NamedTuple):
+    """Learn anew which server of the cluster has which slots."""
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+Step = Exchange | Refresh | Pause
+Flight = Generator[Step, Any, T]
+
+
+class Map(Protocol):
+    """What a flight has to know of the servers."""
+
+    # The client library's exceptions: `redis.exceptions`, or those of Valkey's library.
+    errors: ModuleType
+    clustered: bool
+
+    def place_of(self, key: bytes) -> Any:
+        """The place of the primary that has this key."""
+
+    def place_at(self, host: str, port: int) -> Any:
+        """The place of a server that a redirection has named; None if it is not known."""
+
+    def places(self) -> list[Any]:
+        """The places of all primaries."""
+
+
+class Wait(NamedTuple):
+    """How many replicas have to have a write before it counts, and how long they may take."""
+
+    replicas: int
+    seconds: float
+    # Whether WAIT goes with the calls, in one message. A claim may find that it has nothing to write: then it follows.
+    at_once: bool = True
+
+    def words(self) -> Words:
+        return (b"WAIT", b"%d" % self.replicas, b"%d" % max(round(self.seconds * 1000), 1))
+
+    def check(self, confirmed: int) -> None:
+        if confirmed < self.replicas:
+            raise StoreUnavailable(
+                f"the write is on the primary, but {confirmed} of {self.replicas} replicas have confirmed it within "
+                f"{in_words(self.seconds)}: a fail-over could lose it. Look at the replicas, or lower wait_replicas"
+            )
+
+
+def fly(map_: Map, calls: Sequence[Call], wait: Wait | None = None) -> Flight[list[Any]]:
+    """The replies, in the order of the calls. Raises what the client library raises, or `StoreUnavailable`."""
+    replies: list[Any] = []
+    for portion in _portions(calls):
+        replies += yield from Trip(map_, portion, wait).fly()
+    return replies
+
+
+def ask(place: Any, words: Words) -> Flight[Any]:
+    """The reply of one command at one place, which is not sent again."""
+    (answer,) = yield Exchange([Leg(place, [words])])
+    if isinstance(answer, Exception):
+        raise answer
+    (reply,) = answer
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+# A command on its way, and the number of the call that it is for; ASKING and WAIT are for none.
+Part = tuple[int | None, Words]
+
+
+class Trip:
+    """Some calls on their way: what is answered, and what has to be done before the others are sent again."""
+
+    def __init__(self, map_: Map, calls: Sequence[Call], wait: Wait | None) -> None:
+        self._map = map_
+        self._calls = calls
+        self._wait = wait
+        self._replies: list[Any] = [None] * len(calls)
+        # Calls whose script the server does not know, and calls that another server has to be asked for.
+        self._by_text: set[int] = set()
+        self._elsewhere: dict[int, Any] = {}
+        self._lost = 0
+        # Of one round: what it met, and what that asks for.
+        self._failure: Exception | None = None
+        self._refresh = self._pause = False
+
+    def fly(self) -> Flight[list[Any]]:
+        waiting: Iterable[int] = range(len(self._calls))
+        for _ in range(ROUNDS_MAX):
+            self._failure, self._refresh, self._pause = None, False, False
+            waiting = yield from self._round(waiting)
+            if self._failure is None:
+                return self._replies
+            if self._pause:
+                yield Pause(PAUSE)
+            if self._refresh and self._map.clustered:
+                yield Refresh()
+        raise self._failure or AssertionError("a flight without rounds")
+
+    def _round(self, waiting: Iterable[int]) -> Flight[Iterable[int]]:
+        """Send these calls; the numbers of those that have to be sent again."""
+        try:
+            legs = self._legs(waiting)
+        except self._map.errors.SlotNotCoveredError as error:
+            self._failure, self._refresh, self._pause = error, True, True
+            return waiting
+        after = None if self._wait is None or self._wait.at_once else self._wait.words()
+        answers = yield Exchange([Leg(place, [words for _, words in parts], after) for place, parts in legs])
+        again: list[int] = []
+        for (_, parts), answer in zip(legs, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._met(answer)
+                again += [number for number, _ in parts if number is not None]
+            else:
+                again += self._sorted(parts, answer)
+        self._lost += isinstance(self._failure, self._map.errors.ConnectionError)
+        return again
+
+    def _legs(self, waiting: Iterable[int]) -> list[tuple[Any, list[Part]]]:
+        """The calls by their places, in order."""
+        legs: dict[int, tuple[Any, list[Part]]] = {}
+        for number in waiting:
+            call = self._calls[number]
+            named = self._elsewhere.pop(number, None)
+            place = self._map.place_of(call.key) if named is None else named
+            parts = legs.setdefault(id(place), (place, []))[1]
+            if named is not None:
+                parts.append((None, ASKING))
+            parts.append((number, call.by_text() if number in self._by_text else call.by_hash()))
+        if self._wait is not None and self._wait.at_once:
+            for _, parts in legs.values():
+                parts.append((None, self._wait.words()))
+        return list(legs.values())
+
+    def _sorted(self, parts: list[Part], answer: list[Any]) -> list[int]:
+        """Keep the replies of one leg; the numbers of the calls that have to be sent again."""
+        again, written = [], False
+        # What has followed a written call comes last.
+        for (number, _), reply in zip(parts, answer[: len(parts)], strict=True):
+            if isinstance(reply, Exception):
+                self._redirected(number, reply)
+                if number is not None:
+                    again.append(number)
+            elif number is not None:
+                self._replies[number] = reply
+                written = written or is_written(reply)
+        # What was not written need not be anywhere else.
+        if self._wait is not None and written:
+            if isinstance(answer[-1], Exception):
+                raise answer[-1]
+            self._wait.check(answer[-1])
+        return again
+
+    def _met(self, error: Exception) -> None:
+        """What happened to a connection. Only one that was lost is worth another try, and not for ever."""
+        if type(error) is not self._map.errors.ConnectionError or self._lost == LOST_MAX:
+            raise error
+        self._failure, self._refresh, self._pause = error, True, self._lost > 0
+
+    def _redirected(self, number: int | None, error: Any) -> None:
+        """What the server said instead of answering. It is raised, unless it only says how to ask."""
+        errors = self._map.errors
+        if number is None:
+            raise error
+        if isinstance(error, errors.NoScriptError):
+            self._by_text.add(number)
+        elif not self._map.clustered:
+            raise error
+        elif isinstance(error, errors.MovedError):
+            self._refresh = True
+        elif isinstance(error, errors.AskError):
+            self._elsewhere[number] = self._map.place_at(error.host, error.port)
+            self._refresh = self._refresh or self._elsewhere[number] is None
+        elif isinstance(error, (errors.ClusterDownError, errors.TryAgainError)):
+            self._refresh = self._pause = True
+        else:
+            raise error
+        self._failure = error
+
+
+def _portions(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
+    begin = size = 0
+    for number, call in enumerate(calls):
+        weight = len(call.key) + sum(map(len, call.arguments))
+        if size + weight > PORTION_BYTES and number > begin:
+            yield calls[begin:number]
+            begin, size = number, 0
+        size += weight
+    yield calls[begin:]

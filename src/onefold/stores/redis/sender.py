@@ -1,0 +1,213 @@
+"""The blocking sender: it performs the steps of a flight on the connections of a client.
+
+It decides nothing. It uses the client's own pools, so that its limits, its TLS and its Sentinel hold; but it puts the
+commands on a connection itself: redis-py's own way there costs more than the server's answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from functools import cache
+from typing import Any, TypeVar
+
+from onefold.stores.redis.records import Call, packed
+from onefold.stores.redis.routing import Exchange, Flight, Leg, Pause, Step, fly
+from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
+from onefold.stores.reserved import connecting
+
+T = TypeVar("T")
+
+
+class Lender:
+    """Connections of a caller's client: taken from its pool and given back at once, as the client itself does."""
+
+    def take(self, pool: Any) -> Any:
+        with connecting():
+            return pool.get_connection(*named(pool.__class__))
+
+    def give_back(self, pool: Any, connection: Any) -> None:
+        pool.release(connection)
+
+    def discard(self, pool: Any, connection: Any) -> None:
+        """A reply that nobody has read must not be taken for that of the next flight."""
+        connection.disconnect()
+        pool.release(connection)
+
+    def drop_idle(self) -> None:
+        """Where one connection was lost, those that are idle may be dead too."""
+
+    def drop_idle_of(self, pool: Any) -> None:
+        """The same of one pool: other servers may be well."""
+
+    def close(self) -> None:
+        """Whoever is still under way gives its connection to the pool."""
+
+
+class Keeper(Lender):
+    """Connections of our own client. A pool's way out and in again costs as much as a call, and so they stay out."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Any, list[Any]] = {}
+        self._pid = os.getpid()
+        self._closed = False
+
+    def take(self, pool: Any) -> Any:
+        self._leave_the_parents()
+        try:
+            return self._idle[pool].pop()
+        except LookupError:
+            return super().take(pool)
+
+    def _leave_the_parents(self) -> None:
+        if self._pid != os.getpid():
+            # Those of the parent are not ours to use; that they go here does nothing to them.
+            self._idle, self._pid = {}, os.getpid()
+
+    def give_back(self, pool: Any, connection: Any) -> None:
+        self._idle.setdefault(pool, []).append(connection)
+        if self._closed:
+            self.drop_idle()
+
+    def drop_idle(self) -> None:
+        idle, self._idle = self._idle, {}
+        for pool, connections in idle.items():
+            while connections:
+                self.discard(pool, connections.pop())
+
+    def drop_idle_of(self, pool: Any) -> None:
+        connections = self._idle.pop(pool, [])
+        while connections:
+            self.discard(pool, connections.pop())
+
+    def close(self) -> None:
+        self._closed = True
+        self.drop_idle()
+
+
+class Line(Alone):
+    """A client of one server, or of the primary that Sentinel names."""
+
+    def __init__(self, client: Any, lender: Lender) -> None:
+        self.client = client
+        self.errors = errors_of(client)
+        self.lender = lender
+
+    def call(self, call: Call) -> Any:
+        """The reply of one call by the shortest way. What goes wrong there, a flight meets again, and knows better."""
+        try:
+            pool = self._pool(self.place_of(call.key))
+            connection = self.lender.take(pool)
+            try:
+                connection.send_packed_command((call.packed(),))
+                reply = connection.read_response(disable_decoding=True)
+            except self.errors.ResponseError:
+                self.lender.give_back(pool, connection)
+                raise
+            except BaseException:
+                self.lender.discard(pool, connection)
+                raise
+            self.lender.give_back(pool, connection)
+            return reply
+        except (self.errors.ConnectionError, self.errors.ResponseError, self.errors.SlotNotCoveredError):
+            return self.fly(fly(self, [call]))[0]
+
+    def fly(self, flight: Flight[T]) -> T:
+        reply: Any = None
+        while True:
+            try:
+                step = flight.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            reply = self._perform(step)
+
+    def _perform(self, step: Step) -> Any:
+        if isinstance(step, Exchange):
+            return self._exchange(step.legs)
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        return self._refresh()
+
+    def _exchange(self, legs: list[Leg]) -> list[Any]:
+        """Send everything, then read everything: the servers work at the same time."""
+        answers: list[Any] = [None] * len(legs)
+        under_way: list[tuple[int, Any, Any]] = []
+        try:
+            for number, leg in enumerate(legs):
+                try:
+                    pool = self._pool(leg.place)
+                    under_way.append((number, pool, self.lender.take(pool)))
+                    under_way[-1][2].send_packed_command((packed(leg.commands),))
+                except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
+                    # A server that is silent must not keep those behind it from being asked.
+                    answers[number] = error
+            if under_way:
+                # Whatever one leg has met, something was sent.
+                _mark_as_sent(answers)
+            for number, _, connection in under_way:
+                if answers[number] is None:
+                    answers[number] = self._talked(legs[number], connection)
+        except BaseException:
+            for _, pool, connection in under_way:
+                self.lender.discard(pool, connection)
+            raise
+        for number, pool, connection in under_way:
+            if isinstance(answers[number], Exception):
+                self.lender.discard(pool, connection)
+                self.lender.drop_idle_of(pool)
+            else:
+                self.lender.give_back(pool, connection)
+        return answers
+
+    def _talked(self, leg: Leg, connection: Any) -> Any:
+        """The replies to what was sent, and to what follows; or what the connection met."""
+        try:
+            replies = [self._heard(connection) for _ in leg.commands]
+            if leg.after is not None and leg.goes_on(replies):
+                connection.send_packed_command((packed([leg.after]),))
+                replies.append(self._heard(connection))
+        except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
+            return error
+        return replies
+
+    def _heard(self, connection: Any) -> Any:
+        try:
+            # Bytes, whatever the client does with its own replies.
+            return connection.read_response(disable_decoding=True)
+        except self.errors.ResponseError as error:
+            return error
+
+    def _pool(self, place: Any) -> Any:
+        return place
+
+    def _refresh(self) -> None:
+        raise AssertionError("one server has no slots to learn")
+
+
+class ClusterLine(Cluster, Line):
+    """A client of a cluster."""
+
+    def __init__(self, client: Any, lender: Lender) -> None:
+        super().__init__(client, lender)
+        self._client_of = getattr(client, f"get_{library_of(client)}_connection")
+
+    def _pool(self, place: Any) -> Any:
+        return self._client_of(place).connection_pool
+
+    def _refresh(self) -> None:
+        self.lender.drop_idle()
+        self.client.nodes_manager.initialize()
+
+
+def _mark_as_sent(answers: list[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            answer.on_the_way = False  # type: ignore[attr-defined]
+
+
+@cache
+def named(pool: Any) -> tuple[str, ...]:
+    """What a pool of this class wants to hear before it lends a connection: older ones ask what it is for."""
+    asked = inspect.signature(pool.get_connection).parameters.get("command_name")
+    return ("EVALSHA",) if asked is not None and asked.default is asked.empty else ()

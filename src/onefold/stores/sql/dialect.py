@@ -1,0 +1,429 @@
+"""A database's statements, and the operations of a store as talks with it: each yields statements and gets replies.
+
+Pure, and so written once for every driver and both colours: `carry` and `carry_async` bring a talk to its end over
+whatever link sends statements. A talk begins and ends no transaction. A driver's error is raised inside the talk, and
+goes right through it, unless the dialect knows it for an answer.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Generator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold.errors import StoreUnavailable
+from onefold.stores.base import Query
+from onefold.stores.sql.records import (
+    ADDRESS,
+    ALIVE,
+    AT,
+    OURS,
+    READ,
+    REWRITTEN,
+    TABLE,
+    VERSION,
+    Parameters,
+    is_own,
+    of_address,
+    of_claim,
+    of_ending,
+    of_entry,
+    of_memory,
+    of_notes,
+    record,
+    records,
+)
+
+T = TypeVar("T")
+
+# A record that is in the way of a claim can be released before it is read; each such race is one round.
+ROUNDS_MAX: Final = 8
+
+
+# What a statement of `checking` makes the server say, in whatever language: its message quotes the value.
+GONE_MARK: Final = "onefold: gone"
+
+# The statements that are the same everywhere, but for how a database spells them.
+SPELLED: Final = ("look", "read_in_the_way", "replace", "renew", "end", "end_joined", "leave_open", "forget")
+
+
+class Ask(NamedTuple):
+    """A statement with its named values; `rows` says that rows come back."""
+
+    statement: str
+    values: Parameters
+    rows: bool = False
+
+
+class Reply(NamedTuple):
+    """How many rows a statement wrote, and the rows that it gave back."""
+
+    written: int
+    rows: Sequence[Sequence[Any]] = ()
+
+
+# A list of statements is for one network message where the driver can, and gets a list of replies.
+Talk = Generator[Ask | list[Ask], Any, T]
+
+
+class Sends(Protocol):
+    """What sends statements over one connection, blocking."""
+
+    def send(self, ask: Ask) -> Reply: ...
+    def send_all(self, asks: list[Ask]) -> list[Reply]: ...
+
+
+class SendsAwaited(Protocol):
+    """What sends statements over one connection, awaiting."""
+
+    def send(self, ask: Ask) -> Awaitable[Reply]: ...
+    def send_all(self, asks: list[Ask]) -> Awaitable[list[Reply]]: ...
+
+
+def carry(talk: Talk[T], link: Sends) -> T:
+    """Bring a talk to its end, blocking."""
+    try:
+        ask = next(talk)
+        while True:
+            try:
+                reply = link.send_all(ask) if isinstance(ask, list) else link.send(ask)
+            except Exception as error:  # noqa: BLE001 - it goes on from there, unless it is an answer
+                ask = talk.throw(error)
+            else:
+                ask = talk.send(reply)
+    except StopIteration as end:
+        return cast("T", end.value)
+
+
+async def carry_async(talk: Talk[T], link: SendsAwaited) -> T:
+    """Bring a talk to its end, awaiting."""
+    try:
+        ask = next(talk)
+        while True:
+            try:
+                reply = await (link.send_all(ask) if isinstance(ask, list) else link.send(ask))
+            except Exception as error:  # noqa: BLE001 - it goes on from there, unless it is an answer
+                ask = talk.throw(error)
+            else:
+                ask = talk.send(reply)
+    except StopIteration as end:
+        return cast("T", end.value)
+
+
+class Dialect:
+    """What is the same everywhere. Each database adds its own statements, and overrides what it does in another way.
+
+    The texts have `:now` for the store's clock, which the sender has to give. A database with a clock of its own
+    spells it in its own way.
+    """
+
+    # For people and errors.
+    name: str
+    # From nothing to version 1, from 1 to 2, and so on: statements that do nothing where their work is done already.
+    # A newer form has to be usable by the code of the version before.
+    versions: tuple[tuple[str, ...], ...]
+    # How many of the two tables are there.
+    count_tables: str
+    # Writes if the address is free, or if its record is past its stay.
+    insert: str
+    # Whether `insert` gives back the record that is there afterwards (ours, or the one in the way) as a row of `READ`.
+    # It may give none where that record came while it was waiting; then it is asked again. Where it never gives one,
+    # the number of rows says whether it has written.
+    answers: bool = False
+
+    # Whether `close_all` sends one statement at a time, and not a list of them.
+    closes_in_one: bool = False
+
+    which_version: str = "SELECT version, usable_from FROM onefold_schema"
+
+    look: str = f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}"
+
+    # After a refused write. A database whose reads show an old snapshot needs a locking one here.
+    read_in_the_way: str = look
+
+    # Writes if the record is still what its finder saw: neither token nor revision alone would be enough.
+    replace: str = (
+        f"UPDATE {TABLE} SET {REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
+    )
+
+    # A late heartbeat must not give an end to what is held.
+    renew: str = (
+        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, "
+        "notes = CASE WHEN :notes_length >= COALESCE(LENGTH(notes), 0) THEN :notes ELSE notes END, "
+        "lease_until = CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END, "
+        "expires = CASE state WHEN 'running' THEN :now + :stay ELSE expires END "
+        f"WHERE {OURS} AND state IN ('running', 'held')"
+    )
+
+    end: str = (
+        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
+        "state = :state, notes = :notes, result = :result, omitted = :omitted, remark = :remark "
+        f"WHERE {OURS}"
+    )
+
+    leave_open: str = (
+        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
+        "state = 'open', attempt = :attempt, notes = :notes, remark = :remark "
+        f"WHERE {OURS}"
+    )
+
+    # The same in the transaction that wrote the record, also past its stay: a handler may take longer than it is kept.
+    end_joined: str = end.replace(f" AND {ALIVE}", "")
+
+    forget: str = f"DELETE FROM {TABLE} WHERE {OURS}"
+
+    # Each database has a way of its own to find the oldest few.
+    remove_expired: str
+
+    def __init_subclass__(cls) -> None:
+        for name in SPELLED:
+            # What a database wrote for itself is spelled right already.
+            if name not in vars(cls):
+                setattr(cls, name, cls.spell(getattr(cls, name)))
+
+    @classmethod
+    def spell(cls, statement: str) -> str:
+        """A statement of ours as this database wants it."""
+        return statement
+
+    def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
+        """The statement for one page, in the order of the primary key."""
+        wanted: Parameters = {"scope": query.scope, "operation": query.operation, "key": query.key}
+        values = {name: value for name, value in wanted.items() if value is not None}
+        conditions = [ALIVE, *(f"{name} = :{name}" for name in values)]
+        if query.state is not None:
+            # One of five words of ours; as a value, it would hide from the index on held records.
+            conditions.append(f"state = '{query.state.value}'")
+        if query.after is not None:
+            conditions.append("(scope, operation, key) > (:after_scope, :after_operation, :after_key)")
+            values |= {f"after_{name}": getattr(query.after, name) for name in ADDRESS}
+        statement = (
+            f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} "
+            f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(ADDRESS)} LIMIT :limit"
+        )
+        return self.spell(statement), values | {"limit": max(limit, 0)}
+
+    def form(self) -> Talk[int]:
+        """Of which version the tables are; 0: there are none. Raises `StoreUnavailable` where they are too new."""
+        there: Reply = yield Ask(self.count_tables, {}, rows=True)
+        if there.rows[0][0] != 2:
+            return 0
+        marked: Reply = yield Ask(self.which_version, {}, rows=True)
+        for version, usable_from in marked.rows:
+            if usable_from > VERSION:
+                raise StoreUnavailable(
+                    f"the tables of Onefold in this database are of version {version}, and this Onefold knows version "
+                    f"{VERSION}. Nothing ran. Upgrade Onefold"
+                )
+            return int(version)
+        return 0
+
+    def upgrade(self, version: int) -> Talk[None]:
+        """Bring the tables from this version to ours."""
+        for statements in self.versions[version:]:
+            for statement in statements:
+                yield Ask(statement, {})
+
+    def script(self) -> str:
+        """All versions of the tables as a text for people."""
+        return "\n\n".join(f"{statement.strip()};" for statements in self.versions for statement in statements) + "\n"
+
+    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+        """Many claims in one statement; where it answers, each row begins with its address."""
+        raise NotImplementedError(f"{type(self).__name__} writes one record at a time")
+
+    def read_all(self, addresses: Sequence[Address]) -> Ask:
+        """Many records in the way, each row beginning with its address."""
+        raise NotImplementedError(f"{type(self).__name__} reads one record at a time")
+
+    def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        # It writes first and reads only when refused: in a caller's transaction a read before the write would begin a
+        # snapshot, and some databases refuse to write from an old one.
+        if replacing is not None:
+            return (yield from self._replace(entry, replacing))
+        ask = Ask(self.insert, of_entry(entry), rows=self.answers)
+        for _ in range(ROUNDS_MAX):
+            reply: Reply = yield ask
+            if self.answers:
+                found = record(entry.address, reply.rows[0]) if reply.rows else None
+            elif reply.written == 1:
+                return None
+            else:
+                found = yield from self._in_the_way(entry.address)
+            if found is not None:
+                return None if is_own(found, entry) else found
+        raise restless(entry.address)
+
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        """The same in a transaction with the work, where nearly every record is new: that has to be cheap."""
+        return self.claim(entry, replacing)
+
+    # A joined record has to be there after the handler, in the transaction that wrote it. A savepoint proves it: it
+    # ends with its transaction, however that ends, and with whatever was written before it.
+
+    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        """Claim in a transaction with the work, and mark that transaction; in one message where the database can."""
+        found = yield from self.claim_joined(entry, replacing)
+        if found is None:
+            yield from self.mark(Claim(entry.address, entry.token))
+        return found
+
+    def mark(self, claim: Claim) -> Talk[None]:
+        """Mark the transaction that has just written the record of this claim."""
+        yield Ask(f"SAVEPOINT {self.mark_of(claim)}", {})
+
+    def unmark(self, claim: Claim) -> Talk[bool]:
+        """Whether the marked transaction is still open, with what was written before the mark; it has none then."""
+        try:
+            yield Ask(f"RELEASE SAVEPOINT {self.mark_of(claim)}", {})
+        except Exception as error:
+            if not self.lacks_savepoint(error):
+                raise
+            return False
+        return True
+
+    def mark_of(self, claim: Claim) -> str:
+        """The name of the savepoint. Joined deliveries can be nested, and a name may stand for one savepoint only."""
+        return f"onefold_{claim.token.hex()[:16]}"
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        """Whether an error says that there is no such savepoint."""
+        raise NotImplementedError(f"{type(self).__name__} has savepoints, or another way to know its transactions")
+
+    def still_there(self, claim: Claim) -> Talk[bool]:
+        """Whether the record is still there, in the transaction that wrote it."""
+        return self.unmark(claim)
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        """End the record; False: it is not there any more, or another transaction is open."""
+        if not (yield from self.unmark(claim)):
+            return False
+        return (yield from self.end_unmarked(claim, ending))
+
+    def finish_marked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        """The same after `claim_marked`; in one message where the database can."""
+        return self.finish_joined(claim, ending)
+
+    def end_unmarked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        reply: Reply = yield Ask(self.end_joined, of_claim(claim) | of_ending(ending))
+        return reply.written == 1
+
+    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+        """Raise `InProgress` where a handler's error comes from a row of another delivery."""
+        del claim, error
+        yield from ()
+
+    def checking(self, claim: Claim) -> str | None:
+        """A statement that fails unless the record is still there, to be sent with a COMMIT; None: there is none."""
+        del claim
+        return None
+
+    def says_gone(self, error: BaseException) -> bool:
+        """Whether the statement of `checking` has failed: the record is not in that transaction."""
+        del error
+        return False
+
+    def _replace(self, entry: Entry, seen: Record) -> Talk[Record | Gone | None]:
+        reply: Reply = yield Ask(self.replace, of_entry(entry, seen))
+        if reply.written == 1:
+            return None
+        found = yield from self._in_the_way(entry.address)
+        if found is None:
+            return GONE
+        return None if is_own(found, entry, seen) else found
+
+    def _in_the_way(self, address: Address) -> Talk[Record | None]:
+        reply: Reply = yield Ask(self.read_in_the_way, of_address(address), rows=True)
+        return record(address, reply.rows[0]) if reply.rows else None
+
+    def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+        """All in one statement and in one order, so that two batches that overlap do not wait for each other."""
+        left: dict[Address, Entry] = {}
+        for entry in sorted(entries, key=lambda entry: entry.address.parts):
+            left.setdefault(entry.address, entry)
+        found: dict[Address, Record] = {}
+        for _ in range(ROUNDS_MAX):
+            if not left:
+                answers = ((found[entry.address], entry) for entry in entries)
+                return [None if is_own(one, entry) else one for one, entry in answers]
+            reply: Reply = yield self.insert_all(list(left.values()))
+            if not self.answers:
+                reply = yield self.read_all(list(left))
+            for one in records(reply.rows):
+                found[one.address] = one
+                left.pop(one.address, None)
+        raise restless(next(iter(left)))
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> Talk[bool]:
+        reply: Reply = yield Ask(self.renew, of_claim(claim) | of_notes(notes))
+        return reply.written == 1
+
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+        """Renew many. None: not renewed, and not lost either, because somebody has locked the record.
+
+        `shortest` is the shortest lease that is renewed on this connection, which bounds the wait for such a record.
+        """
+        del shortest
+        replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
+        return [reply.written == 1 for reply in replies]
+
+    def finish(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        reply: Reply = yield self.closing(claim, ending)
+        return reply.written == 1
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
+        reply: Reply = yield self.closing(claim, memory)
+        return reply.written == 1 or (yield from self.read(claim.address)) is None
+
+    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+        """Finishes and releases in one message; a release of what is not there is asked about afterwards."""
+        replies: list[Reply] = yield [self.closing(close.claim, close.by) for close in closes]
+        closed = [reply.written == 1 for reply in replies]
+        for at, close in enumerate(closes):
+            if not closed[at] and not isinstance(close.by, Ending):
+                closed[at] = (yield from self.read(close.claim.address)) is None
+        return closed
+
+    def closing(self, claim: Claim, by: Ending | Memory | None) -> Ask:
+        """Return the statement that ends a claim."""
+        if isinstance(by, Ending):
+            return Ask(self.end, of_claim(claim) | of_ending(by))
+        if isinstance(by, Memory):
+            return Ask(self.leave_open, of_claim(claim) | of_memory(by))
+        return Ask(self.forget, of_claim(claim))
+
+    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+        """Write the record of this claim without waiting for its row; raise `RowHeld` where somebody holds it.
+
+        A database that locks no rows, but everything, has a bound for that.
+        """
+        del claim
+        reply: Reply = yield ask
+        return reply
+
+    def read(self, address: Address) -> Talk[Record | None]:
+        reply: Reply = yield Ask(self.look, of_address(address), rows=True)
+        return record(address, reply.rows[0]) if reply.rows else None
+
+    def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
+        statement, values = self.page(query, limit)
+        reply: Reply = yield Ask(statement, values, rows=True)
+        return records(reply.rows)
+
+    def purge(self, limit: int) -> Talk[int]:
+        reply: Reply = yield Ask(self.remove_expired, {"limit": max(limit, 0)})
+        return reply.written
+
+    def trickle(self, limit: int) -> Talk[int]:
+        """A purge beside the work: it must be cheap also where there is nothing to remove."""
+        return self.purge(limit)
+
+
+def restless(address: Address) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{address.operation} [key {address.digest}]: its record came and went {ROUNDS_MAX} times during one claim. "
+        "Deliver it again"
+    )

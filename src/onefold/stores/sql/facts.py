@@ -1,0 +1,85 @@
+"""What a database says of itself, as talks: questions and their answers, without a judgement.
+
+Nothing is made or changed: the tables are looked for and never made. What the server refuses to tell is `Untold`, so
+that one missing permission does not hide the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from onefold.stores.base import Untold
+from onefold.stores.sql.connection import Database, Kind, cause_of
+from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.records import VERSION
+
+Rows = Sequence[tuple[Any, ...]]
+
+# Records past their stay are counted up to here: the rest would tell nothing more, and take long.
+EXPIRED_COUNTED_MAX: Final = 10_000
+
+
+def facts_of(database: Database) -> Talk[dict[str, Any]]:
+    """The facts of this database, whichever it is."""
+    from onefold.stores.mysql import facts as _mysql_facts
+    from onefold.stores.postgres import facts as _postgres_facts
+    from onefold.stores.sqlite import facts as _sqlite_facts
+
+    by_name = {
+        "PostgreSQL": _postgres_facts.facts,
+        "MySQL": _mysql_facts.facts,
+        "MariaDB": _mysql_facts.facts,
+        "SQLite": _sqlite_facts.facts,
+    }
+    return by_name[database.sql.name](database)
+
+
+def rows(database: Database, statement: str) -> Talk[Rows | Untold]:
+    """The rows of a question. A lost connection is raised, and any other trouble is `Untold`."""
+    try:
+        reply: Reply = yield Ask(statement, {}, rows=True)
+    except Exception as error:
+        trouble = cause_of(error, database)
+        if trouble is None or trouble.kind is Kind.LOST:
+            raise
+        return Untold(trouble.words)
+    return [tuple(row) for row in reply.rows]
+
+
+def row(database: Database, statement: str, names: Sequence[str]) -> Talk[dict[str, Any]]:
+    """The one row of a question, by these names; each `Untold` where there is none."""
+    found = yield from rows(database, statement)
+    if isinstance(found, Untold):
+        return dict.fromkeys(names, found)
+    if not found:
+        return dict.fromkeys(names, Untold("the server has no row about it"))
+    return dict(zip(names, found[0], strict=True))
+
+
+def moment(database: Database, statement: str) -> Talk[tuple[float, float, float] | Untold]:
+    """The server's clock, between two looks at our own."""
+    asked = time.time()
+    found = yield from rows(database, statement)
+    answered = time.time()
+    return found if isinstance(found, Untold) else (asked, float(found[0][0]), answered)
+
+
+def tables(database: Database) -> Talk[dict[str, Any]]:
+    """Whether our tables are there, and of which version they are."""
+    facts: dict[str, Any] = {"newest": VERSION, "auto_schema": database.auto_schema, "version": 0, "usable_from": 0}
+    there = yield from rows(database, database.sql.count_tables)
+    if isinstance(there, Untold):
+        return facts | {"version": there}
+    if there[0][0] != 2:
+        return facts
+    marked = yield from rows(database, database.sql.which_version)
+    if isinstance(marked, Untold):
+        return facts | {"version": marked}
+    return facts | ({"version": int(marked[0][0]), "usable_from": int(marked[0][1])} if marked else {})
+
+
+def expired(database: Database, statement: str) -> Talk[dict[str, Any]]:
+    """How long the oldest record is past its stay, and how many are, from a statement of both."""
+    return row(database, statement, ("expired_for", "expired_count"))

@@ -1,0 +1,144 @@
+"""What is said to a database about a record inside a transaction, and what its answers mean, in both colours.
+
+After the handler the record has to be there still, in the transaction that wrote it. Nothing here sends anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold._interrupts import When
+from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
+from onefold.errors import OnefoldError, UsageError
+from onefold.stores.sql.connection import AsyncLink, Database, Kind, Link, Standing, cause_of
+from onefold.stores.sql.dialect import Talk
+
+# What is true of it, whichever way it was ended: nobody can know here what the handler committed.
+WHAT_STAYS: Final = (
+    "What it committed stays, and so does the record that was committed with it: then the next delivery is answered as "
+    "done, and what came after is not made up for. Only where it was all rolled back does the next delivery run"
+)
+
+ENDED: Final = (
+    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
+    "record and its work were not committed together. "
+    "Leave commit(), rollback() and close() to whoever began it, and let the database's errors out: a deadlock ends a "
+    "transaction, too. On MySQL and MariaDB so does every statement that commits by itself: DDL (CREATE, ALTER, DROP, "
+    "TRUNCATE), LOCK TABLES, ANALYZE TABLE. "
+    f"{WHAT_STAYS}"
+)
+
+ABORTED: Final = (
+    "a statement of the handler failed, and the handler went on: the database has given the transaction up, and would "
+    "roll it back at its end without a word. Let the error out, or put what may fail into a savepoint"
+)
+
+INTERRUPTED: Final = (
+    "a delivery inside of this one was interrupted (a cancelled task, a time-out, Ctrl-C), and the handler around it "
+    "went on: what was written in the transaction is not committed, of neither, and the next delivery runs. Let the "
+    "interrupt out, or shield the delivery from it with asyncio.shield and await it"
+)
+
+
+# Whose errors are the database's, also those that `Database.trouble` has no meaning for.
+SPEAKERS: Final = frozenset(
+    {"aiosqlite", "asyncmy", "asyncpg", "django", "psycopg", "psycopg_pool", "pymysql", "sqlalchemy", "sqlite3"}
+)
+
+
+def is_known(error: BaseException, database: Database) -> bool:
+    """Return whether an error is the database's, its driver's or ours, and did not come from outside."""
+    if isinstance(error, OnefoldError) or cause_of(error, database) is not None:
+        return True
+    return any(parent.__module__.partition(".")[0] in SPEAKERS for parent in type(error).__mro__)
+
+
+class Talks:
+    """What is said to the database, the same in both colours."""
+
+    database: Database
+    link: Any
+    # A statement that is to be sent with the COMMIT.
+    _check: str | None = None
+    # Whether an interrupt has made sure that the transaction is not committed.
+    _spoiled = False
+
+    def knows(self, error: BaseException) -> bool:
+        """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
+        return is_known(error, self.database)
+
+    def _checking(self, claim: Claim) -> str | None:
+        """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
+        return self.database.sql.checking(claim) if hasattr(self.link, "commit_if") else None
+
+    def _committing(self) -> Any:
+        """What the link does, or in colour the awaitable of it."""
+        return self.link.commit() if self._check is None else self.link.commit_if(self._check)
+
+    def _claiming(self, entry: Entry, replacing: Record | None) -> Talk[Record | Gone | None]:
+        found = yield from self.database.sql.claim_joined(entry, replacing)
+        if found is None:
+            yield from self.database.sql.mark(Claim(entry.address, entry.token))
+        return found
+
+    def _finishing(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        return self.database.sql.finish_joined(claim, ending)
+
+    def _proving(self, claim: Claim) -> Talk[bool]:
+        """Whether the record is still there, in the transaction that wrote it."""
+        return self.database.sql.still_there(claim)
+
+    def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
+        released = yield from self.database.sql.release(claim, memory)
+        yield from self.database.sql.unmark(claim)
+        return released
+
+
+def check_committable(link: Link | AsyncLink, *, spoiled: bool) -> None:
+    """Raise `UsageError` where a transaction of our own cannot be committed any more, and say why."""
+    if spoiled:
+        raise UsageError(INTERRUPTED)
+    check_open(link)
+
+
+def is_to_spoil(link: Link | AsyncLink, when: When) -> bool:
+    """Whether a transaction of our own could be committed although a delivery in it was interrupted.
+
+    After an interrupt in the handler of the outermost delivery it was rolled back. If it is still open, the interrupted
+    handler is a nested one's, whose record was taken back, and whose writes are there.
+    """
+    if when.is_inside:
+        return link.standing() in (Standing.OPEN, Standing.ABORTED)
+    return link.standing() is not Standing.BROKEN
+
+
+def is_torn(link: Link) -> bool:
+    """Return whether an interrupt has left an answer unread on this link: nothing must be sent on it any more.
+
+    Links whose drivers see to that themselves do not tell.
+    """
+    return bool(getattr(link, "is_torn", False))
+
+
+def check_open(link: Link | AsyncLink) -> None:
+    """Raise `UsageError` where what follows could not be committed together with the work."""
+    match link.standing():
+        case Standing.IDLE | Standing.CLOSED:
+            raise UsageError(ENDED)
+        case Standing.ABORTED:
+            raise UsageError(ABORTED)
+
+
+def tell_no_savepoint(error: Exception, database: Database) -> None:
+    """Raise `UsageError` where our savepoint is not there: the handler has ended its transaction."""
+    trouble = cause_of(error, database)
+    if trouble is not None and trouble.kind is Kind.MISTAKE:
+        raise UsageError(ENDED) from error
+
+
+def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink, *, spoiled: bool) -> None:
+    """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
+    if spoiled:
+        error.add_note(f"onefold: {INTERRUPTED}")
+    elif link.standing() in (Standing.IDLE, Standing.CLOSED) and cause_of(error, database) is None:
+        error.add_note(f"Besides, {ENDED}")

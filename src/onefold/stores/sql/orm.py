@@ -1,0 +1,116 @@
+"""A caller's transaction through a library that stands between, such as SQLAlchemy or Django: what both need.
+
+Our tables are made on another connection, beside the caller's transaction, which sees no DDL, no abort and no implicit
+commit. Only SQLite makes them inside: a second connection would wait for the first, and it rolls DDL back, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableSet
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
+from onefold.stores.mysql.dialect import Mysql
+from onefold.stores.mysql.own_column import MysqlRows
+from onefold.stores.postgres.dialect import POSTGRES
+from onefold.stores.postgres.joined import FAILED_TRANSACTION, cannot_make, looking, searching
+from onefold.stores.postgres.own_column import PostgresRows
+from onefold.stores.sql.connection import Database, Kind, Link, cause_of
+from onefold.stores.sql.dialect import Ask, Reply, Sends, carry
+from onefold.stores.sql.joined import explain
+from onefold.stores.sql.joined_rules import ABORTED
+from onefold.stores.sql.own_column import Rows
+from onefold.stores.sql.store import ensure, make
+from onefold.transactions import Column
+
+FAILED_BEFORE: Final = (
+    "a statement failed in this transaction before, and the database refuses everything until it is rolled back. "
+    "Nothing ran. Roll back, or put what may fail into a savepoint"
+)
+
+Beside = Callable[[], AbstractContextManager[Link]]
+
+
+def rows_of(column: Column, database: Database) -> Rows:
+    """The operations of a store on rows of the caller's, as this database needs them."""
+    if database.sql is POSTGRES:
+        return PostgresRows(column)
+    return MysqlRows(column, database.sql) if isinstance(database.sql, Mysql) else Rows(column)
+
+
+def find_tables(database: Database, link: Sends, beside: Beside) -> None:
+    """Find the tables, or make them."""
+    if database.sql is not POSTGRES:
+        # A read on the caller's connection would begin a snapshot.
+        _on_another(database, beside, lambda other: ensure(database, other))
+        return
+    # They are in a schema, and which one is a matter of the session.
+    path = carry(looking(database.sql), link)
+    if path is not None:
+        _on_another(database, beside, lambda other: _make_in(path, database, other))
+
+
+def _make_in(path: str, database: Database, other: Link) -> None:
+    other.begin()
+    other.send(searching(path))
+    make(database, other)
+    other.commit()
+
+
+def _on_another(database: Database, beside: Beside, work: Callable[[Link], None]) -> None:
+    try:
+        with beside() as other:
+            work(other)
+    except Exception as error:
+        trouble = cause_of(error, database)
+        if trouble is not None and trouble.kind is Kind.LOST:
+            raise cannot_make(database) from error
+        explain(error, database)
+        raise
+
+
+def send_finding(
+    ask: Ask, link: Sends, database: Database, found: MutableSet[Any], place: object, beside: Beside, *, first: bool
+) -> Reply:
+    """Send a statement once the tables are found, or made. `found` are the places where they were."""
+    try:
+        return _sent_there(ask, link, database, found, place, beside)
+    except OnefoldError:
+        raise
+    except Exception as error:
+        if not _lacks_tables(error, database, first=first):
+            raise
+        # Somebody has dropped them.
+        found.discard(place)
+        if database.sql is POSTGRES:
+            # It has given the transaction up. The next delivery looks again.
+            raise dropped(database) from error
+    return _sent_there(ask, link, database, found, place, beside)
+
+
+def _sent_there(
+    ask: Ask, link: Sends, database: Database, found: MutableSet[Any], place: object, beside: Beside
+) -> Reply:
+    if place not in found:
+        find_tables(database, link, beside)
+        found.add(place)
+    return link.send(ask)
+
+
+def _lacks_tables(error: Exception, database: Database, *, first: bool) -> bool:
+    """Also raises what the library cannot know: that the transaction was given up before."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if FAILED_TRANSACTION in (getattr(seen, "sqlstate", None), getattr(seen, "pgcode", None)):
+            raise UsageError(FAILED_BEFORE if first else ABORTED) from error
+        seen = seen.__cause__
+    trouble = cause_of(error, database)
+    return trouble is not None and trouble.kind is Kind.NO_TABLES
+
+
+def dropped(database: Database) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{database.name}: the tables of Onefold were dropped, or this session does not see them. Nothing ran. Roll "
+        "back, and deliver it again: then they are looked for, and made"
+    )

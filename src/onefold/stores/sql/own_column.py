@@ -1,0 +1,241 @@
+"""`Column` over any link: the caller's own row is the record. It is there, or it is not; the handler writes it.
+
+That a row is there after the handler proves nothing: a handler that writes it by `INSERT ... ON CONFLICT DO NOTHING`
+goes on beside the row of another delivery. So a claim takes a lock that only one delivery of a key can hold, and that
+the database itself gives up with the transaction, and then looks. Each database has a module with its lock.
+
+Talks, as those of a dialect, so that they are written once for every driver and both colours. One `Rows` is for one
+delivery. Nothing that was found out about a table is kept for the next one: tables change, and so does the schema in
+which a session looks for them.
+"""
+
+# ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
+# ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, NoReturn
+
+from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold.errors import InProgress, UsageError
+from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
+from onefold.stores.sqlite.dialect import SQLITE as SQLITE_DIALECT
+from onefold.transactions import Column, not_unique
+
+
+class Catalog(NamedTuple):
+    """How a database is asked for unique indexes, and how it wants names and values."""
+
+    # One row for each column of each unique index: the table's schema, the index, the column (NULL: an expression), and
+    # the column's type for a cast.
+    unique: str
+    # One row for each column of the table, with its type for people. It may be slow, and is for errors.
+    columns: str
+    quote: str
+    # Finds the row by its index, as the index compares: perhaps without regard to case, or to blanks at the end.
+    equal: str
+    # Whether the row that was found has this very key.
+    exact: str
+    # Whether `Number` and `number` are the same column.
+    folds_case: bool = True
+
+
+# The primary key besides, because INTEGER PRIMARY KEY has no index.
+SQLITE: Final = Catalog(
+    "SELECT '', one.name, part.name, '' FROM pragma_index_list(:table) AS one, pragma_index_info(one.name) AS part "
+    'WHERE one."unique" AND NOT one.partial '
+    "UNION ALL SELECT '', '', name, '' FROM pragma_table_info(:table) WHERE pk",
+    columns="SELECT name, type || COALESCE((SELECT ' COLLATE ' || part.coll FROM pragma_index_list(:table) AS one, "
+    "pragma_index_xinfo(one.name) AS part WHERE one.\"unique\" AND part.key AND part.name = field.name LIMIT 1), '') "
+    "FROM pragma_table_info(:table) AS field",
+    quote='"',
+    equal="{column} = :{name}",
+    exact="CAST({column} AS TEXT) COLLATE BINARY = :{name}",
+)
+
+# When to come again, if another delivery of the same key is in the way.
+RETRY_AFTER: Final = 1.0
+
+
+class Found(NamedTuple):
+    """A table whose column was found to be unique, for statements that mean it whatever the handler sets."""
+
+    table: str
+    condition: str
+    exact: str
+    indexes: frozenset[str]
+    # Of the columns for the key and the scope, for a cast.
+    types: dict[str, str]
+
+
+class Rows(Dialect):
+    """The operations of a store, on rows of the caller's. This is for SQLite, which has one writer at a time."""
+
+    catalog: Catalog = SQLITE
+    # Whether a record of ours is written, too.
+    needs_tables: bool = False
+    _found: Found
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+
+    def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+        address, table = entry.address, self._column.table
+        if replacing is not None:
+            raise UsageError(
+                f"{address.operation} [key {address.digest}]: bypass=True cannot run it again, because its row in "
+                f"{table} is there. Nothing ran. Delete the row before"
+            )
+        self._check_scope(address)
+        if not (yield from self._was_written(entry)):
+            return None
+        return Record(
+            address=address,
+            token=b"",
+            revision=1,
+            state=State.DONE,
+            attempt=1,
+            lease_left=0.0,
+            stay_left=math.inf,
+            age=0.0,
+            omitted=True,
+            remark=f"the record is the row in {table}",
+        )
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+        if not (yield from self.unmark(claim)):
+            return False
+        if not (yield from self._is_there(claim.address)):
+            raise self._unwritten(claim.address)
+        return True
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
+        yield from ()
+        return True
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        return SQLITE_DIALECT.lacks_savepoint(error)
+
+    def _was_written(self, entry: Entry) -> Talk[bool]:
+        """Whether the row was there before. When this has ended, no other delivery of the key is let in."""
+        yield from self._become_writer()
+        yield from self._find()
+        return (yield from self._is_there(entry.address))
+
+    def _become_writer(self) -> Talk[None]:
+        """Write nothing, which waits for the other writer: a transaction may have begun without a word of writing."""
+        try:
+            yield Ask(f"DELETE FROM {self._quoted(self._column.table)} WHERE 0", {})
+        except Exception as error:
+            # A table that is not there, or is a view, gets its words soon.
+            if "locked" in str(error):
+                raise
+
+    def _is_there(self, address: Address, after: str = "") -> Talk[bool]:
+        """Whether there is a row with this very key."""
+        found = self._found
+        statement = f"SELECT {found.exact} FROM {found.table} WHERE {found.condition}{after}"
+        reply: Reply = yield Ask(statement, self._values(address), rows=True)
+        if reply.rows and not reply.rows[0][0]:
+            yield from self._refuse_merged(address)
+        return bool(reply.rows)
+
+    def _values(self, address: Address) -> dict[str, Any]:
+        return {"key": address.key} | ({"scope": address.scope} if self._column.scope else {})
+
+    def _unwritten(self, address: Address) -> UsageError:
+        column = self._column
+        return UsageError(
+            f"{address.operation} [key {address.digest}]: the handler has to write the row whose "
+            f"{column.table}.{column.name} is the key, and it did not. Roll back, and deliver it again"
+        )
+
+    def _refuse_merged(self, address: Address) -> Talk[NoReturn]:
+        """Raise the error of a key that the column takes for another one, or changes."""
+        column, there = self._column, (yield from self._columns())
+        type_ = there.get(self._fold(column.name), "")
+        raise UsageError(
+            f"{address.operation} [key {address.digest}]: {column.table}.{column.name} ({type_}) takes this key for "
+            "another one, whose row is there, or does not keep it as it is. Roll back. Use a column of text that "
+            "compares every character, as with a binary collation, or bring the keys into the form in which the "
+            "database gives them back"
+        )
+
+    def _written_by_another(self, address: Address) -> InProgress:
+        column, error = self._column, InProgress.about(address, retry_after=RETRY_AFTER)
+        words = (
+            f"{address.operation} [key {address.digest}]: the row in {column.table} whose {column.name} is the key was "
+            "written by another transaction meanwhile, and not by this handler. Roll back, and deliver it again: then "
+            "it is replayed"
+        )
+        error.args = (words,)
+        return error
+
+    def _check_scope(self, address: Address) -> None:
+        column = self._column
+        if bool(address.scope) != (column.scope is not None):
+            raise UsageError(
+                f"record={column!r} and a delivery with {'a' if address.scope else 'no'} scope: both "
+                "have one, or neither. Name the tenant's column with Column(..., scope=...), and the tenant with scope="
+            )
+
+    def _find(self) -> Talk[None]:
+        """Find the table and its unique index: without one, the database lets two rows have one key."""
+        reply: Reply = yield self._finding()
+        yield from self._take(reply)
+
+    def _finding(self) -> Ask:
+        return Ask(self.catalog.unique, {"table": self._column.table}, rows=True)
+
+    def _take(self, reply: Reply) -> Talk[None]:
+        column = self._column
+        wanted = {self._fold(name): name for name in (column.name, column.scope) if name}
+        unique: dict[str, set[str | None]] = {}
+        types: dict[str, str] = {}
+        schema = ""
+        for schema, index, name, type_ in reply.rows:  # noqa: B007 - it is the same in all of them
+            unique.setdefault(index, set()).add(name and self._fold(name))
+            types[self._fold(name or "")] = type_
+        indexes = frozenset(index for index, columns in unique.items() if columns == set(wanted))
+        if not indexes:
+            raise not_unique(column, wanted, (yield from self._columns()))
+        self._found = self._stated(schema, indexes, types)
+
+    def _columns(self) -> Talk[dict[str, str]]:
+        """The columns of the table, with their types in words."""
+        reply: Reply = yield Ask(self.catalog.columns, {"table": self._column.table}, rows=True)
+        return {self._fold(name): described for name, described in reply.rows}
+
+    def _stated(self, schema: str, indexes: frozenset[str], types: dict[str, str]) -> Found:
+        column, catalog = self._column, self.catalog
+        names = {"key": column.name} | ({"scope": column.scope} if column.scope else {})
+        types = {name: types[self._fold(part)] for name, part in names.items()}
+        parts = [{"column": self._quoted(part), "name": name, "type": types[name]} for name, part in names.items()]
+        table = self._quoted(column.table)
+        # What looks like a place for a value to some driver stays out of the statement.
+        plain = schema and not set(schema) & set(":%?")
+        return Found(
+            f"{self._quoted(schema)}.{table}" if plain else table,
+            " AND ".join(catalog.equal.format(**part) for part in parts),
+            " AND ".join(catalog.exact.format(**part) for part in parts),
+            indexes,
+            types,
+        )
+
+    def _quoted(self, name: str) -> str:
+        # In quotes, because a table may be called `order`. A schema's name was not checked.
+        quote = self.catalog.quote
+        return f"{quote}{name.replace(quote, 2 * quote)}{quote}"
+
+    def _fold(self, name: str) -> str:
+        return name.lower() if self.catalog.folds_case else name
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was made of by the libraries between."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

@@ -1,0 +1,247 @@
+"""An SQLAlchemy engine or sessionmaker as the place of the records: its database, its pool, its events.
+
+The engine is the caller's: it is never closed. A handler of `transactional` gets a `Connection` of an engine and a
+`Session` of a sessionmaker, and the async ones of the async ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from onefold._interrupts import brought_to_its_end
+from onefold.errors import UsageError
+
+try:
+    from sqlalchemy import Engine, exc
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.util import greenlet_spawn
+except ImportError as missing:
+    raise UsageError("onefold.stores.sqlalchemy needs SQLAlchemy: pip install 'onefold[sqlalchemy]'") from missing
+
+from onefold.stores.sql.pool import AsyncReserve, Reserve
+from onefold.stores.sql.store import AsyncSqlStore, SqlStore
+from onefold.stores.sqlalchemy.connection import AwaitedLink, HeldLink, RenewalLink, Source, StoresLink, database_of
+from onefold.stores.sqlalchemy.drivers import check_one_engine
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from sqlalchemy.pool import Pool
+
+
+class SqlAlchemyStore(SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable` on the database of an engine; as thread-safe as the engine."""
+
+    def __init__(self, bind: Engine | sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True) -> None:
+        source = _source(bind)
+        database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
+        super().__init__(database, Lender(source))
+        self._engine = source.engine
+
+    def _look(self) -> None:
+        if not self._looked:
+            super()._look()
+            # Which server it is shows with the first connection.
+            self.database = self.database._replace(sql=database_of(self._engine).sql)
+
+
+class AsyncSqlAlchemyStore(AsyncSqlStore):
+    """The same on an async engine, awaited. It survives a new event loop."""
+
+    def __init__(
+        self, bind: AsyncEngine | async_sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True
+    ) -> None:
+        source = _async_source(bind)
+        database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
+        super().__init__(database, AsyncLender(source))
+        self._engine = source.engine
+
+    async def _look(self) -> None:
+        if not self._looked:
+            await super()._look()
+            self.database = self.database._replace(sql=database_of(self._engine).sql)
+
+
+def adopt(client: Any, *, awaited: bool) -> SqlAlchemyStore | AsyncSqlAlchemyStore:
+    """The store on an engine or sessionmaker of the caller's."""
+    check_client(client, awaited=awaited)
+    return AsyncSqlAlchemyStore(client) if awaited else SqlAlchemyStore(client)
+
+
+def check_client(client: Any, *, awaited: bool) -> None:
+    """Raise `UsageError` for what a guard of this colour does not take."""
+    if isinstance(client, (AsyncEngine, async_sessionmaker) if awaited else (Engine, sessionmaker)):
+        return
+    mine = "an AsyncGuard takes an AsyncEngine or an async_sessionmaker"
+    if not awaited:
+        mine = "a Guard takes an Engine or a sessionmaker"
+    raise UsageError(f"store={type(client).__name__}: {mine}. For a connection or session that you hold: guard.within")
+
+
+class Lender:
+    """Lends links on an engine's pool, and takes care that a forked child leaves its parent's connections alone."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._home: Home | None = None
+
+    @contextmanager
+    def lend(self) -> Iterator[StoresLink]:
+        self._home = at_home(self._source.engine, self._home)
+        link = StoresLink(self._source)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def drop_idle(self) -> None:
+        """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
+
+    def reserve(self) -> Reserve:
+        """Return a connection outside of the engine's pool, opened as the pool opens its own."""
+        return Reserve(self._opened)
+
+    def _opened(self) -> RenewalLink:
+        link = RenewalLink(self._source.engine)
+        link.open()
+        return link
+
+
+class AsyncLender:
+    """The same, awaited; and what belongs to one event loop is not left to the next."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._home: Home | None = None
+        self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AwaitedLink]:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        self._home = at_home(self._source.engine, self._home, loop)
+        if loop not in self._loops:
+            self._loops.add(loop)
+            await _close_at_the_end(self._source.engine, self._loops)
+        link = AwaitedLink(StoresLink(self._source))
+        try:
+            yield link
+        finally:
+            await link.close()
+
+    async def drop_idle(self) -> None:
+        """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
+
+    def reserve(self) -> AsyncReserve:
+        """Return a connection outside of the engine's pool, opened as the pool opens its own."""
+        return AsyncReserve(self._opened)
+
+    async def _opened(self) -> AwaitedLink:
+        link = RenewalLink(self._source.engine)
+        awaited = AwaitedLink(link)
+        try:
+            await brought_to_its_end(greenlet_spawn(link.open), awaited.abandon)
+        except BaseException:
+            await awaited.close()
+            raise
+        return awaited
+
+
+class Home:
+    """Where an engine's pool was used: in which process, and in which event loop."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.pid = os.getpid()
+        self.loop = loop
+        self.pool: Pool = engine.pool
+
+
+def at_home(engine: Engine, before: Home | None, loop: asyncio.AbstractEventLoop | None = None) -> Home:
+    """The engine's home now. What cannot be used here is left behind: neither used, nor closed.
+
+    A socket that two processes share garbles the talk of both, and one of an ended event loop cannot be awaited.
+    """
+    if before is not None and before.pid == os.getpid() and before.loop is loop:
+        return before
+    if before is not None and before.pool is engine.pool and engine.dialect.name != "sqlite":
+        elsewhere = before.pid != os.getpid() or (before.loop is not None and before.loop.is_closed())
+        if elsewhere:
+            _left_behind.append(engine.pool)
+            engine.dispose(close=False)
+    return Home(engine, loop)
+
+
+# Kept from the garbage collector, which would close what belongs to another process or loop.
+_left_behind: list[Pool] = []
+
+# Those that wait for the end of their event loops.
+_waiting: set[AsyncGenerator[None, None]] = set()
+
+
+async def _close_at_the_end(engine: Engine, loops: WeakSet[asyncio.AbstractEventLoop]) -> None:
+    """Close what waits in the engine's pool when this event loop ends: no other could use it, nor close it."""
+    if engine.dialect.name == "sqlite":
+        return
+
+    async def wait() -> AsyncGenerator[None, None]:
+        # Asyncio ends its asynchronous generators before it closes an event loop.
+        try:
+            yield
+        finally:
+            _waiting.discard(waiting)
+            # Where several loops share the engine, they share its pool, too.
+            if sum(not loop.is_closed() for loop in loops) == 1:
+                await greenlet_spawn(engine.dispose)
+
+    waiting = wait()
+    _waiting.add(waiting)
+    await anext(waiting)
+
+
+def _source(bind: Engine | sessionmaker[Any]) -> Source:
+    if isinstance(bind, Engine):
+        return Source(_checked(bind), lambda: HeldLink(bind.connect()))
+    return Source(_engine_of(bind()), lambda: HeldLink(bind()))
+
+
+def _async_source(bind: AsyncEngine | async_sessionmaker[Any]) -> Source:
+    if isinstance(bind, AsyncEngine):
+
+        def opened() -> HeldLink:
+            connection = bind.sync_engine.connect()
+            return HeldLink(connection, AsyncConnection(bind, connection))
+
+        return Source(_checked(bind.sync_engine), opened)
+
+    def opened_session() -> HeldLink:
+        session = bind()
+        return HeldLink(session.sync_session, session)
+
+    return Source(_engine_of(bind().sync_session), opened_session)
+
+
+def _engine_of(session: Session) -> Engine:
+    try:
+        found = session.get_bind()
+    except exc.UnboundExecutionError as error:
+        raise UsageError(f"this sessionmaker has no engine of its own, and the store needs one: {error}") from error
+    if not isinstance(found, Engine):
+        raise UsageError("this sessionmaker is bound to one connection, and the store needs an engine")
+    check_one_engine(session, found)
+    return _checked(found)
+
+
+def _checked(engine: Engine) -> Engine:
+    place = engine.url.database or ":memory:"
+    if engine.dialect.name == "sqlite" and (":memory:" in place or engine.url.query.get("mode") == "memory"):
+        raise UsageError(
+            "this engine's database is in the memory of one connection, and no other could see its records. For "
+            "records in memory use memory:"
+        )
+    return engine

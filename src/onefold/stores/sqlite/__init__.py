@@ -1,0 +1,398 @@
+"""The embedded default: records in one SQLite file, for all processes of one machine.
+
+A record is on the disk before its claim is answered (`sync="full"`). The clock is the machine's own wall clock, because
+SQLite has no server that could have one: a clock that is set back makes leases and stays longer. It never hides a
+failure of the file: what SQLite reports becomes `StoreUnavailable`, and nothing runs unclaimed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+from onefold._checks import finite, one_of, positive, yes_or_no
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold.durations import Duration, in_words
+from onefold.errors import OnefoldError, UsageError
+from onefold.stores import background_purge as trickle
+from onefold.stores.base import Query
+from onefold.stores.opening import without_password
+from onefold.stores.sql.records import VERSION, is_own
+from onefold.stores.sqlite.connection import BUSY_PAUSE, Line
+from onefold.stores.sqlite.dialect import SQLITE
+from onefold.stores.sqlite.opening import SYNCS, Sync, connect
+from onefold.stores.sqlite.records import Records
+from onefold.stores.sqlite.thread import OneThread
+from onefold.stores.urls import options_of
+
+if TYPE_CHECKING:
+    from onefold.stores.sqlite.joined import AsyncSqliteTransaction, SqliteTransaction
+
+T = TypeVar("T")
+
+# The first with ON CONFLICT DO UPDATE (2018).
+SQLITE_VERSION_MIN: Final = (3, 24)
+
+# Connections that are kept for the next transactions: SQLite lets one write at a time, so that few are enough.
+IDLE_MAX: Final = 4
+
+# SQLite counts it in milliseconds, in 32 bits; and who waits longer does not wait for a writer, but for a mistake.
+BUSY_TIMEOUT_MAX: Final = 3_600.0
+
+# How long a purge beside the work waits for other writers: where the file is so busy, it is left to the next one.
+TRICKLE_PATIENCE: Final = 0.1
+
+
+class SqliteStore:
+    """A `Store`, `Batching` and `Browsable` in one file; safe to share between threads, and over a fork.
+
+    It opens connections on first use, closes them in `close()`, and opens them again if it is used after that.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sync: Sync = "full",
+        busy_timeout: Duration = 5.0,
+        auto_schema: bool = True,
+        purge: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = _checked_path(path)
+        self.patience = _checked_timeout(busy_timeout)
+        self._purges = purge
+        self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
+        self._connect = partial(connect, self.path, one_of(sync, SYNCS, "sync"), clock, self._told)
+        # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
+        # connection is quicker and fairer. Duplicates only read: on a line of their own they never wait for a disk.
+        # A connection for each thread would add nothing, and would outlive its thread.
+        self._reading = self._line()
+        self._writing = self._line()
+        # For transactions: each has a connection to itself while it lasts.
+        self._idle: list[Line] = []
+
+    def _line(self) -> Line:
+        return Line(self._connect, self.path, self.patience)
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({self.path!r})"
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if replacing is None:
+            found = self.read(entry.address)
+            if found is not None:
+                return _in_the_way(found, entry)
+        return self.write_claim(entry, replacing)
+
+    def write_claim(self, entry: Entry, replacing: Record | None) -> Record | Gone | None:
+        """Claim an address whose record was looked for before."""
+        return self._end(lambda records: records.claim(entry, replacing=replacing), int(entry.state is State.DONE))
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return self._writing.do(lambda records: records.extend(claim, notes))
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        return self._end(lambda records: records.finish(claim, ending))
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return self._end(lambda records: records.release(claim, memory))
+
+    def read(self, address: Address) -> Record | None:
+        return self._reading.do(lambda records: records.read(address))
+
+    def purge(self, limit: int) -> int:
+        return self._writing.do(lambda records: records.purge(limit))
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        found = self.find_all(entries)
+        return self.write_claims(entries) if found is None else found
+
+    def find_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None] | None:
+        """Answer a batch of duplicates without a write. None: something has to be written."""
+        found = self._reading.do(lambda records: [records.read(entry.address) for entry in entries])
+        if None in found:
+            return None
+        known = zip(cast("list[Record]", found), entries, strict=True)
+        return [_in_the_way(one, entry) for one, entry in known]
+
+    def write_claims(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        """Claim addresses whose records were looked for before, in one transaction."""
+        ended = sum(entry.state is State.DONE for entry in entries)
+        return self._end(lambda records: records.claim_all(entries), ended, together=True)
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return self._writing.do(lambda records: records.extend_all(claims), together=True)
+
+    def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return self._end(lambda records: records.close_all(closes), len(closes), together=True)
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, as all of SQLite's are. Any other came from a signal's handler."""
+        return isinstance(error, (OnefoldError, sqlite3.Error))
+
+    def browse(self, query: Query, limit: int) -> list[Record]:
+        return self._reading.do(lambda records: records.browse(query, limit))
+
+    def facts(self) -> dict[str, Any]:
+        """What the file and its disk say of themselves; the file is looked for, and never made."""
+        from onefold.stores.sqlite.facts import facts_of_file
+
+        return facts_of_file(self.path, **self._told)
+
+    @property
+    def auto_schema(self) -> bool:
+        """Whether missing tables are created on first use, and older ones upgraded."""
+        return bool(self._told["auto_schema"])
+
+    @auto_schema.setter
+    def auto_schema(self, wanted: bool) -> None:
+        self._told["auto_schema"] = wanted
+
+    def schema_exists(self) -> bool:
+        """Return whether the file and its tables exist. Create and change nothing."""
+        from onefold.stores.sqlite.facts import schema_exists
+
+        return schema_exists(self.path)
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqliteTransaction]:
+        """A transaction in this file, on a connection that nobody else uses meanwhile."""
+        with self.transaction_alone() as transaction:
+            yield transaction
+        due = self.portions()
+        if due:
+            self.purge_portions(due)
+
+    @contextmanager
+    def transaction_alone(self) -> Iterator[SqliteTransaction]:
+        """The same, without a little of a purge after it."""
+        with self.lent() as line, self.transaction_on(line) as transaction:
+            yield transaction
+
+    @contextmanager
+    def transaction_on(self, line: Line) -> Iterator[SqliteTransaction]:
+        """Give the connection that was lent to one transaction."""
+        from onefold.stores.sqlite.joined import SqliteTransaction
+
+        with line.held() as records:
+            yield SqliteTransaction(records, self.path, self.patience)
+
+    @contextmanager
+    def lent(self) -> Iterator[Line]:
+        """Lend a connection to a transaction. It may not be open yet."""
+        try:
+            line = self._idle.pop()
+        except IndexError:
+            line = self._line()
+        try:
+            yield line
+        finally:
+            if len(self._idle) < IDLE_MAX:
+                self._idle.append(line)
+            else:
+                line.close()
+
+    def _end(self, work: Callable[[Records], T], ended: int = 1, *, together: bool = False) -> T:
+        """What ends a delivery, or several, and a little of a purge after it."""
+        answer = self._writing.do(work, together=together)
+        due = self.portions(ended)
+        if due:
+            self.purge_portions(due)
+        return answer
+
+    def portions(self, ended: int = 1) -> int:
+        """How much of a purge is due now, beside the work: mostly nothing."""
+        return trickle.portions(ended) if self._purges else 0
+
+    def purge_portions(self, due: int) -> None:
+        """Remove them; whatever goes wrong is left to the next purge."""
+        with trickle.forgiven(self.path):
+            while due and self._writing.do(_purge_portion, patience=TRICKLE_PATIENCE) == trickle.PORTION:
+                due -= 1
+
+    def close(self) -> None:
+        """Close all connections. Whoever uses the store after that opens new ones."""
+        for line in (self._reading, self._writing, *self._idle):
+            line.close()
+
+
+class AsyncSqliteStore:
+    """The same store, awaited. Two threads of its own do the waiting for every loop: one reads, and one writes."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sync: Sync = "full",
+        busy_timeout: Duration = 5.0,
+        auto_schema: bool = True,
+        purge: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.sync = SqliteStore(
+            path, sync=sync, busy_timeout=busy_timeout, auto_schema=auto_schema, purge=purge, clock=clock
+        )
+        # A read stands behind no claim that waits for another writer: the writer may be a task that awaits that read.
+        self._reader = OneThread("onefold-sqlite-reads")
+        self._writer = OneThread("onefold-sqlite-writes")
+
+    def __repr__(self) -> str:
+        return f"AsyncSqliteStore({self.sync.path!r})"
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        if replacing is None:
+            found = await self.read(entry.address)
+            if found is not None:
+                return _in_the_way(found, entry)
+        return await self._writer.ask(self.sync.write_claim, entry, replacing)
+
+    async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return await self._writer.ask(self.sync.extend, claim, notes)
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        return await self._writer.ask(self.sync.finish, claim, ending)
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return await self._writer.ask(self.sync.release, claim, memory)
+
+    async def read(self, address: Address) -> Record | None:
+        return await self._reader.ask(self.sync.read, address)
+
+    async def purge(self, limit: int) -> int:
+        return await self._writer.ask(self.sync.purge, limit)
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        found = await self._reader.ask(self.sync.find_all, entries)
+        return await self._writer.ask(self.sync.write_claims, entries) if found is None else found
+
+    async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return await self._writer.ask(self.sync.extend_all, claims)
+
+    async def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return await self._writer.ask(self.sync.close_all, closes)
+
+    async def browse(self, query: Query, limit: int) -> list[Record]:
+        return await self._reader.ask(self.sync.browse, query, limit)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
+        """A transaction in this file. What the handler does on it is done in the event loop's own thread."""
+        from onefold.stores.sqlite.joined import AsyncSqliteTransaction
+
+        with self.sync.lent() as line:
+            await self._open(line)
+            with self.sync.transaction_on(line) as transaction:
+                yield AsyncSqliteTransaction(transaction)
+        due = self.sync.portions()
+        if due:
+            await self._writer.ask(self.sync.purge_portions, due)
+
+    async def _open(self, line: Line) -> None:
+        """Open the file where it is not: the tables may have to be made, and others may be writing."""
+        from asyncio import sleep
+
+        ends = time.monotonic() + self.sync.patience
+        while not line.is_open and not await self._reader.ask(line.open_now):
+            if time.monotonic() > ends:
+                raise line.too_busy()
+            await sleep(BUSY_PAUSE)
+
+    async def aclose(self) -> None:
+        """Close the connections and end the threads. Whoever uses the store after that opens new ones."""
+        await self._reader.end(_nothing)
+        await self._writer.end(self.sync.close)
+
+
+def open_store(url: str) -> SqliteStore:
+    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with the options of `docs/stores/sqlite.md`."""
+    path, options = _parsed(url)
+    return SqliteStore(path, **options)
+
+
+def open_async_store(url: str) -> AsyncSqliteStore:
+    """The same for an `AsyncGuard`."""
+    path, options = _parsed(url)
+    return AsyncSqliteStore(path, **options)
+
+
+def describe_schema(url: str) -> str:
+    """The statements that make the tables."""
+    _parsed(url)
+    return SQLITE.script()
+
+
+def apply_schema(url: str) -> list[str]:
+    """Make the tables, or bring them to the form of this version."""
+    path, options = _parsed(url)
+    store = SqliteStore(path, **(options | {"auto_schema": True}))
+    try:
+        store.browse(Query(), 0)
+    finally:
+        store.close()
+    return [f"{store.path}: the tables of Onefold are there, version {VERSION}"]
+
+
+OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
+
+
+def _parsed(url: str) -> tuple[str, dict[str, Any]]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # Two slashes, and then a name that can be no host.
+        raise _misread(url) from None
+    if parts.netloc or parts.fragment or not parts.path.startswith("/"):
+        raise _misread(url)
+    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, without_password(url))}
+    for name in ("auto_schema", "purge"):
+        if name in options:
+            options[name] = yes_or_no(options[name], name)
+    return unquote(parts.path[1:]), options
+
+
+def _misread(url: str) -> UsageError:
+    return UsageError(
+        f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db, with %23 for # "
+        "and %3F for ? in the path"
+    )
+
+
+def _in_the_way(found: Record, entry: Entry) -> Record | None:
+    return None if is_own(found, entry) else found
+
+
+def _nothing() -> None:
+    pass
+
+
+def _purge_portion(records: Records) -> int:
+    return records.purge(trickle.PORTION)
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if text == ":memory:":
+        raise UsageError(
+            "path=':memory:': no other connection could see its records. For records in memory use memory:"
+        )
+    if not text or "\0" in text:
+        raise UsageError(f"path={text!r} has to name a file")
+    if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
+        needed = ".".join(map(str, SQLITE_VERSION_MIN))
+        raise UsageError(f"this Python has SQLite {sqlite3.sqlite_version}, and the store needs {needed} or newer")
+    # Absolute from now on: a process that changes its directory must not go on in another file.
+    return os.path.abspath(text)
+
+
+def _checked_timeout(busy_timeout: Duration) -> float:
+    found = finite(positive(busy_timeout, "busy_timeout"), "busy_timeout")
+    if found > BUSY_TIMEOUT_MAX:
+        raise UsageError(f"busy_timeout={busy_timeout!r} is more than {in_words(BUSY_TIMEOUT_MAX)}")
+    return found

@@ -1,0 +1,244 @@
+"""One SQLite connection for one thread at a time: opened on use, patient with other writers, safe over a fork."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from onefold.durations import in_words
+from onefold.errors import StoreUnavailable
+from onefold.stores.sqlite.records import Records
+from onefold.stores.sqlite.urls import why_not_opened, why_not_written
+
+T = TypeVar("T")
+
+# How often a writer asks whether another process is done. SQLite's own waiting pauses ever longer, so that of eight
+# busy processes one waits for seconds, and it does not wait at all where two turn a new file to WAL. Measured with
+# eight: 1 ms costs half of the throughput, and 10 ms gains nothing.
+BUSY_PAUSE: Final = 0.005
+
+# How long a fork waits for all operations of other threads that are under way: each ends within its busy_timeout, and
+# only a transaction of a user's may take longer.
+FORK_PATIENCE: Final = 10.0
+
+# How long the end of a process waits for a daemon thread that is still writing.
+EXIT_PATIENCE: Final = 1.0
+
+BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+
+# What to tell a person. All of it is of the place, not of the code that calls, and may be over at the next delivery.
+PROBLEMS: Final = {
+    sqlite3.SQLITE_FULL: "the disk is full. Free some space, or purge records",
+    sqlite3.SQLITE_READONLY: "the file cannot be written. Let this user write the file and its directory",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened. Is there such a directory, and may this user write to it?",
+    sqlite3.SQLITE_PERM: "the file cannot be opened. May this user read and write it?",
+    sqlite3.SQLITE_NOTADB: "this file is not an SQLite database. Name another one",
+    sqlite3.SQLITE_CORRUPT: "the database is damaged. Restore it from a back-up, or see `sqlite3 FILE .recover`",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write. Look at the system's log",
+    sqlite3.SQLITE_NOMEM: "there is no memory left",
+}
+
+# What only a look at the file and its directories can tell, where the path is known.
+OF_THE_PLACE: Final = {
+    sqlite3.SQLITE_READONLY: why_not_written,
+    sqlite3.SQLITE_CANTOPEN: why_not_opened,
+    sqlite3.SQLITE_PERM: why_not_opened,
+}
+
+
+def translated(path: str, error: sqlite3.Error) -> StoreUnavailable:
+    """What SQLite reports of a file, in words that help."""
+    # Of a directory that it only reads, SQLite says that the disk failed.
+    why = why_not_opened if os.path.isdir(path) else OF_THE_PLACE.get(code_of(error))
+    problem = why(path) if why else PROBLEMS.get(code_of(error), f"SQLite says: {error}")
+    return StoreUnavailable(f"{path}: {problem}")
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """SQLite's primary code: an extended one carries it in its lowest byte."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+class Line:
+    """One connection, for one thread at a time. Opened on first use, and again after an error, a close or a fork."""
+
+    def __init__(self, open_: Callable[[], Records], path: str, patience: float) -> None:
+        self._open = open_
+        self._path = path
+        self._patience = patience
+        self._turn = threading.Lock()
+        self._user: int | None = None
+        self._records: Records | None = None
+        self._at_exit: weakref.finalize[Any, Line] | None = None
+        with _forking:
+            _lines.add(self)
+
+    def do(self, work: Callable[[Records], T], *, together: bool = False, patience: float | None = None) -> T:
+        """What this work answers on the connection; `together` makes all that it writes one transaction.
+
+        `patience` is for what need not be done: it waits for other processes no longer than that.
+        """
+        ends = time.monotonic() + (self._patience if patience is None else patience)
+        # The turn is taken by `with` on the bare lock: an interrupt cannot come between taking and giving it back.
+        with self._turn:
+            while True:
+                try:
+                    return self._attempt(work, together=together)
+                except sqlite3.Error as error:
+                    # Whoever finds the file busy has written nothing, and every operation may be sent twice.
+                    if code_of(error) not in BUSY or time.monotonic() > ends:
+                        raise self._translated(error) from error
+                time.sleep(BUSY_PAUSE)
+
+    @property
+    def is_open(self) -> bool:
+        return self._records is not None
+
+    def open_now(self) -> bool:
+        """Open the connection, and wait for nobody. False: another one is writing, and the tables have to be made."""
+        with self._turn:
+            try:
+                self._attempt(lambda _records: None, together=False)
+            except sqlite3.Error as error:
+                if code_of(error) not in BUSY:
+                    raise self._translated(error) from error
+                return False
+        return True
+
+    def close(self) -> None:
+        with self._turn:
+            self._drop()
+
+    @contextmanager
+    def held(self) -> Iterator[Records]:
+        """The connection for as long as a transaction of somebody else's takes, who begins and ends it."""
+        self.do(lambda _records: None)
+        with self._turn:
+            self._user = threading.get_ident()
+            try:
+                yield self._opened()
+            except sqlite3.Error:
+                # The next transaction opens the file anew, and so finds out when the cause is gone.
+                self._drop()
+                raise
+            finally:
+                self._settle()
+
+    def close_for_fork(self, patience: float) -> bool:
+        """Close, and keep the turn until `reopen_after_fork`. False: it is in use."""
+        # A signal's handler forks in the middle of an operation, and a user's in the middle of a transaction.
+        if self._user == threading.get_ident() or not self._turn.acquire(timeout=patience):
+            return False
+        self._drop()
+        return True
+
+    def reopen_after_fork(self) -> None:
+        self._turn.release()
+
+    def abandon(self) -> None:
+        """In a child that could not be spared its parent's connection: neither use nor close it."""
+        if self._at_exit is not None:
+            _abandoned.append(self._at_exit.detach())
+        self._turn, self._user, self._records, self._at_exit = threading.Lock(), None, None, None
+
+    def _attempt(self, work: Callable[[Records], T], *, together: bool) -> T:
+        self._settle()
+        self._user = threading.get_ident()
+        try:
+            records = self._opened()
+            if not together:
+                return work(records)
+            records.connection.execute("BEGIN IMMEDIATE")
+            answer = work(records)
+            records.connection.execute("COMMIT")
+            return answer
+        finally:
+            self._settle()
+
+    def _opened(self) -> Records:
+        if self._records is None:
+            records = self._open()
+            self._at_exit = weakref.finalize(self, _close_in_turn, self._turn, records.connection)
+            self._records = records
+        return self._records
+
+    def _settle(self) -> None:
+        """Leave no transaction open, whatever interrupted it: the next operation would become a part of it."""
+        self._user = None
+        if self._records is None:
+            return
+        try:
+            if self._records.connection.in_transaction:
+                self._records.connection.rollback()
+        except sqlite3.Error:
+            # A handler may have closed it.
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._records is not None and self._at_exit is not None:
+            self._at_exit.detach()
+            self._records.connection.close()
+            self._records = self._at_exit = None
+
+    def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
+        if code_of(error) in BUSY:
+            return self.too_busy()
+        # The next operation opens the file anew, and so finds out when the cause is gone.
+        self._drop()
+        return translated(self._path, error)
+
+    def too_busy(self) -> StoreUnavailable:
+        # Whoever finds the file busy has written nothing.
+        return StoreUnavailable.unreached(
+            f"{self._path}: another connection has been writing for {in_words(self._patience)}. Look for a transaction "
+            "that was left open (a shell, a tool, a back-up), or raise busy_timeout"
+        )
+
+
+def _close_in_turn(turn: threading.Lock, connection: sqlite3.Connection) -> None:
+    """For a store that nobody closed. A thread that is still at it as the process ends is not disturbed."""
+    if turn.acquire(timeout=EXIT_PATIENCE):
+        connection.close()
+        turn.release()
+
+
+# Over a fork. SQLite notes in the memory of the process which locks it has on a file. A child inherits the notes, but
+# not the locks: a connection that it opens beside an inherited one holds no lock at all, and when the parent closes its
+# own, the WAL is removed under the child and what the child commits is lost. So nothing may be open at a fork.
+_lines: weakref.WeakSet[Line] = weakref.WeakSet()
+_forking = threading.Lock()
+_closed: list[Line] = []
+_inherited: list[Line] = []
+_abandoned: list[Any] = []
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    ends = time.monotonic() + FORK_PATIENCE
+    for line in list(_lines):
+        closed = line.close_for_fork(max(ends - time.monotonic(), 0.0))
+        (_closed if closed else _inherited).append(line)
+
+
+def _after_fork() -> None:
+    for line in _closed:
+        line.reopen_after_fork()
+    _closed.clear()
+    _inherited.clear()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    for line in _inherited:
+        line.abandon()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,83 @@
+"""SQLite's dialect: the tables of one file, and what it does in its own way."""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._model import Claim
+from onefold.stores.sql.dialect import Dialect
+from onefold.stores.sql.records import ADDRESS, REWRITTEN, TABLE, WRITTEN
+
+# For people first: who and what on the left, bytes on the right. Times are seconds since 1970.
+# BINARY compares bytes: `Key`, `KEY` and `key ` are three keys. No type here has a converter in Python's sqlite3.
+_RECORDS = f"""
+CREATE TABLE IF NOT EXISTS {TABLE} (
+    scope TEXT NOT NULL COLLATE BINARY,
+    operation TEXT NOT NULL COLLATE BINARY,
+    key TEXT NOT NULL COLLATE BINARY,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    began REAL NOT NULL,
+    changed REAL NOT NULL,
+    lease_until REAL NOT NULL,
+    expires REAL,
+    bypasses INTEGER NOT NULL,
+    remark TEXT NOT NULL,
+    revision INTEGER NOT NULL,
+    token BLOB NOT NULL,
+    fingerprint BLOB,
+    notes BLOB,
+    omitted INTEGER NOT NULL,
+    result BLOB,
+    PRIMARY KEY (scope, operation, key)
+)
+"""
+
+
+MARK: Final = "onefold_record"
+
+
+class Sqlite(Dialect):
+    name = "SQLite"
+
+    versions = (
+        (
+            _RECORDS,
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_expires ON {TABLE} (expires) WHERE expires IS NOT NULL",
+            "CREATE TABLE IF NOT EXISTS onefold_schema (version INTEGER NOT NULL, usable_from INTEGER NOT NULL)",
+            "INSERT INTO onefold_schema SELECT 1, 1 WHERE NOT EXISTS (SELECT 1 FROM onefold_schema)",
+        ),
+        # `onefold held` asks for a few records among millions.
+        (
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({', '.join(ADDRESS)}) WHERE state = 'held'",
+            "UPDATE onefold_schema SET version = 2 WHERE version < 2",
+        ),
+    )
+
+    count_tables = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('{TABLE}', 'onefold_schema')"
+
+    insert = (
+        f"INSERT INTO {TABLE} ({', '.join((*ADDRESS, *WRITTEN))}) "
+        f"VALUES (:scope, :operation, :key, {', '.join(WRITTEN.values())}) "
+        f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
+    )
+
+    # By the row's number, which is in every index.
+    remove_expired = (
+        f"DELETE FROM {TABLE} WHERE rowid IN "
+        f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
+    )
+
+    def mark_of(self, claim: Claim) -> str:
+        # Of several with one name it takes the last; and what is always the same need not be prepared each time.
+        del claim
+        return MARK
+
+    def lacks_savepoint(self, error: BaseException) -> bool:
+        # It has no code of its own. A library between may have wrapped it.
+        return "no such savepoint" in str(error)
+
+
+SQLITE: Final = Sqlite()

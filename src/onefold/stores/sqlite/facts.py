@@ -1,0 +1,112 @@
+"""What a SQLite file says of itself: by its statements, and by the file system that it is in."""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from onefold.errors import StoreUnavailable
+from onefold.stores.base import Untold
+from onefold.stores.sql import facts as ask
+from onefold.stores.sql.connection import Database, Kind, Trouble
+from onefold.stores.sql.dialect import Talk, carry
+from onefold.stores.sql.records import TABLE
+from onefold.stores.sqlite.connection import BUSY, code_of, translated
+from onefold.stores.sqlite.dialect import SQLITE
+from onefold.stores.sqlite.records import Records
+from onefold.stores.sqlite.urls import is_read_only, may
+
+PURGE_INDEX: Final = f"{TABLE}_expires"
+INDEXES: Final = (PURGE_INDEX, f"{TABLE}_held")
+
+_EXPIRED: Final = f"{TABLE} WHERE expires <= :now ORDER BY expires LIMIT"
+
+# By SQLite's own clock, which is the machine's.
+_NOW: Final = "((julianday('now') - 2440587.5) * 86400.0)"
+
+_OLDEST: Final = (
+    f"SELECT (SELECT :now - expires FROM {_EXPIRED} 1), "
+    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} {ask.EXPIRED_COUNTED_MAX}))"
+).replace(":now", _NOW)
+
+_INDEXES: Final = f"SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = '{TABLE}'"
+
+
+def facts(database: Database) -> Talk[dict[str, Any]]:
+    """What statements can tell, over whatever connection."""
+    found: dict[str, Any] = {"kind": "sqlite"}
+    found |= yield from ask.row(database, "PRAGMA journal_mode", ("journal_mode",))
+    found |= yield from ask.tables(database)
+    if not found["version"] or isinstance(found["version"], Untold):
+        return found
+    indexes = yield from ask.rows(database, _INDEXES)
+    if isinstance(indexes, Untold):
+        return found | {"indexes": indexes}
+    there = sorted(str(name) for (name,) in indexes)
+    found |= {"indexes": there, "indexes_wanted": INDEXES, "purge_index": PURGE_INDEX}
+    if PURGE_INDEX not in there:
+        return found | dict.fromkeys(("expired_for", "expired_count"), Untold("the index is missing"))
+    return found | (yield from ask.expired(database, _OLDEST))
+
+
+def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
+    """The same of a file of our own, and what the file system says. The file is opened for reading only."""
+    told = {"kind": "sqlite", "path": path, "synchronous": sync} | _of_disk(path)
+    database = Database(SQLITE, path, _trouble, auto_schema=auto_schema)
+    if not os.path.exists(path):
+        return told | {"exists": False, "version": 0, "auto_schema": auto_schema}
+    try:
+        with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
+            return told | {"exists": True} | carry(facts(database), Records(connection, time.time))
+    except sqlite3.Error as error:
+        if not told["writable"]:
+            # Even a reader writes beside a file in WAL mode.
+            return told | {"exists": True, "version": Untold(str(translated(path, error)))}
+        raise translated(path, error) from error
+
+
+def schema_exists(path: str) -> bool:
+    """Return whether the file has our tables. Open it for reading only, and create nothing."""
+    if not os.path.exists(path):
+        return False
+    try:
+        with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
+            return Records(connection, time.time).form() > 0
+    except sqlite3.Error as error:
+        if code_of(error) in BUSY:
+            # Whoever goes on to read it is told, after waiting for as long as the URL says.
+            return True
+        raise translated(path, error) from error
+
+
+def _of_disk(path: str) -> dict[str, Any]:
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise StoreUnavailable(f"{path}: there is no such directory. Make it, or correct the URL")
+    # The log and its index are made beside the file.
+    writable = may(folder, os.W_OK) and (not os.path.exists(path) or may(path, os.W_OK))
+    return {
+        "writable": writable and not is_read_only(folder),
+        "file_bytes": _size(path),
+        "log_bytes": _size(f"{path}-wal"),
+        "free_bytes": shutil.disk_usage(folder).free,
+    }
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _trouble(error: BaseException) -> Trouble | None:
+    if not isinstance(error, sqlite3.Error):
+        return None
+    if code_of(error) in BUSY:
+        return Trouble(Kind.DOWN, "another connection holds the file for itself")
+    return Trouble(Kind.LOST, f"SQLite says: {error}")

@@ -1,0 +1,402 @@
+"""Records inside a transaction on an SQLite connection: the caller's, or one of our own.
+
+Nothing here begins or ends a transaction of the caller's. A missing table is made inside the transaction, statement by
+statement: SQLite rolls that back like everything else.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from onefold._interrupts import When
+from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
+from onefold.stores.sql.joined_rules import INTERRUPTED, WHAT_STAYS
+from onefold.stores.sql.records import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
+from onefold.stores.sqlite.connection import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
+from onefold.stores.sqlite.dialect import SQLITE
+from onefold.stores.sqlite.records import Records
+
+T = TypeVar("T")
+
+SAVEPOINT: Final = "onefold_handler"
+
+# Nobody has looked at the tables before a caller's connection comes with them, and a look of its own would cost every
+# delivery a statement: the write and the read look by themselves, and find nothing in tables of a newer version.
+USABLE: Final = f"(SELECT usable_from FROM onefold_schema) <= {VERSION}"
+LOOKING: Final = {
+    SQLITE.insert: (
+        f"INSERT INTO {TABLE} ({', '.join((*ADDRESS, *WRITTEN))}) "
+        f"SELECT :scope, :operation, :key, {', '.join(WRITTEN.values())} WHERE {USABLE} "
+        f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
+    ),
+    SQLITE.look: f"{SQLITE.look} AND {USABLE}",
+}
+
+ENDED: Final = (
+    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
+    "record and its work were not committed together. "
+    "Leave commit(), rollback(), executescript(), close() and `with connection:` to whoever began it. "
+    f"{WHAT_STAYS}"
+)
+
+
+class CallersRecords(Records):
+    """Records on a connection of the caller's: its tables may be of any version, and its rows have any form."""
+
+    def read(self, address: Address) -> Record | None:
+        found = super().read(address)
+        if found is None:
+            self.form()
+        return found
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        try:
+            return super().claim(entry, replacing=replacing)
+        except StoreUnavailable:
+            # Nothing can be written into tables that are too new, nor be found in them: they say it better.
+            self.form()
+            raise
+
+    def _execute(self, statement: str, values: Parameters) -> sqlite3.Cursor:
+        return super()._execute(LOOKING.get(statement, statement), values)
+
+    def _rows(self, statement: str, values: Parameters) -> list[Any]:
+        with text_as_str(self.connection):
+            return super()._rows(statement, values)
+
+
+@contextmanager
+def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
+    """While it lasts, text comes as `str`: a caller may want it in another form, and a cursor has no say in it."""
+    wanted = connection.text_factory
+    connection.text_factory = str
+    try:
+        yield
+    finally:
+        connection.text_factory = wanted
+
+
+class JoinedRecords:
+    """The operations of a store on a connection whose transaction is open. It raises what the driver raises."""
+
+    def __init__(self, records: Records) -> None:
+        self.tx = records.connection
+        self._records = records
+        # What was claimed here.
+        self._claims: list[Claim] = []
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        self._claims.append(Claim(entry.address, entry.token))
+        found = self._do(lambda records: records.claim(entry, replacing=replacing))
+        if found is None:
+            self._records.mark()
+        return found
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        self._claims += [Claim(entry.address, entry.token) for entry in entries]
+        return self._do(lambda records: records.claim_all(entries))
+
+    def wrote_nothing(self) -> None:
+        """Note that the last claims found another writer in the way: there is nothing to take back."""
+        self._claims = []
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        self._check_inside()
+        if not self._do(lambda records: records.finish_joined(claim, ending)):
+            raise UsageError(ENDED)
+        return True
+
+    def check_open(self, claim: Claim) -> None:  # noqa: ARG002 - its mark is the last one
+        """Raise `UsageError` where the record is not in the open transaction, or none is open."""
+        self._check_inside()
+        if not self._records.unmark():
+            raise UsageError(ENDED)
+
+    def knows(self, error: BaseException) -> bool:
+        """Whether an error is SQLite's or ours. Any other came from outside, as from a signal's handler."""
+        return isinstance(error, (sqlite3.Error, OnefoldError))
+
+    def judge(self, claim: Claim, error: BaseException) -> None:
+        """Nothing: a file has one writer at a time, so that no other delivery can have come between."""
+
+    def _check_inside(self) -> None:
+        if not self._is_inside():
+            raise UsageError(ENDED)
+
+    def _is_inside(self) -> bool:
+        try:
+            return self.tx.in_transaction
+        except sqlite3.ProgrammingError:
+            # It was closed.
+            return False
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        # Some errors end a transaction in SQLite; then the record is gone already, and must not be written anew.
+        if not self._is_inside():
+            return True
+        released = self._do(lambda records: records.release(claim, memory))
+        self._records.unmark()
+        return released
+
+    def read(self, address: Address) -> Record | None:
+        return self._do(lambda records: records.read(address))
+
+    def spoil(self, when: When) -> None:
+        """Take the claim back, or where a handler has run close the connection, so that its owner is told.
+
+        A rollback would take the owner's earlier work along, and what they write after it would be committed.
+        """
+        # A handler's own interrupt is as its errors are: the record was taken back.
+        if when.is_inside or not self.tx.in_transaction:
+            return
+        if when is not When.BEFORE:
+            self.tx.close()
+            return
+        for claim in self._claims:
+            self._do(partial(_release, claim))
+
+    def _do(self, work: Callable[[Records], T]) -> T:
+        try:
+            return work(self._records)
+        except sqlite3.OperationalError as error:
+            # A missing table has no code of its own; everything else is the driver's to tell.
+            if code_of(error) != sqlite3.SQLITE_ERROR or self._records.form():
+                raise
+        self._records.upgrade(0)
+        return work(self._records)
+
+
+def _release(claim: Claim, records: Records) -> bool:
+    return records.release(claim, None)
+
+
+class SqliteTransaction(JoinedRecords):
+    """A transaction of our own, on a connection that the store lends."""
+
+    def __init__(self, records: Records, path: str, patience: float) -> None:
+        super().__init__(records)
+        self._path = path
+        self.patience = patience
+        # Whether an interrupt has made sure that it is not committed.
+        self._spoiled = False
+
+    def begin(self) -> None:
+        """Wait for other writers within the store's patience. IMMEDIATE: what is read now is still true at the end."""
+        ends = time.monotonic() + self.patience
+        while not self.begun():
+            if time.monotonic() > ends:
+                raise self.too_busy()
+            time.sleep(BUSY_PAUSE)
+
+    def begun(self) -> bool:
+        try:
+            self.tx.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if code_of(error) in BUSY:
+                return False
+            raise translated(self._path, error) from error
+        return True
+
+    def too_busy(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._path}: another transaction has been writing for {self.patience:g} s. Nothing ran. "
+            "Keep transactions short, look for one that was left open, or raise busy_timeout"
+        )
+
+    def save(self) -> None:
+        self.tx.execute(f"SAVEPOINT {SAVEPOINT}")
+
+    def commit(self) -> Commit:
+        self._check_inside()
+        try:
+            self.tx.execute("COMMIT")
+        except sqlite3.IntegrityError:
+            # A constraint that is checked at the end: the handler's own mistake, which trying again would not mend.
+            self._undo()
+            raise
+        except sqlite3.Error as error:
+            # A COMMIT that fails has written nothing, whatever made it fail: SQLite is in this process.
+            self._undo()
+            if code_of(error) in BUSY:
+                return Commit.CONFLICT
+            raise self._translated(error) from error
+        return Commit.DONE
+
+    def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        if to_savepoint and self._is_inside():
+            self._undo_handler()
+            return False
+        if self._spoiled:
+            error.add_note(f"onefold: {INTERRUPTED}")
+        elif not self._is_inside() and not isinstance(error, sqlite3.Error):
+            error.add_note(f"Besides, {ENDED}")
+        self._undo()
+        # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
+        return False
+
+    def spoil(self, when: When) -> None:
+        """Close the connection. After a rollback, what a handler around this delivery still writes would be kept.
+
+        After an interrupt in the outermost handler it was rolled back; in a nested one's it is still open.
+        """
+        if not when.is_inside or self._is_inside():
+            self._spoiled = True
+            self.tx.close()
+
+    def _check_inside(self) -> None:
+        if self._spoiled:
+            raise UsageError(INTERRUPTED)
+        super()._check_inside()
+
+    def _do(self, work: Callable[[Records], T]) -> T:
+        try:
+            return super()._do(work)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
+        problem = PROBLEMS.get(code_of(error), f"SQLite says: {error}")
+        return StoreUnavailable(f"{self._path}: the transaction was not committed: {problem}")
+
+    def _undo_handler(self) -> None:
+        try:
+            self.tx.execute(f"ROLLBACK TO {SAVEPOINT}")
+        except sqlite3.OperationalError as error:
+            if not SQLITE.lacks_savepoint(error):
+                raise
+            raise UsageError(ENDED) from error
+
+    def _undo(self) -> None:
+        if self._is_inside():
+            self.tx.execute("ROLLBACK")
+
+
+class AsyncJoinedRecords:
+    """The same for an `AsyncGuard`. SQLite is in this process: there is nothing to wait for."""
+
+    in_process: Final = True
+
+    def __init__(self, sync: JoinedRecords) -> None:
+        self.sync = sync
+        self.tx = sync.tx
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return self.sync.claim(entry, replacing=replacing)
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return self.sync.claim_all(entries)
+
+    async def finish(self, claim: Claim, ending: Ending) -> bool:
+        return self.sync.finish(claim, ending)
+
+    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return self.sync.release(claim, memory)
+
+    async def read(self, address: Address) -> Record | None:
+        return self.sync.read(address)
+
+    async def check_open(self, claim: Claim) -> None:
+        self.sync.check_open(claim)
+
+    def knows(self, error: BaseException) -> bool:
+        return self.sync.knows(error)
+
+    async def judge(self, claim: Claim, error: BaseException) -> None:
+        self.sync.judge(claim, error)
+
+    async def spoil(self, when: When) -> None:
+        self.sync.spoil(when)
+
+    def abandon(self) -> None:
+        """Close the connection, which rolls back: what still runs on it is told."""
+        self.tx.close()
+
+
+class AsyncCallersRecords(AsyncJoinedRecords):
+    """The same on a connection of the caller's; it waits for other writers without stopping the event loop.
+
+    SQLite itself would wait in the loop's thread for the connection's time-out, and the writer may be a task of that
+    loop. `begins`: no transaction is open, and sqlite3 would begin one before the first write.
+    """
+
+    def __init__(self, sync: JoinedRecords, *, begins: bool) -> None:
+        super().__init__(sync)
+        self._begins = begins
+
+    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return await self._in_turn(partial(self.sync.claim, entry, replacing=replacing))
+
+    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        return await self._in_turn(partial(self.sync.claim_all, entries))
+
+    async def read(self, address: Address) -> Record | None:
+        return await self._in_turn(partial(self.sync.read, address))
+
+    async def _in_turn(self, ask: Callable[[], T]) -> T:
+        from asyncio import sleep
+
+        began = time.monotonic()
+        while True:
+            with impatient(self.tx) as patience:
+                try:
+                    return self._asked(ask)
+                except sqlite3.OperationalError as error:
+                    if not may_end(error) or time.monotonic() - began >= patience:
+                        raise
+                    self.sync.wrote_nothing()
+            await sleep(BUSY_PAUSE)
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        if self._begins and not self.tx.in_transaction:
+            self.tx.execute("BEGIN IMMEDIATE")
+        return ask()
+
+
+@contextmanager
+def impatient(connection: sqlite3.Connection) -> Iterator[float]:
+    """While it lasts, the connection waits for no other writer. Yields how many seconds it would wait otherwise."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    ((milliseconds,),) = cursor.execute("PRAGMA busy_timeout")
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        yield milliseconds / 1_000
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")
+
+
+def may_end(error: sqlite3.Error) -> bool:
+    """Whether it helps to ask again. What a transaction has read before another one wrote stays out of date."""
+    return code_of(error) in BUSY and error.sqlite_errorcode != sqlite3.SQLITE_BUSY_SNAPSHOT
+
+
+class AsyncSqliteTransaction(AsyncJoinedRecords):
+    """A transaction of our own for an `AsyncGuard`; it waits for other writers without stopping the event loop."""
+
+    sync: SqliteTransaction
+
+    async def begin(self) -> None:
+        from asyncio import sleep
+
+        ends = time.monotonic() + self.sync.patience
+        while not self.sync.begun():
+            if time.monotonic() > ends:
+                raise self.sync.too_busy()
+            await sleep(BUSY_PAUSE)
+
+    async def save(self) -> None:
+        self.sync.save()
+
+    async def commit(self) -> Commit:
+        return self.sync.commit()
+
+    async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        return self.sync.rollback(error, to_savepoint=to_savepoint)

@@ -1,0 +1,131 @@
+"""SQLite through a library that stands between, such as SQLAlchemy or Django: what both have to know of it.
+
+The library sends the statements and wraps the errors. Nothing here ends a transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from onefold._model import Entry, Gone, Record
+from onefold.errors import NotInTransaction
+from onefold.stores.sql.connection import Kind, Standing, Trouble
+from onefold.stores.sql.dialect import Ask, Reply, Talk, carry
+from onefold.stores.sql.records import Parameters, is_own, of_address, of_entry, record
+from onefold.stores.sqlite.connection import BUSY, PROBLEMS, code_of
+from onefold.stores.sqlite.dialect import SQLITE, Sqlite
+from onefold.stores.sqlite.joined import LOOKING
+
+BEGIN: Final = "BEGIN IMMEDIATE"
+
+# The statement is wrong, or the data.
+MISTAKES: Final = frozenset(
+    {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG}
+)
+
+
+class SqliteThrough(Sqlite):
+    """SQLite as one of the SQL stores has it: a batch is many statements in one transaction."""
+
+    def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+        # SQLite is in this process, so that a statement for each costs no round trip.
+        asks: list[Ask] = []
+        for entry in entries:
+            asks += Ask(self.insert, of_entry(entry)), Ask(self.look, of_address(entry.address), rows=True)
+        replies: list[Reply] = yield asks
+        answers: list[Record | Gone | None] = []
+        for entry, wrote, looked in zip(entries, replies[::2], replies[1::2], strict=True):
+            if wrote.written == 1:
+                answers.append(None)
+            elif looked.rows:
+                found = record(entry.address, looked.rows[0])
+                answers.append(None if is_own(found, entry) else found)
+            else:
+                # Its stay ended between the two.
+                answers.append((yield from self.claim(entry)))
+        return answers
+
+
+SQLITE_THROUGH: Final = SqliteThrough()
+
+
+def with_clock(ask: Ask) -> Parameters:
+    """The values, with the machine's clock where the statement wants it: SQLite has no other."""
+    return ask.values | {"now": time.time()} if ":now" in ask.statement else ask.values
+
+
+def standing(connection: Any) -> Standing:
+    try:
+        return Standing.OPEN if connection.in_transaction else Standing.IDLE
+    except sqlite3.ProgrammingError:
+        return Standing.CLOSED
+
+
+def enter(connection: Any, send: Callable[[str], object]) -> None:
+    """Be inside a transaction, and with the right to write: what is read from now on is still true at the end.
+
+    Python's sqlite3 opens one by itself before the first write, unless it is told not to; then we are the first write.
+    """
+    if connection.in_transaction:
+        return
+    if getattr(connection, "autocommit", -1) != -1 or connection.isolation_level is None:
+        raise NotInTransaction(
+            "this connection is in autocommit mode, and no transaction is open: the record and the work would not be "
+            "committed together. Nothing ran. Begin a transaction before"
+        )
+    send(BEGIN)
+
+
+def looked_up(send: Callable[[Ask], Reply], ask: Ask) -> Reply:
+    """Send a statement on a caller's connection, whose database may have no tables of ours, or newer ones.
+
+    Missing tables are made in the caller's own transaction, statement by statement: SQLite rolls them back like
+    everything else, and a second connection would wait for the first.
+    """
+    looking = ask._replace(statement=LOOKING.get(ask.statement, ask.statement))
+    sender = _Sender(send)
+    try:
+        reply = send(looking)
+    except Exception as error:
+        # A missing table has no code of its own; everything else is the driver's to tell.
+        if _code(error) != sqlite3.SQLITE_ERROR or carry(SQLITE.form(), sender):
+            raise
+        carry(SQLITE.upgrade(0), sender)
+        return send(looking)
+    if ask.statement == SQLITE.look and not reply.rows and not carry(SQLITE.form(), sender):
+        # Nothing can be written into tables whose version is not known. Those that are too new have said so just now.
+        carry(SQLITE.upgrade(0), sender)
+    return reply
+
+
+class _Sender:
+    def __init__(self, send: Callable[[Ask], Reply]) -> None:
+        self.send = send
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
+
+
+def trouble(error: BaseException) -> Trouble | None:
+    """What an error of SQLite means."""
+    if not isinstance(error, sqlite3.Error):
+        return None
+    code = code_of(error)
+    if code in BUSY:
+        return Trouble(Kind.DOWN, "another connection has been writing for too long. Keep transactions short")
+    if code in PROBLEMS:
+        return Trouble(Kind.DOWN, PROBLEMS[code])
+    if code in MISTAKES or isinstance(error, sqlite3.ProgrammingError):
+        return Trouble(Kind.MISTAKE, f"SQLite says: {error}")
+    return Trouble(Kind.DOWN, f"SQLite says: {error}")
+
+
+def _code(error: BaseException) -> int:
+    """The code of the error, or of the one that a library has wrapped."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, sqlite3.Error):
+        seen = seen.__cause__
+    return 0 if seen is None else code_of(seen)

@@ -1,0 +1,102 @@
+"""The operations of a store on one SQLite connection, whoever's it is: it begins and ends no transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold.stores.base import Query
+from onefold.stores.sql.dialect import Ask, Reply, carry
+from onefold.stores.sql.locked import all_known
+from onefold.stores.sql.records import Parameters
+from onefold.stores.sqlite.dialect import MARK, SQLITE
+
+
+class Records:
+    """The operations on one connection, by one clock. It begins and ends no transaction, and raises sqlite3 errors.
+
+    A store works through it, and so does whoever writes a record in a transaction of the caller's.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float] = time.time) -> None:
+        self.connection = connection
+        self._clock = clock
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return carry(SQLITE.claim(entry, replacing), self)
+
+    def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
+        # SQLite is in this process: a statement for each costs no round trip.
+        return [self.claim(entry) for entry in entries]
+
+    def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
+        return carry(SQLITE.extend(claim, notes), self)
+
+    def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
+        return all_known(carry(SQLITE.extend_all(claims), self))
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        return carry(SQLITE.finish(claim, ending), self)
+
+    def mark(self) -> None:
+        """What `Dialect.mark` says, by the shortest way: each joined delivery takes it twice."""
+        self.connection.execute(f"SAVEPOINT {MARK}")
+
+    def unmark(self) -> bool:
+        """Whether the transaction that was marked is still open."""
+        try:
+            self.connection.execute(f"RELEASE SAVEPOINT {MARK}")
+        except sqlite3.OperationalError as error:
+            if not SQLITE.lacks_savepoint(error):
+                raise
+            return False
+        return True
+
+    def finish_joined(self, claim: Claim, ending: Ending) -> bool:
+        return self.unmark() and carry(SQLITE.end_unmarked(claim, ending), self)
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        return carry(SQLITE.release(claim, memory), self)
+
+    def close_all(self, closes: Sequence[Close]) -> list[bool]:
+        return carry(SQLITE.close_all(closes), self)
+
+    def read(self, address: Address) -> Record | None:
+        return carry(SQLITE.read(address), self)
+
+    def browse(self, query: Query, limit: int) -> list[Record]:
+        return carry(SQLITE.browse(query, limit), self)
+
+    def purge(self, limit: int) -> int:
+        return carry(SQLITE.purge(limit), self)
+
+    def form(self) -> int:
+        """Of which version the tables are; 0: there are none."""
+        return carry(SQLITE.form(), self)
+
+    def upgrade(self, version: int) -> None:
+        """Bring the tables from this version to ours."""
+        carry(SQLITE.upgrade(version), self)
+
+    def send(self, ask: Ask) -> Reply:
+        if not ask.rows:
+            return Reply(self._execute(ask.statement, ask.values).rowcount)
+        return Reply(0, self._rows(ask.statement, ask.values))
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
+
+    def _rows(self, statement: str, values: Parameters) -> list[Any]:
+        # All of them: a cursor that is not at its end keeps its snapshot, and the WAL could not be emptied.
+        return self._execute(statement, values).fetchall()
+
+    def _execute(self, statement: str, values: Parameters) -> sqlite3.Cursor:
+        cursor = self.connection.cursor()
+        # The connection may be a caller's, who may want its rows in another form.
+        cursor.row_factory = None
+        if ":now" in statement:
+            values = values | {"now": self._clock()}
+        return cursor.execute(statement, values)

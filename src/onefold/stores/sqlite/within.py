@@ -1,0 +1,76 @@
+"""sqlite3: inside the transaction of a caller's connection."""
+
+# ruff: noqa: ARG002 - a row of the caller's has no memories
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
+from onefold.errors import NotInTransaction, UsageError
+from onefold.stores.sql.dialect import Ask, Reply, carry
+from onefold.stores.sql.own_column import Rows
+from onefold.stores.sqlite.joined import ENDED, AsyncCallersRecords, CallersRecords, JoinedRecords, text_as_str
+from onefold.transactions import Column
+
+
+def join(connection: sqlite3.Connection, record: Column | None, *, awaited: bool) -> Any:
+    """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
+    begins = _begins(connection)
+    if begins and not awaited:
+        # With the right to write: what is read from now on is still true at the end.
+        connection.execute("BEGIN IMMEDIATE")
+    joined = JoinedRecords(CallersRecords(connection)) if record is None else ColumnRecords(connection, record)
+    return AsyncCallersRecords(joined, begins=begins) if awaited else joined
+
+
+def _begins(connection: sqlite3.Connection) -> bool:
+    """Return whether a transaction has to be begun.
+
+    Python's sqlite3 opens one by itself before the first write, unless it is told not to; then we are the first write.
+    """
+    if connection.in_transaction:
+        return False
+    if getattr(connection, "autocommit", -1) == -1 and connection.isolation_level is not None:
+        return True
+    raise NotInTransaction(
+        "this connection is in autocommit mode, and no transaction is open: the record and the work would not be "
+        "committed together. Nothing ran. Execute BEGIN IMMEDIATE before, or connect without isolation_level=None"
+    )
+
+
+class ColumnRecords(JoinedRecords):
+    """The caller's own row is the record: it is there, or it is not. The handler writes it."""
+
+    def __init__(self, connection: sqlite3.Connection, column: Column) -> None:
+        super().__init__(CallersRecords(connection))
+        self._rows = Rows(column)
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        found = carry(self._rows.claim(entry, replacing), self)
+        if found is None:
+            carry(self._rows.mark(Claim(entry.address, entry.token)), self)
+        return found
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        self._check_inside()
+        if not carry(self._rows.finish_joined(claim, ending), self):
+            raise UsageError(ENDED)
+        return True
+
+    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+        if self._is_inside():
+            carry(self._rows.unmark(claim), self)
+        return True
+
+    def send(self, ask: Ask) -> Reply:
+        cursor = self.tx.cursor()
+        # The connection is the caller's, who may want rows and text in another form.
+        cursor.row_factory = None
+        with text_as_str(self.tx):
+            cursor.execute(ask.statement, ask.values)
+            return Reply(cursor.rowcount, cursor.fetchall())
+
+    def send_all(self, asks: list[Ask]) -> list[Reply]:
+        return [self.send(ask) for ask in asks]
