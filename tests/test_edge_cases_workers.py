@@ -225,7 +225,8 @@ GEVENT = """
 import gevent.monkey
 gevent.monkey.patch_all()
 import gevent
-from onefold import Guard, Policy, State, current, heartbeat
+from onefold import Guard, Policy, State, current
+from onefold._heartbeat import beats as heartbeat
 heartbeat.BEATS_PER_LEASE = 36_000  # ten beats a second, and a lease that no pause of the machine outlasts
 guard, starts = Guard("memory:", policy=Policy(wait=60, lease=3_600)), []
 def handler(key):

@@ -19,7 +19,7 @@ from onefold.config import fields as _fields
 from onefold.config import shape as _shape
 
 ROOT = Path(__file__).parent.parent
-SHIPPED = ROOT / "src" / "onefold" / "retention" / "schema.json"
+SHIPPED = ROOT / "src" / "onefold" / "config" / "schema.json"
 
 VALID: dict[str, Any] = {
     "store": "a",
