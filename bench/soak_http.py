@@ -85,9 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def soak(name: str, command: Sequence[str], megabytes: int, folder: Path) -> list[str]:
     """What did not hold."""
-    # Beside the tests: a server on a free port, which is gone in the end.
-    sys.path.insert(0, str(PROJECT / "tests"))
-    from http_service.process import started
+    # From the tests: a server on a free port, which is gone in the end.
+    from tests.http_service.process import started
 
     paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(PROJECT)])
     options = {"PYTHONPATH": paths, "SOAK_HTTP_STORE": f"sqlite:///{folder}/records.db"}

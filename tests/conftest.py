@@ -19,7 +19,7 @@ import pytest
 
 from onefold.stores import background_purge as _trickle
 from onefold.stores.sqlite.joined import SqliteTransaction
-from wallet import connected, create
+from tests.wallet import connected, create
 
 # The servers; they start when a test asks for one.
 pytest_plugins = ["services.fixtures"]

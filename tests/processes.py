@@ -16,7 +16,7 @@ from onefold._model import Claim, Close, Commit, Ending, Entry, Gone, Record
 from onefold.stores.sqlite import SqliteStore
 from onefold.stores.sqlite.joined import SqliteTransaction
 from services.processes import stands_still
-from support import PATIENCE, eventually
+from tests.support import PATIENCE, eventually
 
 # Children are forked from a server that has no threads, and that has imported what takes long.
 CONTEXT: Final = multiprocessing.get_context("forkserver")

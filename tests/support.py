@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from onefold import Event, Guard, Policy, StoreUnavailable
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 # Far more than any test needs; it bounds how long a broken one hangs.
 PATIENCE: Final = 60.0
+
+PROJECT: Final = Path(__file__).parent.parent
 
 YEAR: Final = 365 * 86_400.0
 

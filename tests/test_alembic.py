@@ -16,8 +16,8 @@ from alembic.config import Config
 
 from onefold import Guard
 from onefold.stores.sqlalchemy import SqlAlchemyStore
-from sqlalchemy_wallet import DATABASES, Ledger
-from support import Handler
+from tests.stores.sqlalchemy.wallet import DATABASES, Ledger
+from tests.support import Handler
 
 ENV = """
 from alembic import context

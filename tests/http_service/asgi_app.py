@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 from onefold import AsyncGuard
 from onefold.http.asgi import IdempotencyMiddleware
+from tests.http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 
 
 async def service(scope: Any, receive: Any, send: Any) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 import django
 from django.conf import settings
 
-from http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 from onefold import Guard
 from onefold.http.django import middleware
+from tests.http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 
 if not settings.configured:
     settings.configure(
-        ROOT_URLCONF="http_service.django_app",
+        ROOT_URLCONF="tests.http_service.django_app",
         MIDDLEWARE=[
             "django.middleware.common.CommonMiddleware",
-            "http_service.django_app.chosen",
-            "http_service.django_app.broken",
+            "tests.http_service.django_app.chosen",
+            "tests.http_service.django_app.broken",
         ],
         ALLOWED_HOSTS=["*"],
         SECRET_KEY="for tests only",

@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 import django
 from django.conf import settings
 
-from http_service.behaviour import CONFIG, note
 from onefold import Guard, Policy, current
 from onefold.http.django import Idempotency, IdempotentMixin, by_header, by_user, idempotent, middleware, single_tenant
+from tests.http_service.behaviour import CONFIG, note
 
 if not settings.configured:
     settings.configure(
-        ROOT_URLCONF="http_service.django_views",
+        ROOT_URLCONF="tests.http_service.django_views",
         MIDDLEWARE=[
             "django.middleware.common.CommonMiddleware",
-            "http_service.django_views.authentication",
-            "http_service.django_views.guarding",
+            "tests.http_service.django_views.authentication",
+            "tests.http_service.django_views.guarding",
         ],
         INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework"],
         DATABASES={

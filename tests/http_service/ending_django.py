@@ -63,13 +63,13 @@ def pay_blocking(_request: Any) -> HttpResponse:
 
 urlpatterns = [path("async", pay), path("careless", pay_careless), path("blocking", pay_blocking)]
 
-below = ["http_service.ending_django.blocking"] if os.environ["ENDING_BELOW"] else []
+below = ["tests.http_service.ending_django.blocking"] if os.environ["ENDING_BELOW"] else []
 settings.configure(
     ALLOWED_HOSTS=["*"],
     DATABASES={},
     LOGGING_CONFIG=None,
-    MIDDLEWARE=["http_service.ending_django.idempotency", *below],
-    ROOT_URLCONF="http_service.ending_django",
+    MIDDLEWARE=["tests.http_service.ending_django.idempotency", *below],
+    ROOT_URLCONF="tests.http_service.ending_django",
     SECRET_KEY="for tests",
 )
 app = get_asgi_application()

@@ -6,9 +6,9 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from http_service.behaviour import CONFIG, METHODS, RULES, Boom, behave, options_of, raises_below
 from onefold import AsyncGuard
 from onefold.http.fastapi import idempotent_route
+from tests.http_service.behaviour import CONFIG, METHODS, RULES, Boom, behave, options_of, raises_below
 
 app = FastAPI()
 

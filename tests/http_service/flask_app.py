@@ -6,9 +6,9 @@ from typing import Any
 
 import flask
 
-from http_service.behaviour import CONFIG, METHODS, RULES, Boom, behave, options_of, raises_below
 from onefold import Guard
 from onefold.http.flask import idempotent
+from tests.http_service.behaviour import CONFIG, METHODS, RULES, Boom, behave, options_of, raises_below
 
 app = flask.Flask("service")
 

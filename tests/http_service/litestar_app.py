@@ -9,9 +9,9 @@ from litestar.exceptions import NotFoundException
 from litestar.middleware import DefineMiddleware
 from litestar.response import Stream
 
-from http_service.behaviour import CONFIG, note
 from onefold import AsyncGuard, current
 from onefold.http.asgi import IdempotencyMiddleware, by_header
+from tests.http_service.behaviour import CONFIG, note
 
 
 @post("/pay")

@@ -13,11 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from http_service.process import KEEPS_SECONDS, PATIENCE, Service, started
 from onefold import AsyncGuard, Policy, current
 from onefold.http.asgi import IdempotencyMiddleware, by_header
+from tests.http_service.process import KEEPS_SECONDS, PATIENCE, Service, started
+from tests.support import PROJECT
 
-EXAMPLES: Final = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES: Final = PROJECT / "examples"
 
 # A crash is over when its lease is; short, so that a test is.
 LEASE: Final = 1.0
@@ -27,7 +28,7 @@ LEASE: Final = 1.0
 def serving(folder: Path, app: str = "create_app", *options: str) -> Iterator[Service]:
     """One of the applications below."""
     environment = {"PAYMENTS_DB": str(folder / "payments.db"), "PAYMENTS_FOLDER": str(folder)}
-    command = [sys.executable, "-m", "uvicorn", "--factory", f"http_service.payments:{app}", *options]
+    command = [sys.executable, "-m", "uvicorn", "--factory", f"tests.http_service.payments:{app}", *options]
     # A worker that is slow to start, or that waits for its processor, is not taken for one that hangs.
     patient = [f"--timeout-keep-alive={KEEPS_SECONDS}", f"--timeout-worker-healthcheck={PATIENCE:.0f}"]
     (folder / "effects").touch()

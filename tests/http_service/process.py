@@ -14,42 +14,43 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.support import PROJECT
+
 # Far more than a server needs to start; it bounds how long a broken one hangs.
 PATIENCE: Final = 120.0
 
 # Longer than any client keeps a connection: no server closes one under the next request.
 KEEPS_SECONDS: Final = 600
 
-TESTS: Final = Path(__file__).parent.parent
 
 # Framework, and the command that serves it.
 SERVERS: Final = {
-    "asgi": ["uvicorn", "http_service.asgi_app:app"],
-    "fastapi": ["uvicorn", "http_service.fastapi_app:app"],
-    "wsgi": ["gunicorn", "http_service.wsgi_app:app"],
-    "flask": ["waitress", "http_service.flask_app:app"],
-    "django": ["waitress", "http_service.django_app:app"],
+    "asgi": ["uvicorn", "tests.http_service.asgi_app:app"],
+    "fastapi": ["uvicorn", "tests.http_service.fastapi_app:app"],
+    "wsgi": ["gunicorn", "tests.http_service.wsgi_app:app"],
+    "flask": ["waitress", "tests.http_service.flask_app:app"],
+    "django": ["waitress", "tests.http_service.django_app:app"],
 }
 
 # Others, which have tests of their own.
 OTHERS: Final = {
-    "django views": ["waitress", "http_service.django_views:app"],
-    "django views on asgi": ["uvicorn", "http_service.django_views:asgi"],
-    "litestar": ["uvicorn", "http_service.litestar_app:app"],
+    "django views": ["waitress", "tests.http_service.django_views:app"],
+    "django views on asgi": ["uvicorn", "tests.http_service.django_views:asgi"],
+    "litestar": ["uvicorn", "tests.http_service.litestar_app:app"],
 }
 
 # Every stack of middlewares, on every server that is known to behave in its own way.
 STACKS: Final = {
-    "asgi on uvicorn with h11": ["uvicorn-h11", "http_service.stack_asgi:app"],
-    "asgi on uvicorn with httptools": ["uvicorn-httptools", "http_service.stack_asgi:app"],
-    "asgi on hypercorn": ["hypercorn", "http_service.stack_asgi:app"],
-    "wsgi on waitress": ["waitress", "http_service.stack_wsgi:app"],
-    "wsgi on gunicorn": ["gunicorn", "http_service.stack_wsgi:app"],
-    "django on waitress": ["waitress", "http_service.stack_django:app"],
-    "django on gunicorn": ["gunicorn", "http_service.stack_django:app"],
-    "django on uvicorn with h11": ["uvicorn-h11", "http_service.stack_django:asgi"],
-    "django on uvicorn with httptools": ["uvicorn-httptools", "http_service.stack_django:asgi"],
-    "django on hypercorn": ["hypercorn", "http_service.stack_django:asgi"],
+    "asgi on uvicorn with h11": ["uvicorn-h11", "tests.http_service.stack_asgi:app"],
+    "asgi on uvicorn with httptools": ["uvicorn-httptools", "tests.http_service.stack_asgi:app"],
+    "asgi on hypercorn": ["hypercorn", "tests.http_service.stack_asgi:app"],
+    "wsgi on waitress": ["waitress", "tests.http_service.stack_wsgi:app"],
+    "wsgi on gunicorn": ["gunicorn", "tests.http_service.stack_wsgi:app"],
+    "django on waitress": ["waitress", "tests.http_service.stack_django:app"],
+    "django on gunicorn": ["gunicorn", "tests.http_service.stack_django:app"],
+    "django on uvicorn with h11": ["uvicorn-h11", "tests.http_service.stack_django:asgi"],
+    "django on uvicorn with httptools": ["uvicorn-httptools", "tests.http_service.stack_django:asgi"],
+    "django on hypercorn": ["hypercorn", "tests.http_service.stack_django:asgi"],
 }
 
 
@@ -106,7 +107,7 @@ def started(
     from services.processes import free_port
 
     port = free_port()
-    paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*program, *options(port)],

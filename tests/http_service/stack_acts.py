@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from http_service.behaviour import note, wait_for, wishes
 from onefold import Policy
 from onefold.http._asgi import client_gone as _departed
 from onefold.http.scopes import by_header
+from tests.http_service.behaviour import note, wait_for, wishes
 
 # A stream without a client ends in these services after so many bytes: no test waits for a time.
 _departed.STREAM_BYTES = 1 << 20  # type: ignore[misc]

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from http_service.behaviour import note, wishes
-from http_service.stack_acts import RULES, act, options_of, place_of
 from onefold import AsyncGuard
 from onefold.http.fastapi import IdempotencyMiddleware, idempotent_route
+from tests.http_service.behaviour import note, wishes
+from tests.http_service.stack_acts import RULES, act, options_of, place_of
 
 guards = {rule: AsyncGuard("memory:", policy=policy) for rule, (_options, policy) in RULES.items()}
 

@@ -16,16 +16,16 @@ import django
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings
 
-from http_service.behaviour import note
-from http_service.stack_acts import AROUND as NAMES
-from http_service.stack_acts import ENDLESS_SECONDS_MAX, ORIGIN, PART, RULES, act, options_of, place_of
 from onefold import Guard
 from onefold.http.django import idempotent, middleware
+from tests.http_service.behaviour import note
+from tests.http_service.stack_acts import AROUND as NAMES
+from tests.http_service.stack_acts import ENDLESS_SECONDS_MAX, ORIGIN, PART, RULES, act, options_of, place_of
 
 if not settings.configured:
     settings.configure(
-        ROOT_URLCONF="http_service.stack_django",
-        MIDDLEWARE=["django.middleware.common.CommonMiddleware", "http_service.stack_django.chosen"],
+        ROOT_URLCONF="tests.http_service.stack_django",
+        MIDDLEWARE=["django.middleware.common.CommonMiddleware", "tests.http_service.stack_django.chosen"],
         SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",
         SESSION_SERIALIZER="django.contrib.sessions.serializers.JSONSerializer",
         ALLOWED_HOSTS=["*"],

@@ -10,10 +10,10 @@ from typing import Any
 
 import flask
 
-from http_service.behaviour import note, wishes
-from http_service.stack_acts import ORIGIN, RULES, act, options_of, place_of
 from onefold import Guard
 from onefold.http.flask import IdempotencyMiddleware, idempotent
+from tests.http_service.behaviour import note, wishes
+from tests.http_service.stack_acts import ORIGIN, RULES, act, options_of, place_of
 
 guards = {rule: Guard("memory:", policy=policy) for rule, (_options, policy) in RULES.items()}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 from onefold import Guard
 from onefold.http._answers.status import line_of
 from onefold.http.wsgi import IdempotencyMiddleware
+from tests.http_service.behaviour import CONFIG, RULES, Boom, behave, options_of, raises_below
 
 
 def service(environ: Any, start_response: Any) -> Iterable[bytes]:

@@ -1,0 +1,357 @@
+"""RabbitMQ: workers that are killed, connections that are lost, and a broker that goes and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import aiormq
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError, NackError, UnroutableError
+
+from onefold import Guard, MissingKey, Policy, UsageError, current
+from onefold.queues import aio_pika as onefold_aio_pika
+from onefold.queues import pika as onefold_pika
+from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq.consumer import Delivery
+from services.fixtures import missing_told
+from services.house import House
+from services.rabbitmq import is_on_disk
+from services.servers import Server
+from tests.processes import Stage, child
+from tests.queues.rabbitmq_tools import COLOURS, Colour, Consumer, Place, until
+from tests.support import PATIENCE
+from tests.wallet import add, balance
+
+# Long enough for a heartbeat of a busy machine, short enough to wait for.
+LEASE = 1.0
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Colour:
+    chosen: Colour = request.param
+    return chosen
+
+
+@pytest.fixture
+def place(rabbitmq_url: str, rabbitmq_name: str) -> Place:
+    return Place(rabbitmq_url, rabbitmq_name)
+
+
+class Credit:
+    """A handler whose effect commits with its record."""
+
+    def __init__(self, stage: Stage | None = None) -> None:
+        self._stage = stage
+
+    def __call__(self, delivery: Delivery, *, tx: Any) -> None:
+        add(tx, int(delivery.body))
+        if self._stage is not None:
+            self._stage.at("after the effect")
+
+
+class Charge:
+    """A handler whose effect is elsewhere: one line with the key that the other side is given."""
+
+    def __init__(self, effects: Path, stage: Stage | None = None) -> None:
+        self._effects = effects
+        self._stage = stage
+
+    def __call__(self, delivery: Delivery) -> None:
+        with self._effects.open("a") as effects:
+            effects.write(f"{current().key_for('gateway')}\n")
+        if self._stage is not None:
+            self._stage.at("after the effect")
+
+
+def work(stage: Stage, colour: Colour, place: Place, store: str, effects: Path | None, policy: Policy | None) -> None:
+    """The part of a worker that is killed on the stage."""
+    stopping_before_the_ack(stage)
+    handler: Callable[..., Any] = Credit(stage) if effects is None else Charge(effects, stage)
+    with Consumer(colour, place, store, handler, policy=policy, prefetch=1):
+        threading.Event().wait()
+
+
+def stopping_before_the_ack(stage: Stage) -> None:
+    blocking, awaited = BlockingChannel.basic_ack, aiormq.channel.Channel.basic_ack
+
+    def basic_ack(channel: Any, *args: Any, **kwargs: Any) -> None:
+        stage.at("before the ack")
+        blocking(channel, *args, **kwargs)
+
+    async def async_ack(channel: Any, *args: Any, **kwargs: Any) -> None:
+        stage.at("before the ack")
+        await awaited(channel, *args, **kwargs)
+
+    BlockingChannel.basic_ack = basic_ack  # type: ignore[assignment, method-assign]
+    aiormq.channel.Channel.basic_ack = async_ack  # type: ignore[assignment, method-assign]
+
+
+STEPS = ("after the effect", "before the ack")
+
+
+class TestKilledWorkers:
+    @pytest.mark.parametrize("step", STEPS)
+    def test_in_a_transaction_the_effect_happens_exactly_once(
+        self, colour: Colour, place: Place, path: Path, step: str
+    ) -> None:
+        store = f"sqlite:///{path}"
+        place.send_keyed("pay-1", b"10")
+
+        with child(work, colour, place, store, None, None, stops=(step,)) as worker:
+            worker.reaches(step)
+            worker.kill()
+        assert balance(path) == (0 if step == "after the effect" else 10)
+        with Consumer(colour, place, store, Credit()) as consumer:
+            until(lambda: consumer.acks == 1, "it is acknowledged")
+
+        assert balance(path) == 10
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_a_claim_is_run_again_with_the_same_key_for_the_other_side(
+        self, colour: Colour, place: Place, tmp_path: Path, step: str
+    ) -> None:
+        store, effects, policy = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects", Policy(lease=LEASE)
+        place.send_keyed("pay-1")
+
+        with child(work, colour, place, store, effects, policy, stops=(step,)) as worker:
+            worker.reaches(step)
+            worker.kill()
+        with Consumer(colour, place, store, Charge(effects), policy=policy) as consumer:
+            until(lambda: consumer.acks == 1, "it is acknowledged")
+
+        assert done(store)
+        keys = effects.read_text().split()
+        assert len(keys) == (2 if step == "after the effect" else 1)
+        assert len(set(keys)) == 1
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+    def test_under_hold_it_is_not_run_again_and_waits_for_a_person(
+        self, colour: Colour, place: Place, tmp_path: Path
+    ) -> None:
+        store, effects = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects"
+        policy = Policy(lease=LEASE, after_crash="hold")
+        place.send_keyed("pay-1")
+
+        with child(work, colour, place, store, effects, policy, stops=STEPS[:1]) as worker:
+            worker.reaches("after the effect")
+            worker.kill()
+        with Consumer(colour, place, store, Charge(effects), policy=policy, unacked_max=3 * LEASE):
+            properties, _ = place.letter()
+
+        assert len(effects.read_text().split()) == 1
+        assert properties.headers["x-onefold-reason"].startswith("OnHold: ")
+
+    def test_under_skip_it_counts_as_done_and_nobody_has_to_look(
+        self, colour: Colour, place: Place, tmp_path: Path
+    ) -> None:
+        store, effects = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects"
+        policy = Policy(lease=LEASE, after_crash="skip")
+        place.send_keyed("pay-1")
+
+        with child(work, colour, place, store, effects, policy, stops=STEPS[:1]) as worker:
+            worker.reaches("after the effect")
+            worker.kill()
+        with Consumer(colour, place, store, Charge(effects), policy=policy) as consumer:
+            until(lambda: consumer.acks == 1, "it is acknowledged")
+
+        assert done(store)
+        assert len(effects.read_text().split()) == 1
+        assert (place.count(), place.count(place.dead)) == (0, 0)
+
+
+def done(store: str) -> bool:
+    with Guard(store) as guard:
+        record = guard.read("charge", "pay-1")
+    return record is not None and record.state == "done"
+
+
+@pytest.fixture(scope="module")
+def mortal(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
+    """A broker that these tests kill, one after the other: it takes long to start."""
+    with missing_told(request.config), house.own("rabbitmq") as server:
+        yield server
+
+
+class Scene:
+    """A consumer of one colour whose handler waits while its broker goes."""
+
+    def __init__(self, colour: Colour, server: Server, name: str, folder: Path, gate: threading.Event) -> None:
+        self.colour: Colour = colour
+        self.place = Place(server.url, name)
+        self.place.send_keyed("pay-1")
+        self.store = f"sqlite:///{folder}/{colour}.db"
+        self.runs: list[Delivery] = []
+        self._gate = gate
+        self.consumer = Consumer(colour, self.place, self.store, self._slow, loses_its_broker=True)
+
+    def _slow(self, delivery: Delivery) -> None:
+        self.runs.append(delivery)
+        # A broker may take long to come back.
+        assert self._gate.wait(6 * PATIENCE)
+
+
+class TestBrokersThatGo:
+    def test_a_handler_outlives_its_broker_and_the_message_that_comes_again_finds_it_done(
+        self, mortal: Server, rabbitmq_name: str, tmp_path: Path
+    ) -> None:
+        gate = threading.Event()
+        scenes = [Scene(colour, mortal, f"{rabbitmq_name}-{colour}", tmp_path, gate) for colour in COLOURS]
+        with ExitStack() as consumers:
+            for scene in scenes:
+                consumers.enter_context(scene.consumer)
+                until(lambda scene=scene: scene.runs, "it runs")  # type: ignore[misc]
+            until(lambda: all(is_on_disk(mortal, scene.place.dead) for scene in scenes), "its queues can outlive it")
+            mortal.kill()
+            mortal.restart()
+            gate.set()
+            for scene in scenes:
+                until(lambda scene=scene: done(scene.store), "it runs to its end, and is remembered")  # type: ignore[misc]
+
+        for scene in scenes:
+            again: list[Delivery] = []
+            with Consumer(scene.colour, scene.place, scene.store, again.append) as consumer:
+                until(lambda consumer=consumer: consumer.acks == 1, "it came again")  # type: ignore[misc]
+            assert (len(scene.runs), again) == (1, [])
+            # A broker that is killed may have forgotten a queue of which it was told a moment before.
+            scene.place.declare()
+            assert (scene.place.count(), scene.place.count(scene.place.dead)) == (0, 0)
+
+    def test_a_sender_outlives_a_restart_of_the_broker(
+        self, mortal: Server, rabbitmq_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A broker may take longer to come back than the half minute of a sender.
+        monkeypatch.setattr(_rabbitmq, "SEND_TRIES", 5 * _rabbitmq.SEND_TRIES)
+        place = Place(mortal.url, rabbitmq_name)
+        channels: list[BlockingChannel] = []
+
+        def channel() -> BlockingChannel:
+            if not channels or not channels[-1].is_open:
+                channels.append(pika.BlockingConnection(pika.URLParameters(place.url)).channel())
+            return channels[-1]
+
+        async def sent() -> tuple[str, str]:
+            async with await aio_pika.connect_robust(place.url, reconnect_interval=0.2) as connection:
+                robust = await connection.channel()
+                await onefold_aio_pika.send(robust, place.queue, b"before", key="pay-1")
+                await asyncio.to_thread(onefold_pika.send, channel, place.queue, b"before", key="pay-2")
+                await asyncio.to_thread(until, lambda: is_on_disk(mortal, place.dead), "its queues can outlive it")
+                await asyncio.to_thread(mortal.kill)
+                back = asyncio.create_task(asyncio.to_thread(mortal.restart))
+                keys = await asyncio.gather(
+                    onefold_aio_pika.send(robust, place.queue, b"after"),
+                    asyncio.to_thread(onefold_pika.send, channel, place.queue, b"after", key="pay-4"),
+                )
+                await back
+                return keys
+
+        minted, given = asyncio.run(sent())
+        channel().connection.close()
+
+        with place.channel() as looking:
+            found = []
+            while (got := looking.basic_get(place.queue, auto_ack=True))[0] is not None:
+                found.append(got[1])
+        assert {properties.message_id for properties in found} == {"pay-1", "pay-2", minted, "pay-4"}
+        assert all(properties.headers["idempotency-key"] == properties.message_id for properties in found)
+        assert given == "pay-4"
+        assert len(channels) == 2
+
+
+class TestSending:
+    def test_a_key_is_minted_once_and_is_in_the_header_and_the_message_id(self, place: Place) -> None:
+        async def awaited() -> str:
+            async with await aio_pika.connect(place.url) as connection:
+                channel = await connection.channel()
+                return await onefold_aio_pika.send(
+                    channel, place.queue, b"{}", headers={"trace": "t"}, content_type="j"
+                )
+
+        with place.channel() as channel:
+            keys = [
+                onefold_pika.send(channel, place.queue, b"{}", headers={"trace": "t"}, content_type="j"),
+                asyncio.run(awaited()),
+            ]
+            found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
+
+        assert len({*keys}) == 2
+        for key, properties in zip(keys, found, strict=True):
+            assert (properties.message_id, properties.headers) == (key, {"trace": "t", "idempotency-key": key})
+            assert (properties.delivery_mode, properties.content_type) == (2, "j")
+
+    def test_what_no_queue_takes_is_an_error_at_once(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def awaited() -> None:
+            async with await aio_pika.connect(place.url) as connection:
+                await onefold_aio_pika.send(await connection.channel(), "nowhere", b"{}")
+
+        # Whoever tries again cannot wait for this.
+        monkeypatch.setattr(_rabbitmq, "pauses", lambda: ["never"])
+        with place.channel() as channel, pytest.raises(UnroutableError):
+            onefold_pika.send(channel, "nowhere", b"{}")
+        with pytest.raises(aio_pika.exceptions.PublishError):
+            asyncio.run(awaited())
+
+    def test_what_the_broker_does_not_confirm_is_sent_again_with_its_key(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published, sent = BlockingChannel.basic_publish, []
+
+        def refused_once(channel: Any, exchange: str, queue: str, body: bytes, properties: Any, **more: Any) -> None:
+            sent.append(properties.message_id)
+            published(channel, exchange, queue, body, properties, **more)
+            if len(sent) == 1:
+                raise NackError([])
+
+        with place.channel() as channel:
+            monkeypatch.setattr(BlockingChannel, "basic_publish", refused_once)
+            key = onefold_pika.send(channel, place.queue, b"{}")
+
+        assert sent == [key, key]
+
+    def test_a_channel_that_is_closed_is_not_tried_again_and_again(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with place.channel() as channel:
+            pass
+
+        monkeypatch.setattr(_rabbitmq, "pauses", lambda: ["never"])
+        with pytest.raises(AMQPError):
+            onefold_pika.send(channel, place.queue, b"{}")
+
+    def test_a_channel_without_confirms_is_refused(self, place: Place) -> None:
+        async def awaited() -> None:
+            async with await aio_pika.connect(place.url) as connection:
+                channel = await connection.channel(publisher_confirms=False)
+                await onefold_aio_pika.send(channel, place.queue, b"{}")
+
+        with pytest.raises(UsageError, match="publisher_confirms"):
+            asyncio.run(awaited())
+
+    @pytest.mark.parametrize("key", [42, uuid.UUID(int=42)])
+    def test_a_number_or_a_uuid_is_sent_as_its_text(self, place: Place, key: Any) -> None:
+        async def awaited() -> str:
+            async with await aio_pika.connect(place.url) as connection:
+                return await onefold_aio_pika.send(await connection.channel(), place.queue, b"{}", key=key)
+
+        with place.channel() as channel:
+            keys = [onefold_pika.send(channel, place.queue, b"{}", key=key), asyncio.run(awaited())]
+            found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
+
+        assert keys == [str(key)] * 2
+        assert [(one.headers["idempotency-key"], one.message_id) for one in found] == [(str(key), str(key))] * 2
+
+    @pytest.mark.parametrize("key", ["", " ", "k" * 300, 1.5])
+    def test_a_key_that_is_none_is_refused_before_anything_is_sent(self, place: Place, key: Any) -> None:
+        with place.channel() as channel, pytest.raises(MissingKey):
+            onefold_pika.send(channel, place.queue, b"{}", key=key)
+
+        assert place.count() == 0

@@ -1,0 +1,54 @@
+"""The PostgreSQL store: the whole contract on each driver, directly and behind PgBouncer in transaction mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onefold.stores.base import AsyncStore, Store
+from onefold.stores.postgres import open_async_store, open_store
+from onefold.testing import AsyncStoreContract, StoreContract
+from tests.stores.postgres.tools import through_asyncpg
+
+
+class TestPsycopg(StoreContract):
+    @pytest.fixture(autouse=True)
+    def place(self, postgres_url: str) -> None:
+        self.url = postgres_url
+
+    def process_source(self) -> Any:
+        return self.url
+
+    def open_store(self) -> Store:
+        return open_store(self.url)
+
+
+class TestAsyncPsycopg(AsyncStoreContract):
+    @pytest.fixture(autouse=True)
+    def place(self, postgres_url: str) -> None:
+        self.url = postgres_url
+
+    def process_source(self) -> Any:
+        return self.url
+
+    def open_store(self) -> AsyncStore:
+        return open_async_store(self.url)
+
+
+class TestAsyncpg(TestAsyncPsycopg):
+    @pytest.fixture(autouse=True)
+    def place(self, postgres_url: str) -> None:
+        self.url = through_asyncpg(postgres_url)
+
+
+class TestPsycopgBehindPgBouncer(TestPsycopg):
+    @pytest.fixture(autouse=True)
+    def place(self, pgbouncer_url: str) -> None:
+        self.url = pgbouncer_url
+
+
+class TestAsyncpgBehindPgBouncer(TestAsyncPsycopg):
+    @pytest.fixture(autouse=True)
+    def place(self, pgbouncer_url: str) -> None:
+        self.url = through_asyncpg(pgbouncer_url)

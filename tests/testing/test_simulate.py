@@ -1,0 +1,330 @@
+"""The simulator: its statements hold for the production code, and a store that is wrong in one place is found."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from onefold import Policy, Record, State, StoreUnavailable, _interrupts
+from onefold._delivery import carried as _bypass
+from onefold._delivery.drive import Flow
+from onefold._delivery.handler_steps import flow as _flow_steps
+from onefold.codecs import MsgspecCodec
+from onefold.stores.memory import MemoryStore
+from onefold.testing.simulate import EVERYDAY, Report, Scenario, Story, _scenario, read_code, search, tell
+from tests.support import PROJECT
+
+EXPLORED: dict[Scenario, Report] = {}
+
+
+@pytest.mark.parametrize("scenario", EVERYDAY, ids=lambda scenario: scenario.name.replace(", ", "-").replace(" ", "_"))
+def test_every_statement_holds_in_every_history(scenario: Scenario) -> None:
+    report = EXPLORED[scenario] = search(scenario)
+
+    assert report.story is None, f"\n{report.story}"
+    assert report.states > 100
+
+
+def test_the_readme_has_the_numbers() -> None:
+    if len(EXPLORED) < len(EVERYDAY):
+        pytest.skip("only a part of the scenarios was explored in this run")
+    histories = sum(report.histories for report in EXPLORED.values())
+    states = sum(report.states for report in EXPLORED.values())
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+
+    assert f"{histories:,} histories ({states:,} states) in {len(EVERYDAY)} scenarios" in readme
+
+
+class WithoutRevisionCheck(MemoryStore):
+    def _is_still(self, row: Any, replacing: Any) -> bool:
+        return bool(row.token == replacing.token)
+
+
+class WithRestartingRevision(MemoryStore):
+    """Only the revision is compared, and it begins anew with each claim."""
+
+    def _is_still(self, row: Any, replacing: Any) -> bool:
+        return bool(row.revision == replacing.revision)
+
+
+class WithoutTokenCheck(MemoryStore):
+    def _mine(self, claim: Any, now: float) -> Any:
+        return self._alive(claim.address, now)
+
+
+class WithReleaseOfAnybody(MemoryStore):
+    def _release(self, claim: Any, memory: Any, now: float) -> bool:
+        row = self._alive(claim.address, now)
+        return super()._release(claim if row is None else replace(claim, token=row.token), memory, now)
+
+
+class WithForgottenTokens(MemoryStore):
+    """A claim does not know its own token again."""
+
+    def _is_own(self, row: Any, entry: Any, replacing: Any) -> bool:
+        return False
+
+
+class WithExpiringHolds(MemoryStore):
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        return super()._claim(replace(entry, stay=100.0) if entry.state is State.HELD else entry, replacing, now)
+
+
+class WithClaimsOverNothing(MemoryStore):
+    """What was decided about a record is written although the record has gone."""
+
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        gone = self._alive(entry.address, now) is None
+        return super()._claim(entry, None if gone else replacing, now)
+
+
+class WithRevivingHeartbeat(MemoryStore):
+    """A late heartbeat makes a finished record run again."""
+
+    def _extend(self, claim: Any, notes: Any, now: float) -> bool:
+        row = self._mine(claim, now)
+        if row is not None and row.state is State.DONE:
+            self._rows[claim.address] = replace(row, state=State.RUNNING)
+        return super()._extend(claim, notes, now)
+
+
+class WithAnotherResult(MemoryStore):
+    """Replays something else than what was stored."""
+
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        found = super()._claim(entry, replacing, now)
+        if isinstance(found, Record) and found.result is not None:
+            return replace(found, result=MsgspecCodec().encode("another result", str))
+        return found
+
+
+class WithLostNotes(MemoryStore):
+    def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
+        return super()._claim(replace(entry, notes=None), replacing, now)
+
+
+class WithLateNotes(MemoryStore):
+    """A log of steps that was given up, and lands late, is written over a newer one."""
+
+    def _extend(self, claim: Any, notes: Any, now: float) -> bool:
+        ours = super()._extend(claim, notes, now)
+        if ours and notes is not None:
+            self._rows[claim.address] = replace(self._rows[claim.address], notes=notes)
+        return ours
+
+
+def story_of(store: Callable[..., MemoryStore] = MemoryStore, **scenario: Any) -> Story:
+    story = search(Scenario(store=store, **scenario)).story
+    assert story is not None, "nothing was found"
+    return story
+
+
+def test_without_the_revision_check_a_live_claim_is_taken_over() -> None:
+    story = story_of(WithoutRevisionCheck)
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 1 is watched by its heartbeat
+          3. the lease ends
+          4. worker 2 claims [nothing changed]
+          5. worker 1 sends a heartbeat [running, worker 1 token 1, revision 2]
+          6. worker 2 takes over
+             statement 6: a claim replaced a record that was written since it was read
+    """)
+
+
+def test_a_bypass_that_forgets_what_it_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bypass, "carrying", lambda entry, found: replace(entry, bypasses=found.bypasses + 1))
+
+    assert story_of(bypass=True).number == 4
+    assert story_of(bypass=True, ignoring=frozenset({4})).number == 10
+
+
+def test_a_dead_bypass_that_takes_what_was_done_along_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bypass, "finished", lambda _found: None)
+
+    assert story_of(bypass=True, ignoring=frozenset({4, 5})).number == 10
+
+
+def test_a_step_that_returns_before_its_log_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(_tell: Any, _claim: Any, step: Any, _what: str) -> Flow[Any]:
+        try:
+            return (yield step)
+        except StoreUnavailable:
+            return True
+
+    monkeypatch.setattr(_flow_steps, "insist", once)
+
+    story = story_of(steps=("reserve",))
+
+    assert story.number == 9
+    assert "goes on after its step" in str(story)
+
+
+def test_with_a_revision_that_restarts_a_stale_take_over_hits_another() -> None:
+    story = story_of(WithRestartingRevision, workers=3)
+
+    assert str(story) == plain("""
+        claim, rerun, 3 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. the lease ends
+          3. worker 2 claims [nothing changed]
+          4. worker 3 claims [nothing changed]
+          5. worker 2 takes over [running, worker 2 token 1, revision 1]
+          6. worker 3 takes over
+             statement 6: a claim replaced a record that was written since it was read
+    """)
+
+
+def test_without_the_token_check_a_zombie_writes_over_its_successor() -> None:
+    story = story_of(WithoutTokenCheck)
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 2 claims: the store does not answer
+          3. worker 2 releases
+             statement 6: a write with one token changed a record that has another
+    """)
+
+
+def test_with_a_release_that_ignores_the_owner_a_finished_record_is_lost() -> None:
+    story = story_of(WithReleaseOfAnybody, ignoring=frozenset({6}))
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 1 is watched by its heartbeat
+          3. worker 1 starts the handler
+          4. worker 1 does the effect
+          5. worker 1 sees that the handler returns
+          6. worker 1 finishes [done, worker 1 token 1, revision 2]; it gets its own worker 1's result of attempt 1
+          7. worker 2 claims: the store does not answer
+          8. worker 2 releases
+             statement 4: a finished record was released
+    """)
+
+
+def test_with_a_claim_that_does_not_know_its_own_token_a_delivery_waits_for_itself() -> None:
+    story = story_of(WithForgottenTokens)
+
+    assert str(story) == plain("""
+        claim, rerun, 2 workers, 2 faults:
+          1. worker 1 claims: the answer is lost, and the client library sends it again
+             statement 8: a delivery was refused by its own claim, and would wait for itself
+    """)
+
+
+def test_with_an_expiring_held_record_a_charge_runs_again_silently() -> None:
+    story = story_of(WithExpiringHolds, after_crash="hold", ages=True)
+
+    assert str(story) == plain("""
+        claim, hold, 2 workers, 2 faults, a long time:
+          1. worker 1 claims [running, worker 1 token 1, revision 1]
+          2. worker 1 is watched by its heartbeat
+          3. worker 1 starts the handler
+          4. worker 1 dies before it does the effect
+          5. the lease ends
+          6. worker 2 claims [nothing changed]
+          7. worker 2 writes held [held, worker 1 token 1, revision 2]; it gets OnHold
+          8. a long time passes
+          9. the last delivery claims [running, the last delivery token 1, revision 1]
+         10. the last delivery is watched by its heartbeat
+             statement 2: 2 starts under hold, after 1 take-overs, 0 releases, 0 resolved reruns, 0 times "not done", 0 unprotected runs
+    """)  # noqa: E501 - the story as it is printed
+
+
+def test_with_claims_over_nothing_a_released_delivery_is_lost() -> None:
+    story = story_of(WithClaimsOverNothing, after_crash="skip")
+
+    assert "statement 8: the delivery is lost" in str(story)
+
+
+def test_with_a_reviving_heartbeat_a_finished_record_is_taken_over() -> None:
+    story = story_of(WithRevivingHeartbeat, ignoring=frozenset({6}))
+
+    assert story.lines[-1] == "worker 2 takes over"
+    assert "statement 4: a claim (running) was written after done" in str(story)
+
+
+def test_a_store_that_loses_records_breaks_statements_1_and_2() -> None:
+    first = story_of(loses=True)
+    second = story_of(loses=True, after_crash="hold", ignoring=frozenset({1}))
+
+    assert (first.number, second.number) == (1, 2)
+    assert "the store loses the record" in first.lines
+    assert "the store loses the record" in second.lines
+
+
+@pytest.mark.parametrize(
+    ("number", "defect"),
+    [
+        (3, {"store": WithoutRevisionCheck, "ignoring": frozenset({6})}),
+        (5, {"store": WithAnotherResult}),
+        (9, {"store": WithLostNotes, "steps": ("reserve",)}),
+        (9, {"store": WithLateNotes, "steps": ("reserve", "pay"), "late": True, "beats": 0}),
+    ],
+)
+def test_every_statement_can_fail(number: int, defect: dict[str, Any]) -> None:
+    assert story_of(**defect).number == number
+
+
+def test_one_token_for_two_transactions_commits_the_effect_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim of the second transaction would take the first one's record for its own, and run again."""
+    make_work = _scenario._work
+
+    def work(name: str, policy: Policy, *, bypass: bool = False) -> Any:
+        return replace(make_work(name, policy, bypass=bypass), mint=name.encode)
+
+    monkeypatch.setattr(_scenario, "_work", work)
+
+    story = story_of(mode="transactional")
+
+    assert story.number == 7
+    assert "worker 1 commits: done, but the answer is lost" in str(story)
+
+
+def test_a_story_can_be_run_again_from_its_text() -> None:
+    story = story_of(loses=True)
+
+    scenario, actions = read_code(story.code)
+
+    assert str(tell(scenario, actions)) == str(story)
+
+
+def test_the_simulator_explores_each_world_once() -> None:
+    report = search(Scenario(workers=3, faults=0))
+
+    assert report.histories > report.states > 0
+
+
+def plain(text: str) -> str:
+    return textwrap.dedent(text).strip()
+
+
+def test_an_operation_that_is_sent_again_inside_a_transaction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was once: the record was committed alone, and the effect was lost."""
+
+    async def repeating(step: Any, store: Any, _interrupt: Any) -> Any:
+        try:
+            return await step.send(store), None, None
+        except asyncio.CancelledError as interrupt:
+            return await _interrupts._ask_again(step, store, interrupt)
+
+    monkeypatch.setattr(_interrupts, "_ask_inside", repeating)
+
+    story = story_of(mode="transactional", cancels=True, workers=1, faults=1)
+
+    assert str(story) == plain("""
+        transactional, 1 workers, 1 faults, cancelled tasks:
+          1. worker 1 begins [nothing changed]
+          2. worker 1 writes done, and is cancelled once, rolled back
+          3. worker 1 writes done
+             statement 7: a statement was sent outside of a transaction, where it is committed by itself
+    """)
