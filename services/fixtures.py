@@ -14,8 +14,10 @@ Private to one test, to be killed, frozen and restarted: `own_postgres`, `own_ma
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,42 +28,47 @@ from services import kafka as kafka_server
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
 from services import redis as redis_servers
-from services.house import House
+from services.house import House, Run
 from services.programs import Missing, in_ci
 from services.servers import Server
 
-MISSING = pytest.StashKey[set[str]]()
 HOUSE = pytest.StashKey[House]()
+RUN = pytest.StashKey[Run]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[MISSING] = set()
-    config.stash[HOUSE] = House()
+    folder = getattr(config, "workerinput", {}).get("services")
+    config.stash[HOUSE] = House(Path(folder) if folder else None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[HOUSE].close()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that started this one what is missing: only that one writes the summary."""
-    if hasattr(session.config, "workeroutput"):
-        missing = session.config.stash[MISSING]
-        session.config.workeroutput["missing"] = sorted(missing)
+    if RUN in config.stash:
+        config.stash[RUN].close()
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[MISSING].update(getattr(node, "workeroutput", {}).get("missing", ()))
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of a parallel run, before it starts, where the servers are that it shares with the others."""
+    stash: pytest.Stash = node.config.stash
+    if RUN not in stash:
+        stash[RUN] = Run()
+    node.workerinput["services"] = str(stash[RUN].folder)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
-    missing = config.stash[MISSING]
-    counts = {what: sum(what in reason for reason in reasons) for what in sorted(missing)}
-    if counts:
-        told = "; ".join(f"{number} because {what}" for what, number in counts.items())
-        terminalreporter.write_line(f"tests skipped for want of a server: {told}", yellow=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped, and why: a line for each reason, however many tests and files share it."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(_reason(report) for report in reports)
+    if reasons:
+        terminalreporter.write_line(f"{reasons.total()} tests skipped:", yellow=True)
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number:>6} {reason}", yellow=True)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return told.removeprefix("Skipped: ")
 
 
 @pytest.fixture(scope="session")
@@ -71,19 +78,18 @@ def house(request: pytest.FixtureRequest) -> House:
 
 def found(request: pytest.FixtureRequest, name: str) -> Server:
     """The session's server of that name, or one line about what is missing."""
-    with missing_told(request.config):
+    with missing_told():
         return request.config.stash[HOUSE][name]
 
 
 @contextmanager
-def missing_told(config: pytest.Config) -> Iterator[None]:
+def missing_told() -> Iterator[None]:
     """A missing server skips on a laptop and fails in CI."""
     try:
         yield
     except Missing as error:
         if in_ci():
             pytest.fail(f"CI needs every server: {error}", pytrace=False)
-        config.stash[MISSING].add(str(error))
         pytest.skip(str(error))
 
 
@@ -97,8 +103,8 @@ def session_server(name: str) -> Any:
 
 def own_server(name: str) -> Any:
     @pytest.fixture
-    def server(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
-        with missing_told(request.config), house.own(name) as server:
+    def server(house: House) -> Iterator[Server]:
+        with missing_told(), house.own(name) as server:
             yield server
 
     return server

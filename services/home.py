@@ -1,6 +1,7 @@
 """Where servers live: a folder that their users can reach, and who ends them if nobody else does.
 
-A home of a test session has a watchdog; a home of `python -m services up` has none, for its servers stay.
+A home of a test session has a watchdog; a home of `python -m services up` has none, for its servers stay. The servers
+that the processes of a parallel run share live in one home, whose watchdog the process has that started the others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 from services.processes import START_SECONDS_MAX, Daemon, ServerFailed, birth
 
 PROJECT = Path(__file__).resolve().parent.parent
+
+# Of the processes that a watchdog ends, in the folder that it removes: a line each, `pid signal birth`.
+LIST = "processes.txt"
 
 
 def root_folder() -> Path:
@@ -44,17 +48,45 @@ def open_to_all(path: Path) -> None:
         path.chmod(mode | (0o555 if mode & stat.S_IXUSR else 0o444))
 
 
-class Home:
-    """The folder and the processes of one test session, or of `up`."""
+class Watchdog:
+    """Ends the processes that the folder's list names once this session is over, however that came."""
 
-    def __init__(self, folder: Path, *, watched: bool) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "services.watchdog", self.folder],
+                cwd=PROJECT,
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    def watch(self, daemon: Daemon) -> None:
+        """Put a process on the list. Several sessions write to that of a shared home, each a line at a time."""
+        with (self.folder / LIST).open("a") as listed:
+            listed.write(f"{daemon.pid} {daemon.polite.value} {birth(daemon.pid)}\n")
+
+    def close(self, last_word: str) -> None:
+        """End the watchdog; what it does before is in the last word: `done`, nothing, or `end`, what it is for."""
+        if self._process is not None:
+            self._process.communicate(last_word.encode() + b"\n", timeout=START_SECONDS_MAX)
+            self._process = None
+
+
+class Home:
+    """The folder and the processes of one test session, of a parallel run, or of `up`."""
+
+    def __init__(self, folder: Path, *, watched: bool, shared: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for way in (folder.parent, folder):
             open_to_all(way)
         self.folder = folder
         self.daemons: list[Daemon] = []
-        self._watchdog: subprocess.Popen[bytes] | None = None
-        self._watched = watched
+        self._watchdog = Watchdog(folder) if watched else None
+        self._shared = shared
 
     def room(self, name: str) -> Path:
         """A new folder for a server's data."""
@@ -73,28 +105,15 @@ class Home:
         return daemon
 
     def _watch(self, daemon: Daemon) -> None:
-        if not self._watched:
-            return
         if self._watchdog is None:
-            self._watchdog = subprocess.Popen(
-                [sys.executable, "-m", "services.watchdog", self.folder],
-                cwd=PROJECT,
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
-        self._tell(f"{daemon.pid} {daemon.polite.value} {birth(daemon.pid)}")
-
-    def _tell(self, line: str) -> None:
-        assert self._watchdog is not None
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(line.encode() + b"\n")
-        self._watchdog.stdin.flush()
+            return
+        if not self._shared:
+            self._watchdog.start()
+        self._watchdog.watch(daemon)
 
     def close(self) -> None:
         for daemon in reversed(self.daemons):
             daemon.end()
         if self._watchdog is not None:
-            self._tell("done")
-            self._watchdog.communicate(timeout=START_SECONDS_MAX)
-            self._watchdog = None
+            self._watchdog.close("done")
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -14,13 +14,13 @@ from services.servers import Server
 
 USER = "onefold"
 
-# Small, for many of them run side by side; durable, for the tests kill them.
+# Small, for many of them run side by side; durable, for the tests kill them; with connections for some tests at once.
 SETTINGS = (
     "--bind-address=" + HOST,
     "--socket=socket",
     "--pid-file=pid",
     "--skip-name-resolve",
-    "--max-connections=200",
+    "--max-connections=400",
     "--innodb-buffer-pool-size=32M",
     "--innodb-log-file-size=16M",
     "--innodb-flush-log-at-trx-commit=1",

@@ -24,11 +24,11 @@ USER = "onefold"
 # On a machine that is busy, or paused for a while.
 CONNECT_SECONDS_MAX = 30
 
-# Small, for many of them run side by side; durable, for the tests kill them.
+# Small, for many of them run side by side; durable, for the tests kill them; with connections for some tests at once.
 SETTINGS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    "max_connections": "200",
+    "max_connections": "400",
     "shared_buffers": "32MB",
     "fsync": "on",
     "synchronous_commit": "on",

@@ -250,7 +250,7 @@ def birth(pid: int) -> str:
     if sys.platform != "linux":
         return subprocess.run(
             ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-        ).stdout
+        ).stdout.strip()
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

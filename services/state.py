@@ -1,6 +1,7 @@
 """What `python -m services up` has started: one file a server, and a lock that one test session at a time holds.
 
-Two sessions that shared a Redis would empty it under each other: the second one starts servers of its own.
+Two sessions that shared a Redis would empty it under each other: the second one starts servers of its own. What the
+processes of one parallel run share is written down in the same way, in the folder of that run.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def folder() -> Path:
     return root_folder() / "up"
 
 
-def remember(server: Server) -> Entry:
+def remember(server: Server, where: Path | None = None) -> Entry:
     processes = [
         Process(daemon.pid, birth(daemon.pid), daemon.polite.value, str(daemon.folder)) for daemon in server.daemons
     ]
     entry = Entry(server.name, server.url, server.version, server.origin, processes)
-    path = folder() / f"{server.name}.json"
+    path = (where or folder()) / f"{server.name}.json"
     partial = path.with_suffix(".part")
     # The URL has a password.
     partial.touch(mode=0o600)
@@ -67,9 +68,9 @@ def remember(server: Server) -> Entry:
     return entry
 
 
-def recall(name: str) -> Entry | None:
+def recall(name: str, where: Path | None = None) -> Entry | None:
     try:
-        known = json.loads((folder() / f"{name}.json").read_text())
+        known = json.loads(((where or folder()) / f"{name}.json").read_text())
     except FileNotFoundError:
         return None
     return Entry(**{**known, "processes": [Process(**process) for process in known["processes"]]})
@@ -107,7 +108,13 @@ def sweep() -> None:
 def alone() -> Iterator[None]:
     """One `up` or `down` at a time."""
     root_folder().mkdir(parents=True, exist_ok=True)
-    with (root_folder() / "up.lock").open("ab") as lock:
+    with locked(root_folder() / "up.lock"):
+        yield
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with path.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

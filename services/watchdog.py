@@ -1,8 +1,9 @@
-"""Ends the servers of a test session that died without ending them itself.
+"""Ends the servers of a test session that died without ending them itself, and those that the processes of one shared.
 
-Each line of its input is `pid signal birth`. At the end of the input, which is the end of the session however it came,
-it sends each of them its signal, SIGKILL to what is left, and removes the session's folder. A line `done` tells it
-that there is nothing to do: the session's own children may keep the other end of the input open.
+The list in the session's folder names them: each of its lines is `pid signal birth`. At the end of the input, which is
+the end of the session however it came, or at the line `end` it sends each of them its signal, SIGKILL to what is left,
+and removes the session's folder. A line `done` tells it that there is nothing to do. (The lines are needed: the
+session's own children may keep the other end of the input open.)
 """
 
 from __future__ import annotations
@@ -10,20 +11,19 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+from pathlib import Path
 
+from services.home import LIST
 from services.processes import ServerFailed, birth, signal_one, wait_until
 
 SECONDS_TO_END = 5.0
 
 
 def main() -> None:
-    folder, processes = sys.argv[1], []
-    for line in sys.stdin:
-        if line.strip() == "done":
-            return
-        pid, number, born = line.rstrip("\n").split(" ", 2)
-        processes.append((int(pid), signal.Signals(int(number)), born))
-    left = [(pid, number, born) for pid, number, born in processes if birth(pid) == born]
+    folder = Path(sys.argv[1])
+    if sys.stdin.readline().strip() == "done":
+        return
+    left = [(pid, number, born) for pid, number, born in listed(folder) if birth(pid) == born]
     for pid, number, _ in reversed(left):
         signal_one(pid, signal.SIGCONT)
         signal_one(pid, number)
@@ -34,6 +34,13 @@ def main() -> None:
             if birth(pid) == born:
                 signal_one(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def listed(folder: Path) -> list[tuple[int, signal.Signals, str]]:
+    path = folder / LIST
+    lines = path.read_text().splitlines() if path.exists() else []
+    words = (line.split(" ", 2) for line in lines)
+    return [(int(pid), signal.Signals(int(number)), born) for pid, number, born in words]
 
 
 if __name__ == "__main__":

@@ -121,8 +121,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def promtool(request: pytest.FixtureRequest) -> str:
-    with missing_told(request.config):
+def promtool() -> str:
+    with missing_told():
         return program("promtool")
 
 

@@ -34,8 +34,8 @@ VARIABLES = {"$__rate_interval": "5m", "$operation": ".*"}
 
 
 @pytest.fixture(scope="session")
-def promtool(request: pytest.FixtureRequest) -> str:
-    with missing_told(request.config):
+def promtool() -> str:
+    with missing_told():
         return program("promtool")
 
 

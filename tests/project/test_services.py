@@ -307,14 +307,14 @@ ASKS_FOR_A_SERVER = """
 
 
 def session(
-    folder: Path, test: str, environment: dict[str, str], conftest: str = ""
+    folder: Path, test: str, environment: dict[str, str], conftest: str = "", options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """The tests of another project, run to their end."""
     (folder / "test_it.py").write_text(textwrap.dedent(test))
     (folder / "conftest.py").write_text('pytest_plugins = ["services.fixtures"]\n' + textwrap.dedent(conftest))
     (folder / "pytest.ini").write_text("[pytest]\n")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *WITHOUT_PLUGINS],
+        [sys.executable, "-m", "pytest", "-q", *WITHOUT_PLUGINS, *options],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -345,6 +345,36 @@ def test_a_session_that_is_interrupted_or_killed_leaves_no_server(
     wait_until(lambda: not list(services.glob("[0-9]*")), "its data is removed", PATIENCE)
 
 
+ASKS_IN_EACH_PROCESS = """
+    import os, signal
+    from pathlib import Path
+
+    def test_it(house, kafka, worker_id):
+        listed = house._shared_home.folder / "processes.txt"
+        Path(f"{{worker_id}}.txt").write_text(kafka.url + "\\n" + listed.read_text())
+        {then}
+"""
+
+
+@pytest.mark.parametrize(
+    "then", ["pass", "worker_id == 'gw0' and os.kill(os.getppid(), signal.SIGKILL)"], ids=["ends", "is killed"]
+)
+def test_the_processes_of_a_run_share_a_server_that_ends_with_it(
+    tmp_path: Path, elsewhere: dict[str, str], then: str
+) -> None:
+    parallel = ("-p", "xdist.plugin", "--numprocesses", "2", "--dist", "each")
+    done = session(tmp_path, ASKS_IN_EACH_PROCESS.format(then=then), elsewhere, options=parallel)
+
+    assert done.returncode == (0 if then == "pass" else -9), done.stdout
+    # Whoever is slower than the end of a run that is killed may not have come so far.
+    told = [found.read_text().splitlines() for found in tmp_path.glob("gw*.txt")]
+    assert len(told) == 2 or then != "pass"
+    assert len({(url, *processes) for url, *processes in told}) == 1
+    wait_until(lambda: not birth(int(told[0][1].split()[0])), "the server ends", PATIENCE)
+    services = Path(elsewhere["ONEFOLD_SERVICES_FOLDER"])
+    wait_until(lambda: not list(services.glob("[0-9]*")), "its data is removed", PATIENCE)
+
+
 NOTHING_INSTALLED = """
     from services import programs
     programs._which = lambda name: None
@@ -362,7 +392,7 @@ def test_a_missing_server_skips_and_says_how_to_get_it(tmp_path: Path, elsewhere
     done = session(tmp_path, ASKS_FOR_REDIS, elsewhere, NOTHING_INSTALLED)
 
     assert done.returncode == 0, done.stdout
-    assert f"tests skipped for want of a server: 2 because {HOW_TO_GET_IT}\n" in done.stdout
+    assert f"2 tests skipped:\n     2 {HOW_TO_GET_IT}\n" in done.stdout
     assert "1 passed, 2 skipped" in done.stdout
 
 

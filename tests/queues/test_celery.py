@@ -29,13 +29,13 @@ KEY = "idempotency-key"
 @pytest.fixture(scope="module")
 def data(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
     """A server for messages, results and records, which no other test empties."""
-    with missing_told(request.config), house.own("valkey") as server:
+    with missing_told(), house.own("valkey") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def fragile(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
-    with missing_told(request.config), house.own("valkey") as server:
+    with missing_told(), house.own("valkey") as server:
         yield server
 
 

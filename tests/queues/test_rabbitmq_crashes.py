@@ -178,7 +178,7 @@ def done(store: str) -> bool:
 @pytest.fixture(scope="module")
 def mortal(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
     """A broker that these tests kill, one after the other: it takes long to start."""
-    with missing_told(request.config), house.own("rabbitmq") as server:
+    with missing_told(), house.own("rabbitmq") as server:
         yield server
 
 

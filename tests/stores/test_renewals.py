@@ -561,7 +561,10 @@ def test_it_is_opened_anew_after_the_server_has_closed_it(
 
     def handler() -> str:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
         assert other.sees_three_leases()
         return "paid"
 

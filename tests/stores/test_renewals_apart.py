@@ -27,6 +27,7 @@ from onefold.stores.postgres.dialect import POSTGRES
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from services.proxy import Proxy
 from tests.stores.django.project import alias_of, project
+from tests.stores.mysql import wallet as mysql_wallet
 from tests.support import PATIENCE, Elsewhere, Heard, elsewhere, eventually, in_time
 
 # An eighth of it is shorter than InnoDB's shortest wait: a locked row is not waited for, or for a moment.
@@ -176,7 +177,7 @@ def test_a_locked_row_costs_no_other_claim_its_awaited_renewal(
 
 WAITS: Final = {
     "postgres": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
-    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    "mysql": mysql_wallet.WAITING,
 }
 
 

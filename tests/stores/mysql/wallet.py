@@ -111,11 +111,17 @@ class Ledger:
         return self.balance, self.records
 
 
+# Of this database: other tests may use the same server.
+WAITING = (
+    "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' "
+    "AND trx_mysql_thread_id IN (SELECT id FROM information_schema.processlist WHERE db = database())"
+)
+
+
 def waiting_for_rows(ledger: Ledger, count: int) -> None:
     """Until so many transactions wait for a row."""
     ends = time.monotonic() + PATIENCE
-    asked = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    while ledger.rows(asked)[0][0] < count:
+    while ledger.rows(WAITING)[0][0] < count:
         assert time.monotonic() < ends, "nobody waits"
         # The server gives whoever asks within a tenth of a second what it gave before.
         time.sleep(0.15)

@@ -451,7 +451,7 @@ def moving(request: pytest.FixtureRequest) -> Iterator[Server]:
     from services.fixtures import HOUSE, missing_told
 
     house: House = request.config.stash[HOUSE]
-    with missing_told(request.config), house.own("redis-cluster") as server:
+    with missing_told(), house.own("redis-cluster") as server:
         yield server
 
 

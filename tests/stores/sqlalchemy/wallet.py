@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+import mysql_wallet
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
 from onefold.stores.base import Record
 from onefold.stores.sql.records import TABLE
@@ -110,7 +112,7 @@ def pay(held: Held, key: str, tenant: str = "") -> str:
 WAITING = {
     "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
     "AND cardinality(pg_blocking_pids(pid)) > 0",
-    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    "mariadb": mysql_wallet.WAITING,
 }
 
 
@@ -263,6 +265,30 @@ KINDS = {
 }
 
 ALL = [(database, driver, kind) for database, ways in KINDS.items() for driver, kind in ways]
+
+# Each driver, and each kind on each database and in each colour; all of their combinations are for `make test-all`.
+EVERYDAY = {
+    ("sqlite", "connection"),
+    ("async sqlite+aiosqlite", "session"),
+    ("postgresql+psycopg", "session"),
+    ("async postgresql+psycopg", "session"),
+    ("async postgresql+asyncpg", "connection"),
+    ("mysql+pymysql", "connection"),
+    ("async mysql+asyncmy", "session"),
+}
+
+
+def daily(ways: list[tuple[str, str, str]]) -> list[Any]:
+    """Mark for `make test-all` what is not for every day; an engine hands out connections, a sessionmaker sessions."""
+    handed_out = {"engine": "connection", "sessionmaker": "session"}
+    return [
+        pytest.param(
+            (database, driver, kind),
+            id=f"{database} {driver} {kind}",
+            marks=() if (driver, handed_out.get(kind, kind)) in EVERYDAY else pytest.mark.more,
+        )
+        for database, driver, kind in ways
+    ]
 
 
 def ledger_of(request: Any, database: str) -> Ledger:
