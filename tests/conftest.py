@@ -21,8 +21,8 @@ from onefold.stores import background_purge as _trickle
 from onefold.stores.sqlite.joined import SqliteTransaction
 from tests.wallet import connected, create
 
-# The servers; they start when a test asks for one.
-pytest_plugins = ["services.fixtures"]
+# The servers, which start when a test asks for one; and which file comes first in a parallel run.
+pytest_plugins = ["services.fixtures", "scheduling"]
 
 
 # Whoever starts the tests in the background, a runner of CI say, has Ctrl-C ignored by all of their children.

@@ -88,7 +88,7 @@ def was_cancelled(ended: BaseException | None, moments: Moments) -> bool:
     return isinstance(ended, asyncio.CancelledError) or moments.caught or (ended is None and moments.way == "by anyio")
 
 
-# Each driver, each story and each way is there; all of their combinations are for `make test-more`.
+# Each driver, each story and each way is there; all of their combinations are for `make test-all`.
 EVERYDAY = {
     ("psycopg", "transactional", "twice"),
     ("psycopg", "transactional", "by anyio"),

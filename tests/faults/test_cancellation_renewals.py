@@ -80,7 +80,7 @@ def nobody_else(driver: Driver, address: str) -> bool:
         return eventually(alone)
 
 
-# Every story, and every driver whose connections are opened in a way of its own; the rest is for `make test-more`.
+# Every story, and every driver whose connections are opened in a way of its own; the rest is for `make test-all`.
 EVERYDAY = {
     ("psycopg", "begun", "once"),
     ("asyncpg", "renewed", "at every turn"),

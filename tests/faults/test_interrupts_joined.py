@@ -224,7 +224,7 @@ def address(face: str, request: pytest.FixtureRequest, tmp_path: Any) -> str:
     return found
 
 
-# Each driver and each story is there; all of their combinations are for `make test-more`.
+# Each driver and each story is there; all of their combinations are for `make test-all`.
 EVERYDAY = {
     *product(["sqlite", "psycopg"], STORIES),
     ("pymysql", "within, commits all the same"),

@@ -22,7 +22,7 @@ from tests.http_service.process import SERVERS, Service, records_in, serving
 from tests.http_service.wire import Raw, Wire, post_of
 
 # Every day every framework on SQLite, and each other store with one framework of either colour; the rest is for
-# `make test-more`.
+# `make test-all`.
 EVERY_DAY = [(framework, "sqlite") for framework in SERVERS] + [("asgi", "redis"), ("django", "postgres")]
 MORE = [(framework, store) for store in ("redis", "postgres") for framework in ("asgi", "wsgi", "django", "flask")]
 PLACES = [

@@ -15,7 +15,7 @@ import pytest
 from tests.http_service.process import STACKS, Service, serving
 from tests.http_service.wire import Wire, post_of
 
-# Every day each family, and each server that has no other test; `make test-more` has them all.
+# Every day each family, and each server that has no other test; `make test-all` has them all.
 EVERY_DAY = {
     "asgi on uvicorn with h11",
     "asgi on hypercorn",
