@@ -74,11 +74,11 @@ class InThreadsThatEnd(DjangoStore):
                 connections[self.alias].close()
 
 
-@pytest.mark.more
 class TestSqlite(OnDjango):
     database = "sqlite"
 
 
+@pytest.mark.more
 class TestPostgres(OnDjango):
     database = "postgres"
 

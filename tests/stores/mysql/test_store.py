@@ -58,6 +58,7 @@ class TestContract(StoreContract):
         return MysqlStore(self.url)
 
 
+@pytest.mark.more
 class TestAsyncContract(AsyncStoreContract):
     """From tasks, and from processes."""
 
@@ -72,6 +73,7 @@ class TestAsyncContract(AsyncStoreContract):
         return AsyncMysqlStore(self.url)
 
 
+@pytest.mark.more
 class TestContractWithoutReturning(StoreContract):
     """MySQL's way, as far as MariaDB can show it."""
 
@@ -86,7 +88,6 @@ class TestContractWithoutReturning(StoreContract):
         return MysqlStore(self.url, dialect=MYSQL)
 
 
-@pytest.mark.more
 class TestAsyncContractWithoutReturning(AsyncStoreContract):
     """MySQL's way, awaited."""
 

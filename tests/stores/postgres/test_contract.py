@@ -42,12 +42,14 @@ class TestAsyncpg(TestAsyncPsycopg):
         self.url = through_asyncpg(postgres_url)
 
 
+@pytest.mark.more
 class TestPsycopgBehindPgBouncer(TestPsycopg):
     @pytest.fixture(autouse=True)
     def place(self, pgbouncer_url: str) -> None:
         self.url = pgbouncer_url
 
 
+@pytest.mark.more
 class TestAsyncpgBehindPgBouncer(TestAsyncPsycopg):
     @pytest.fixture(autouse=True)
     def place(self, pgbouncer_url: str) -> None:

@@ -1,4 +1,7 @@
-"""The whole contract on Redis 7, on Valkey 9, and on a cluster of each, in both colours."""
+"""The whole contract on Redis 7, on Valkey 9, and on a cluster of each, in both colours.
+
+Every day each colour, one server and one cluster; all of their combinations are for `make test-all`.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ class TestRedis(Blocking):
     server = "redis"
 
 
+@pytest.mark.more
 class TestRedisAwaited(Awaited):
     server = "redis"
 
@@ -62,6 +66,7 @@ class TestRedisClusterAwaited(Awaited):
     server = "redis_cluster"
 
 
+@pytest.mark.more
 class TestValkeyCluster(Blocking):
     server = "valkey_cluster"
 

@@ -12,7 +12,19 @@ from sqlalchemy import exc, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from onefold import Column, Policy, UsageError
-from tests.stores.sqlalchemy.wallet import ALL, TILLS, AnyDesk, Ledger, add, desk, ledger_of, pay, statements, till
+from tests.stores.sqlalchemy.wallet import (
+    ALL,
+    TILLS,
+    AnyDesk,
+    Ledger,
+    add,
+    daily,
+    desk,
+    ledger_of,
+    pay,
+    statements,
+    till,
+)
 from tests.support import Handler
 
 SESSIONS = [way for way in ALL if way[2] == "session"]
@@ -38,7 +50,7 @@ def payment(key: str = "pay_1", tenant: str = "") -> Payment:
     return Payment(idempotency_key=key, tenant=tenant, amount=500)
 
 
-@pytest.fixture(params=SESSIONS, ids=" ".join)
+@pytest.fixture(params=daily(SESSIONS))
 def way(request: pytest.FixtureRequest) -> tuple[str, str, str]:
     found: tuple[str, str, str] = request.param
     return found
@@ -164,7 +176,7 @@ def test_what_fails_at_the_flush_of_the_commit_is_the_handlers_own_error(
 PAYMENT = Column("payments", "idempotency_key")
 
 
-@pytest.mark.parametrize("way", ALL, ids=" ".join, indirect=True)
+@pytest.mark.parametrize("way", daily(ALL), indirect=True)
 def test_the_row_is_the_record_and_a_duplicate_does_not_run(on: AnyDesk, ledger: Ledger) -> None:
     first = on.within("pay_1", lambda held: pay(held, "pay_1"), PAYMENT)
     on.commit()

@@ -68,7 +68,6 @@ class WithItsEngine(AsyncSqlAlchemyStore):
         await self.engine.dispose()
 
 
-@pytest.mark.more
 class TestSqlite(OnAnEngine):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> Iterator[None]:
@@ -82,12 +81,14 @@ class TestAsyncSqlite(OnAnAsyncEngine):
         self.url = f"sqlite+aiosqlite:///{tmp_path / 'records.db'}"
 
 
+@pytest.mark.more
 class TestPsycopg(OnAnEngine):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> Iterator[None]:
         yield from self.on(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
 
 
+@pytest.mark.more
 class TestAsyncpg(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:

@@ -20,6 +20,7 @@ from tests.stores.sqlalchemy.wallet import (
     Ledger,
     Till,
     add,
+    daily,
     ledger_of,
     somebody_waits,
     statements,
@@ -28,7 +29,7 @@ from tests.stores.sqlalchemy.wallet import (
 from tests.support import PATIENCE, Died, Elsewhere, Handler
 
 
-@pytest.fixture(params=TILLS, ids=" ".join)
+@pytest.fixture(params=daily(TILLS))
 def way(request: pytest.FixtureRequest) -> tuple[str, str, str]:
     found: tuple[str, str, str] = request.param
     return found

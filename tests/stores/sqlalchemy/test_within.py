@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import exc, text
 
 from onefold import InsideItself, KeyReused, NotInTransaction, Outcome, Policy, StoreUnavailable, UsageError
-from tests.stores.sqlalchemy.wallet import ALL, AnyDesk, Ledger, add, desk, ledger_of, somebody_waits, statements
+from tests.stores.sqlalchemy.wallet import ALL, AnyDesk, Ledger, add, daily, desk, ledger_of, somebody_waits, statements
 from tests.support import Died, Elsewhere, Handler
 
 
-@pytest.fixture(params=ALL, ids=" ".join)
+@pytest.fixture(params=daily(ALL))
 def way(request: pytest.FixtureRequest) -> tuple[str, str, str]:
     found: tuple[str, str, str] = request.param
     return found

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mysql_wallet
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-import mysql_wallet
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
 from onefold.stores.base import Record
 from onefold.stores.sql.records import TABLE
