@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# They share their servers, and wait for them a third of the time. More than a few only wait for each other.
-PARALLEL ?= --numprocesses $(if $(filter 1 2,$(shell getconf _NPROCESSORS_ONLN)),3,4) --dist loadfile --no-loadscope-reorder
+# They share their servers, and wait for them half of the time. More than a few only wait for each other.
+PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # The tests start hundreds of Pythons. Each of them would compile the package anew, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -21,14 +21,22 @@ from services.servers import Server
 from tests.http_service.process import SERVERS, Service, records_in, serving
 from tests.http_service.wire import Raw, Wire, post_of
 
-# Every day every framework on SQLite, and each other store with one framework of either colour; the rest is for
-# `make test-all`.
-EVERY_DAY = [(framework, "sqlite") for framework in SERVERS] + [("asgi", "redis"), ("django", "postgres")]
+# Every day all of it on ASGI and WSGI, to which the other frameworks' guards are adapters; and a part on every other
+# framework, and on each other store with one framework of either colour. The rest is for `make test-all`.
+EVERY_RULE = [("asgi", "sqlite"), ("wsgi", "sqlite")]
+A_PART = [(framework, "sqlite") for framework in SERVERS] + [("asgi", "redis"), ("django", "postgres")]
 MORE = [(framework, store) for store in ("redis", "postgres") for framework in ("asgi", "wsgi", "django", "flask")]
-PLACES = [
-    *(pytest.param(place, id="-".join(place)) for place in EVERY_DAY),
-    *(pytest.param(place, id="-".join(place), marks=pytest.mark.more) for place in MORE if place not in EVERY_DAY),
-]
+PLACES = list(dict.fromkeys((*EVERY_RULE, *A_PART, *MORE)))
+PART = {
+    "test_the_same_key_with_another_request_is_refused_and_the_right_one_still_replays",
+    "test_what_cannot_be_a_key_gets_400_and_nothing_runs",
+    "test_the_rule_says_which_first_answers_are_replayed",
+    "test_the_rule_says_whether_an_exception_is_final",
+    "test_a_stream_is_passed_on_live_while_it_is_captured",
+    "test_of_eight_at_once_one_runs_and_the_others_get_409_with_a_short_retry_after",
+    "test_a_client_that_goes_does_not_end_what_has_started",
+    "test_no_key_no_credential_and_no_body_is_in_the_logs_and_no_credential_in_the_store",
+}
 
 # A view's answer is read to its end before it is sent.
 BUFFERED = {"django", "flask"}
@@ -48,7 +56,18 @@ def http_postgres_url(postgres: Server) -> Iterator[str]:
     database.drop()
 
 
-@pytest.fixture(scope="module", params=PLACES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Name the places of a test, with those marked at which it is not for every day."""
+    if "framework_and_service" in metafunc.fixturenames:
+        everyday = A_PART if metafunc.function.__name__ in PART else EVERY_RULE
+        places = [
+            pytest.param(place, id="-".join(place), marks=() if place in everyday else pytest.mark.more)
+            for place in PLACES
+        ]
+        metafunc.parametrize("framework_and_service", places, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def framework_and_service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Service]]:

@@ -272,6 +272,7 @@ def test_the_clock_of_the_store_says_what_is_past_its_stay(tmp_path: Path) -> No
     assert rows(f"sqlite:///{tmp_path}/records.db") == 1
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("always")
 class TestTheContractHoldsWithAPurgeAfterEveryOperation(StoreContract):
     racers = 4

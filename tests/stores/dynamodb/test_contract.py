@@ -56,6 +56,7 @@ class TestContract(StoreContract):
         self.clock.advance(seconds)
 
 
+@pytest.mark.more
 class TestAsyncContract(AsyncStoreContract):
     """From tasks, and from processes."""
 
