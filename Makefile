@@ -19,7 +19,7 @@ help:  ## this list
 demo: $(READY)  ## the double charge, made real: without a guard, and with one
 	$(BIN)/onefold demo $(ARGS)
 
-test: $(READY)  ## all everyday tests, the simulator among them (ARGS=tests/test_decide.py for a part)
+test: $(READY)  ## all everyday tests, the simulator among them (ARGS=tests/delivery/test_decide.py for a part)
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-all: $(READY)  ## and each promise on every server, driver and framework

@@ -22,7 +22,7 @@ from onefold.stores.sqlite.joined import SqliteTransaction
 from tests.wallet import connected, create
 
 # The servers, which start when a test asks for one; and which file comes first in a parallel run.
-pytest_plugins = ["services.fixtures", "scheduling"]
+pytest_plugins = ["services.fixtures", "tests.scheduling"]
 
 
 # Whoever starts the tests in the background, a runner of CI say, has Ctrl-C ignored by all of their children.

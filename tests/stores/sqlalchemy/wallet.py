@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import mysql_wallet
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
@@ -21,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
 from onefold.stores.base import Record
 from onefold.stores.sql.records import TABLE
+from tests.stores.mysql import wallet as mysql_wallet
 from tests.support import eventually
 from tests.wallet import never_opened
 
