@@ -1,14 +1,17 @@
-"""Writes what the documentation shows of the source: the diagram, the tables, the statements.
+"""Write what the documentation shows of the source: diagrams, tables, statements.
 
 `make docs` runs it; a test fails while the pages are not what it would write.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from onefold._delivery.decide import AFTER, FOUND, transitions
 from onefold.testing.simulate import STATEMENTS
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
+PACKAGE = ROOT / "src" / "onefold"
 
 
 def diagram() -> str:
@@ -113,7 +118,139 @@ def _arguments(value: Callable[..., Any]) -> str:
     return f"({', '.join(words)})"
 
 
-PARTS = {
+Edge = tuple[str, str]
+
+# A guard of its own kind: it needs the guards, and the room around it is what stores need.
+APART = {"transactions.dynamodb"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return every module below `onefold` by its dotted name; the package itself has none."""
+    dotted = {path: ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    return {name.removesuffix("__init__").removesuffix("."): path for path, name in sorted(dotted.items())}
+
+
+@cache
+def imports() -> frozenset[Edge]:
+    """Return which module imports which, inside of functions and for type checkers too."""
+    found: set[Edge] = set()
+    for name, path in modules().items():
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "onefold":
+                inside = (node.module or "").partition(".")[2]
+                names = (f"{inside}.{alias.name}".strip(".") for alias in node.names)
+                found.update((name, one if one in modules() else inside) for one in names)
+            elif isinstance(node, ast.Import):
+                found.update(
+                    (name, one.name.removeprefix("onefold.")) for one in node.names if one.name.startswith("onefold.")
+                )
+    return frozenset(found)
+
+
+def reached(start: str, edges: Iterable[Edge]) -> set[str]:
+    """Return all that can be reached from here in one step or more."""
+    seen: set[str] = set()
+    ahead = [start]
+    while ahead:
+        here = ahead.pop()
+        new = {target for source, target in edges if source == here} - seen
+        seen |= new
+        ahead += new
+    return seen
+
+
+GUARDS = "guards"
+
+
+@cache
+def room_of(module: str) -> str | None:
+    """Return the room that the picture shows for a module; None for the words that every room uses."""
+    parts = module.split(".")
+    if module in APART:
+        return module
+    if module and (len(parts) > 1 or modules()[module].name == "__init__.py"):
+        is_room_of_stores = parts[0] == "stores" and ".".join(parts[:2]) in packages()
+        return ".".join(parts[: 2 if is_room_of_stores else 1])
+    others = reached(module, imports())
+    if "_delivery" in {name.partition(".")[0] for name in others}:
+        return GUARDS
+    return module if any(name.startswith("stores.") for name in others) else None
+
+
+@cache
+def packages() -> frozenset[str]:
+    return frozenset(name for name, path in modules().items() if name and path.name == "__init__.py")
+
+
+def crossings() -> Counter[Edge]:
+    """Return how many imports lead from one room into another."""
+    pairs = ((room_of(source), room_of(target)) for source, target in imports())
+    return Counter((source, target) for source, target in pairs if source and target and source != target)
+
+
+def drawn(counted: Counter[Edge]) -> tuple[list[Edge], list[Edge]]:
+    """Return the arrows of the picture, and those against the stream: of two rooms, the fewer imports of the two ways.
+
+    What can be reached over other arrows is not drawn. The arrow of the fewest imports is left out first.
+    """
+    against = [edge for edge in counted if counted[edge] < counted[edge[::-1]]]
+    kept = counted.keys() - against
+    for edge in sorted(kept, key=lambda edge: (counted[edge], edge)):
+        if edge[1] in reached(edge[0], kept - {edge}):
+            kept -= {edge}
+    return sorted(kept), sorted(against)
+
+
+def rooms() -> str:
+    """Draw the rooms and who imports whom."""
+    arrows, against = drawn(crossings())
+    names = sorted({room for edge in [*arrows, *against] for room in edge})
+    stores = [room for room in names if room.partition(".")[0] == "stores"]
+    lines = ["```mermaid", "flowchart TD"]
+    lines += [f"    {_node(room)}" for room in names if room not in stores]
+    lines += ['    subgraph all_stores["stores/"]', *(f"        {_node(room)}" for room in stores), "    end"]
+    lines += [f"    {_id(source)} --> {_id(target)}" for source, target in arrows]
+    lines += [f"    {_id(source)} -.-> {_id(target)}" for source, target in against]
+    return "\n".join([*lines, "```"])
+
+
+def _node(room: str) -> str:
+    return f'{_id(room)}["{_label(room)}"]'
+
+
+def _id(room: str) -> str:
+    return f"room_{room.strip('_').replace('.', '_')}"
+
+
+def _label(room: str) -> str:
+    if room == GUARDS:
+        return ", ".join(
+            name for name in modules() if name[:1] not in ("", "_") and room_of(name) == GUARDS and "." not in name
+        )
+    if room == "stores":
+        return "base, opening, …"
+    path = room.removeprefix("stores.").replace(".", "/")
+    return f"{path}/" if room in packages() else f"{path}.py"
+
+
+def purposes() -> str:
+    """List the packages of the picture with the first line of what each says about itself."""
+    shown = sorted(name for name in packages() if room_of(name) == name)
+    rows = [f"| `{name.replace('.', '/')}/` | {_first_line(modules()[name])} |" for name in shown]
+    return "\n".join(["| package | what it is for |", "| --- | --- |", *rows])
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(_tree(path)) or "").partition("\n")[0]
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "architecture.md": {"rooms": rooms, "purposes": purposes},
     "concepts.md": {"diagram": diagram, "found": found, "after": after},
     "reference.md": {"names": names, "calls": calls},
     "guarantees.md": {"statements": statements, "meanings": meanings},
