@@ -1,4 +1,4 @@
-"""Write what the documentation shows of the source: diagrams, tables, statements.
+"""Write what the documentation shows of the source: diagrams, tables, statements, links to tests.
 
 `make docs` runs it; a test fails while the pages are not what it would write.
 """
@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -249,12 +249,67 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+# Where tests are: ours, and those that every store has to pass.
+TESTS = (ROOT / "tests", PACKAGE / "testing" / "promises")
+
+
+@cache
+def tests() -> dict[str, list[Path]]:
+    """Return the files of each test by its name: one promise may be kept on several databases."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(path for folder in TESTS for path in folder.rglob("*.py")):
+        for name in sorted(set(_tests_in(_tree(path)))):
+            found.setdefault(name, []).append(path)
+    return found
+
+
+def _tests_in(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _tests_in(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.name
+
+
+ROW = re.compile(r"^\| (?P<number>\d+[a-z]?) \|(?P<says>.*)\|(?P<tests>[^|]*)\|$", flags=re.MULTILINE)
+# In a link its text is words, and its file ends in .py: neither is taken for the name of a test.
+NAMED = re.compile(r"\btest_\w+\b(?!\.py)")
+
+
+def edge_cases(text: str) -> str:
+    """Link the tests that the last column names, wherever they are now. To cite another test, write its name there."""
+    return ROW.sub(lambda row: f"| {row['number']} |{row['says']}| {_linked(row)} |", text)
+
+
+def _linked(row: re.Match[str]) -> str:
+    names = dict.fromkeys(NAMED.findall(row["tests"]))
+    missing = [name for name in names if name not in tests()]
+    assert not missing, f"edge case {row['number']} names tests that do not exist: {', '.join(missing)}"
+    return "; ".join(_links(name, tests()[name]) for name in names)
+
+
+def _links(name: str, files: list[Path]) -> str:
+    """Return the promise as a link; where several files keep it, links to the others follow."""
+    words = name.removeprefix("test_").replace("_", " ")
+    first, *others = (f"../{path.relative_to(ROOT).as_posix()}" for path in files)
+    more = [f"[{_place(path)}]({target})" for path, target in zip(files[1:], others, strict=True)]
+    return f"[{words}]({first}#{name})" + (f" (also {', '.join(more)})" if more else "")
+
+
+def _place(path: Path) -> str:
+    inside = path.relative_to(ROOT / "tests") if path.is_relative_to(ROOT / "tests") else path.relative_to(PACKAGE)
+    return inside.with_name(inside.stem.removeprefix("test_")).as_posix()
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "architecture.md": {"rooms": rooms, "purposes": purposes},
     "concepts.md": {"diagram": diagram, "found": found, "after": after},
     "reference.md": {"names": names, "calls": calls},
     "guarantees.md": {"statements": statements, "meanings": meanings},
+    "edge-cases.md": {},
 }
+# What is not between two marks: cells of a table that is written by hand.
+REWRITTEN: dict[str, Callable[[str], str]] = {"edge-cases.md": edge_cases}
 
 
 def generated(page: str) -> str:
@@ -264,7 +319,7 @@ def generated(page: str) -> str:
         block = f"<!-- {name} -->\n\n{make()}\n\n<!-- /{name} -->"
         text, count = re.subn(f"<!-- {name} -->.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)  # noqa: B023
         assert count == 1, f"{page} has no place for {name}"
-    return text
+    return REWRITTEN[page](text) if page in REWRITTEN else text
 
 
 if __name__ == "__main__":
