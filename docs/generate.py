@@ -1,14 +1,17 @@
-"""Writes what the documentation shows of the source: the diagram, the tables, the statements.
+"""Write what the documentation shows of the source: diagrams, tables, statements, links to tests.
 
 `make docs` runs it; a test fails while the pages are not what it would write.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from onefold._delivery.decide import AFTER, FOUND, transitions
 from onefold.testing.simulate import STATEMENTS
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
+PACKAGE = ROOT / "src" / "onefold"
 
 
 def diagram() -> str:
@@ -113,11 +118,198 @@ def _arguments(value: Callable[..., Any]) -> str:
     return f"({', '.join(words)})"
 
 
-PARTS = {
+Edge = tuple[str, str]
+
+# A guard of its own kind: it needs the guards, and the room around it is what stores need.
+APART = {"transactions.dynamodb"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return every module below `onefold` by its dotted name; the package itself has none."""
+    dotted = {path: ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    return {name.removesuffix("__init__").removesuffix("."): path for path, name in sorted(dotted.items())}
+
+
+@cache
+def imports() -> frozenset[Edge]:
+    """Return which module imports which, inside of functions and for type checkers too."""
+    found: set[Edge] = set()
+    for name, path in modules().items():
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "onefold":
+                inside = (node.module or "").partition(".")[2]
+                names = (f"{inside}.{alias.name}".strip(".") for alias in node.names)
+                found.update((name, one if one in modules() else inside) for one in names)
+            elif isinstance(node, ast.Import):
+                found.update(
+                    (name, one.name.removeprefix("onefold.")) for one in node.names if one.name.startswith("onefold.")
+                )
+    return frozenset(found)
+
+
+def reached(start: str, edges: Iterable[Edge]) -> set[str]:
+    """Return all that can be reached from here in one step or more."""
+    seen: set[str] = set()
+    ahead = [start]
+    while ahead:
+        here = ahead.pop()
+        new = {target for source, target in edges if source == here} - seen
+        seen |= new
+        ahead += new
+    return seen
+
+
+GUARDS = "guards"
+
+
+@cache
+def room_of(module: str) -> str | None:
+    """Return the room that the picture shows for a module; None for the words that every room uses."""
+    parts = module.split(".")
+    if module in APART:
+        return module
+    if module and (len(parts) > 1 or modules()[module].name == "__init__.py"):
+        is_room_of_stores = parts[0] == "stores" and ".".join(parts[:2]) in packages()
+        return ".".join(parts[: 2 if is_room_of_stores else 1])
+    others = reached(module, imports())
+    if "_delivery" in {name.partition(".")[0] for name in others}:
+        return GUARDS
+    return module if any(name.startswith("stores.") for name in others) else None
+
+
+@cache
+def packages() -> frozenset[str]:
+    return frozenset(name for name, path in modules().items() if name and path.name == "__init__.py")
+
+
+def crossings() -> Counter[Edge]:
+    """Return how many imports lead from one room into another."""
+    pairs = ((room_of(source), room_of(target)) for source, target in imports())
+    return Counter((source, target) for source, target in pairs if source and target and source != target)
+
+
+def drawn(counted: Counter[Edge]) -> tuple[list[Edge], list[Edge]]:
+    """Return the arrows of the picture, and those against the stream: of two rooms, the fewer imports of the two ways.
+
+    What can be reached over other arrows is not drawn. The arrow of the fewest imports is left out first.
+    """
+    against = [edge for edge in counted if counted[edge] < counted[edge[::-1]]]
+    kept = counted.keys() - against
+    for edge in sorted(kept, key=lambda edge: (counted[edge], edge)):
+        if edge[1] in reached(edge[0], kept - {edge}):
+            kept -= {edge}
+    return sorted(kept), sorted(against)
+
+
+def rooms() -> str:
+    """Draw the rooms and who imports whom."""
+    arrows, against = drawn(crossings())
+    names = sorted({room for edge in [*arrows, *against] for room in edge})
+    stores = [room for room in names if room.partition(".")[0] == "stores"]
+    lines = ["```mermaid", "flowchart TD"]
+    lines += [f"    {_node(room)}" for room in names if room not in stores]
+    lines += ['    subgraph all_stores["stores/"]', *(f"        {_node(room)}" for room in stores), "    end"]
+    lines += [f"    {_id(source)} --> {_id(target)}" for source, target in arrows]
+    lines += [f"    {_id(source)} -.-> {_id(target)}" for source, target in against]
+    return "\n".join([*lines, "```"])
+
+
+def _node(room: str) -> str:
+    return f'{_id(room)}["{_label(room)}"]'
+
+
+def _id(room: str) -> str:
+    return f"room_{room.strip('_').replace('.', '_')}"
+
+
+def _label(room: str) -> str:
+    if room == GUARDS:
+        return ", ".join(
+            name for name in modules() if name[:1] not in ("", "_") and room_of(name) == GUARDS and "." not in name
+        )
+    if room == "stores":
+        return "base, opening, …"
+    path = room.removeprefix("stores.").replace(".", "/")
+    return f"{path}/" if room in packages() else f"{path}.py"
+
+
+def purposes() -> str:
+    """List the packages of the picture with the first line of what each says about itself."""
+    shown = sorted(name for name in packages() if room_of(name) == name)
+    rows = [f"| `{name.replace('.', '/')}/` | {_first_line(modules()[name])} |" for name in shown]
+    return "\n".join(["| package | what it is for |", "| --- | --- |", *rows])
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(_tree(path)) or "").partition("\n")[0]
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+# Where tests are: ours, and those that every store has to pass.
+TESTS = (ROOT / "tests", PACKAGE / "testing" / "promises")
+
+
+@cache
+def tests() -> dict[str, list[Path]]:
+    """Return the files of each test by its name: one promise may be kept on several databases."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(path for folder in TESTS for path in folder.rglob("*.py")):
+        for name in sorted(set(_tests_in(_tree(path)))):
+            found.setdefault(name, []).append(path)
+    return found
+
+
+def _tests_in(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _tests_in(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.name
+
+
+ROW = re.compile(r"^\| (?P<number>\d+[a-z]?) \|(?P<says>.*)\|(?P<tests>[^|]*)\|$", flags=re.MULTILINE)
+# In a link its text is words, and its file ends in .py: neither is taken for the name of a test.
+NAMED = re.compile(r"\btest_\w+\b(?!\.py)")
+
+
+def edge_cases(text: str) -> str:
+    """Link the tests that the last column names, wherever they are now. To cite another test, write its name there."""
+    return ROW.sub(lambda row: f"| {row['number']} |{row['says']}| {_linked(row)} |", text)
+
+
+def _linked(row: re.Match[str]) -> str:
+    names = dict.fromkeys(NAMED.findall(row["tests"]))
+    missing = [name for name in names if name not in tests()]
+    assert not missing, f"edge case {row['number']} names tests that do not exist: {', '.join(missing)}"
+    return "; ".join(_links(name, tests()[name]) for name in names)
+
+
+def _links(name: str, files: list[Path]) -> str:
+    """Return the promise as a link; where several files keep it, links to the others follow."""
+    words = name.removeprefix("test_").replace("_", " ")
+    first, *others = (f"../{path.relative_to(ROOT).as_posix()}" for path in files)
+    more = [f"[{_place(path)}]({target})" for path, target in zip(files[1:], others, strict=True)]
+    return f"[{words}]({first}#{name})" + (f" (also {', '.join(more)})" if more else "")
+
+
+def _place(path: Path) -> str:
+    inside = path.relative_to(ROOT / "tests") if path.is_relative_to(ROOT / "tests") else path.relative_to(PACKAGE)
+    return inside.with_name(inside.stem.removeprefix("test_")).as_posix()
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "architecture.md": {"rooms": rooms, "purposes": purposes},
     "concepts.md": {"diagram": diagram, "found": found, "after": after},
     "reference.md": {"names": names, "calls": calls},
     "guarantees.md": {"statements": statements, "meanings": meanings},
+    "edge-cases.md": {},
 }
+# What is not between two marks: cells of a table that is written by hand.
+REWRITTEN: dict[str, Callable[[str], str]] = {"edge-cases.md": edge_cases}
 
 
 def generated(page: str) -> str:
@@ -127,7 +319,7 @@ def generated(page: str) -> str:
         block = f"<!-- {name} -->\n\n{make()}\n\n<!-- /{name} -->"
         text, count = re.subn(f"<!-- {name} -->.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)  # noqa: B023
         assert count == 1, f"{page} has no place for {name}"
-    return text
+    return REWRITTEN[page](text) if page in REWRITTEN else text
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_what_shows_the_source_is_made_from_it(page: str) -> None:
 def test_every_link_between_pages_leads_somewhere() -> None:
     broken = [
         f"{page.relative_to(PROJECT)}: {target}"
-        for page in PAGES
+        for page in [*PAGES, PROJECT / "CONTRIBUTING.md"]
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
         if not (page.parent / target).exists()
     ]
