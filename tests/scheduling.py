@@ -6,35 +6,34 @@ file has, the earlier it comes.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
 
 CACHED = "onefold/seconds"
-MEASURED = pytest.StashKey[Counter[str]]()
+MEASURED = pytest.StashKey[defaultdict[str, float]]()
 
 # Of a test about whose file nothing is known.
 SECONDS = 0.05
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[MEASURED] = Counter()
+    config.stash[MEASURED] = defaultdict(float)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell each process the same: they have to agree on the order."""
-    cache = node.config.cache
-    node.workerinput["seconds"] = cache.get(CACHED, {}) if cache is not None else {}
+    node.workerinput["seconds"] = known(node.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    known: dict[str, float] | None = getattr(config, "workerinput", {}).get("seconds")
-    if known is None:
+    seconds: dict[str, float] | None = getattr(config, "workerinput", {}).get("seconds")
+    if seconds is None:
         return
     tests = Counter(map(file_of, items))
-    slowest = sorted(tests, key=lambda file: known.get(file, SECONDS * tests[file]), reverse=True)
+    slowest = sorted(tests, key=lambda file: seconds.get(file, SECONDS * tests[file]), reverse=True)
     place = {file: number for number, file in enumerate(slowest)}
     items.sort(key=lambda item: place[file_of(item)])
 
@@ -48,8 +47,14 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
     config.stash[MEASURED][report.nodeid.partition("::")[0]] += report.duration
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
-    whole = config.getoption("numprocesses", None) and not config.getoption("keyword")
-    if whole and config.cache is not None:
-        config.cache.set(CACHED, config.cache.get(CACHED, {}) | config.stash[MEASURED])
+    whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not config.getoption("keyword")
+    if whole and config.getoption("numprocesses", None) and hasattr(config, "cache"):
+        config.cache.set(CACHED, known(config) | dict(config.stash[MEASURED]))
+
+
+def known(config: pytest.Config) -> dict[str, float]:
+    """How long each file took; nothing where pytest has no cache."""
+    found: dict[str, float] = config.cache.get(CACHED, {}) if hasattr(config, "cache") else {}
+    return found
