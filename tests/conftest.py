@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import logging
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer.testing
 
 from onefold.stores import background_purge as _trickle
 from onefold.stores.sqlite.joined import SqliteTransaction
@@ -53,6 +55,14 @@ def no_round_trip_is_slow() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patching:
         # The package's own `examine` is the function.
         patching.setattr(importlib.import_module("onefold.health.examine"), "ROUND_TRIP_SLOW", math.inf)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_command_is_built_once() -> Iterator[None]:
+    """Keep what typer makes of our command line: it makes it anew for each call, which takes longer than most calls."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
         yield
 
 
