@@ -1,4 +1,7 @@
-"""The PostgreSQL store: the whole contract on each driver, directly and behind PgBouncer in transaction mode."""
+"""The PostgreSQL store: the whole contract on each driver, directly and behind PgBouncer in transaction mode.
+
+Every day on the usual driver of each colour; the rest is for `make test-all`.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,8 @@ class TestPsycopg(StoreContract):
         return open_store(self.url)
 
 
-class TestAsyncPsycopg(AsyncStoreContract):
-    @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> None:
-        self.url = postgres_url
+class Awaited(AsyncStoreContract):
+    url: str
 
     def process_source(self) -> Any:
         return self.url
@@ -36,7 +37,14 @@ class TestAsyncPsycopg(AsyncStoreContract):
         return open_async_store(self.url)
 
 
-class TestAsyncpg(TestAsyncPsycopg):
+@pytest.mark.more
+class TestAsyncPsycopg(Awaited):
+    @pytest.fixture(autouse=True)
+    def place(self, postgres_url: str) -> None:
+        self.url = postgres_url
+
+
+class TestAsyncpg(Awaited):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:
         self.url = through_asyncpg(postgres_url)
@@ -50,7 +58,7 @@ class TestPsycopgBehindPgBouncer(TestPsycopg):
 
 
 @pytest.mark.more
-class TestAsyncpgBehindPgBouncer(TestAsyncPsycopg):
+class TestAsyncpgBehindPgBouncer(Awaited):
     @pytest.fixture(autouse=True)
     def place(self, pgbouncer_url: str) -> None:
         self.url = through_asyncpg(pgbouncer_url)
