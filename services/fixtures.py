@@ -61,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.stats.get("skipped", [])
     reasons = Counter(_reason(report) for report in reports)
     if reasons:
-        terminalreporter.write_line(f"{reasons.total()} tests skipped:", yellow=True)
+        terminalreporter.write_line(f"tests skipped: {reasons.total()}", yellow=True)
     for reason, number in reasons.most_common():
         terminalreporter.write_line(f"{number:>6} {reason}", yellow=True)
 
