@@ -27,13 +27,24 @@ def main() -> None:
     for pid, number, _ in reversed(left):
         signal_one(pid, signal.SIGCONT)
         signal_one(pid, number)
-    try:
-        wait_until(lambda: all(birth(pid) != born for pid, _, born in left), "the servers do not end", SECONDS_TO_END)
-    except ServerFailed:
+    if not gone(left):
         for pid, _, born in left:
             if birth(pid) == born:
                 signal_one(pid, signal.SIGKILL)
+        # Whoever still dies might write into the folder.
+        gone(left)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def gone(processes: list[tuple[int, signal.Signals, str]]) -> bool:
+    """Wait a little until they have ended."""
+    try:
+        wait_until(
+            lambda: all(birth(pid) != born for pid, _, born in processes), "the servers do not end", SECONDS_TO_END
+        )
+    except ServerFailed:
+        return False
+    return True
 
 
 def listed(folder: Path) -> list[tuple[int, signal.Signals, str]]:
