@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduling import pytest_collection_modifyitems as put_in_order
+from tests.scheduling import pytest_collection_modifyitems as put_in_order
 
 COLLECTED = ["fast.py::a", "fast.py::b", "slow.py::a", "slow.py::b", "new.py::a"]
 
