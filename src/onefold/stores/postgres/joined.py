@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn, TypeVar
 
+from onefold._generators import run, run_async
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
 from onefold.stores.sql.connection import AsyncLink, Database, Kind, Link, cause_of
-from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk, carry, carry_async
+from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
 from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.pool import quietly, quietly_awaited
-from onefold.stores.sql.store import make, make_awaited
+from onefold.stores.sql.tables import make
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class CallersRecords(JoinedRecords):
         return answer
 
     def _look(self) -> None:
-        path = carry(looking(self.database.sql), self.link)
+        path = run(looking(self.database.sql), self.link)
         if path is not None:
             self._make(path)
         looked.add(self._place)
@@ -67,7 +68,7 @@ class CallersRecords(JoinedRecords):
         try:
             other.begin()
             other.send(searching(path))
-            make(self.database, other)
+            run(make(self.database), other)
             other.commit()
         except Exception as error:
             explain(error, self.database)
@@ -99,7 +100,7 @@ class AsyncCallersRecords(AsyncJoinedRecords):
         return answer
 
     async def _look(self) -> None:
-        path = await carry_async(looking(self.database.sql), self.link)
+        path = await run_async(looking(self.database.sql), self.link)
         if path is not None:
             await self._make(path)
         looked.add(self._place)
@@ -112,7 +113,7 @@ class AsyncCallersRecords(AsyncJoinedRecords):
         try:
             await other.begin()
             await other.send(searching(path))
-            await make_awaited(self.database, other)
+            await run_async(make(self.database), other)
             await other.commit()
         except Exception as error:
             explain(error, self.database)

@@ -10,17 +10,20 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from onefold._generators import Work, run, run_async
 from onefold._interrupts import closed_for_sure
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
 from onefold.stores.reserved import connecting
-from onefold.stores.sql.connection import AsyncLink, Link, Standing
+from onefold.stores.sql.connection import AsyncLink, Lends, LendsAwaited, Link, Standing
 from onefold.stores.sql.slots import Slots, Stay
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 # Transactions that are under way at the same time; a server has room for some hundred connections in all.
 SIZE: Final = 10
@@ -255,3 +258,14 @@ def quietly(close: Callable[[], None]) -> None:
 async def quietly_awaited(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(Exception):
         await close()
+
+
+def run_on(pool: Lends, work: Callable[[Link], Work[T]]) -> T:
+    """Run work on a connection that the pool lends for it."""
+    with pool.lend() as link:
+        return run(work(link), link)
+
+
+async def run_on_async(pool: LendsAwaited, work: Callable[[AsyncLink], Work[T]]) -> T:
+    async with pool.lend() as link:
+        return await run_async(work(link), link)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from onefold._generators import run_async
 from onefold._model import Claim, Entry, Gone, Record
 from onefold.errors import UsageError
 from onefold.stores.mysql import joined as _mysql
@@ -19,7 +20,7 @@ from onefold.stores.sql.connection import Database, Standing, cause_of
 from onefold.stores.sql.dialect import Talk
 from onefold.stores.sql.joined import AsyncJoinedRecords, explain
 from onefold.stores.sql.pool import quietly_awaited
-from onefold.stores.sql.store import ensure_awaited
+from onefold.stores.sql.tables import ensure
 from onefold.transactions import Column
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class CallersRecords(AsyncJoinedRecords):
 
     async def _ensure(self, other: OwnLink) -> None:
         try:
-            await ensure_awaited(self.database, other)
+            await run_async(ensure(self.database, other), other)
         except Exception as error:
             explain(error, self.database)
             raise
