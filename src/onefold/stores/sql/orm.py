@@ -15,14 +15,14 @@ from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.mysql.dialect import Mysql
 from onefold.stores.mysql.own_column import MysqlRows
 from onefold.stores.postgres.dialect import POSTGRES
-from onefold.stores.postgres.joined import FAILED_TRANSACTION, cannot_make, looking, searching
+from onefold.stores.postgres.joined import FAILED_TRANSACTION, cannot_make, looking, making
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database, Kind, Link, cause_of
 from onefold.stores.sql.dialect import Ask, Reply, Sends
 from onefold.stores.sql.joined import explain
 from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.own_column import Rows
-from onefold.stores.sql.tables import ensure, make
+from onefold.stores.sql.tables import ensure
 from onefold.transactions import Column
 
 FAILED_BEFORE: Final = (
@@ -49,14 +49,7 @@ def find_tables(database: Database, link: Sends, beside: Beside) -> None:
     # They are in a schema, and which one is a matter of the session.
     path = run(looking(database.sql), link)
     if path is not None:
-        _on_another(database, beside, lambda other: _make_in(path, database, other))
-
-
-def _make_in(path: str, database: Database, other: Link) -> None:
-    other.begin()
-    other.send(searching(path))
-    run(make(database), other)
-    other.commit()
+        _on_another(database, beside, lambda other: run(making(database, path, other), other))
 
 
 def _on_another(database: Database, beside: Beside, work: Callable[[Link], None]) -> None:

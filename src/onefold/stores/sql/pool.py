@@ -260,6 +260,44 @@ async def quietly_awaited(close: Callable[[], Awaitable[None]]) -> None:
         await close()
 
 
+class OneOff:
+    """Lends a connection that is opened for it, and closed afterwards."""
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        self._connect = connect
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        with connecting():
+            link = self._connect()
+        try:
+            yield link
+        finally:
+            quietly(link.close)
+
+    def drop_idle(self) -> None:
+        """Nothing: none is kept."""
+
+
+class AsyncOneOff:
+    """The same, awaited."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncLink]]) -> None:
+        self._connect = connect
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncLink]:
+        with connecting():
+            link = await self._connect()
+        try:
+            yield link
+        finally:
+            await quietly_awaited(link.close)
+
+    async def drop_idle(self) -> None:
+        """Nothing: none is kept."""
+
+
 def run_on(pool: Lends, work: Callable[[Link], Work[T]]) -> T:
     """Run work on a connection that the pool lends for it."""
     with pool.lend() as link:
