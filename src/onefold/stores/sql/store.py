@@ -57,9 +57,11 @@ class SqlRules:
     _run_on: Callable[..., Any]
     _run_heard: Callable[..., Any]
 
-    def __init__(self, database: Database, pool: Any) -> None:
+    def __init__(self, database: Database, pool: Any, *, ours: bool = True) -> None:
+        """`ours`: whether the pool may be closed with the store."""
         self.database = database
         self._pool = pool
+        self._ours = ours
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
         self._renewals = pool.reserve()
         self._leases = Leases()
@@ -194,9 +196,6 @@ class SqlStore(SqlRules):
     _run_on = staticmethod(run_on)
     _run_heard = staticmethod(run)
 
-    def __init__(self, database: Database, pool: StoresPool) -> None:
-        super().__init__(database, pool)
-
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         return run(self._claim(entry, replacing))
 
@@ -264,9 +263,10 @@ class SqlStore(SqlRules):
         run(self._purge_a_little())
 
     def close(self) -> None:
-        """Close the connections. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         self._renewals.let_go()
-        self._pool.drop_idle()
+        if self._ours:
+            self._pool.drop_idle()
 
     def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
         # Nothing bounds a blocking wait for a pool but the pool itself.
@@ -282,9 +282,6 @@ class AsyncSqlStore(SqlRules):
 
     _pool: AsyncStoresPool
     _run_on = staticmethod(run_on_async)
-
-    def __init__(self, database: Database, pool: AsyncStoresPool) -> None:
-        super().__init__(database, pool)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         return await run_async(self._claim(entry, replacing))
@@ -336,9 +333,10 @@ class AsyncSqlStore(SqlRules):
         await self._run_heard(self._purge_a_little())
 
     async def aclose(self) -> None:
-        """Close the connections. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         await self._renewals.let_go()
-        await self._pool.drop_idle()
+        if self._ours:
+            await self._pool.drop_idle()
 
     @staticmethod
     async def _run_heard(work: Work[T]) -> T:
