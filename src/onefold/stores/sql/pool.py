@@ -2,6 +2,10 @@
 
 A dead connection is found out by using it: then all that wait here are dropped with it, because a server that restarts
 ends them all. What nobody closes is closed with the pool, the process or the event loop.
+
+A pool of our own, because no other serves all drivers: PyMySQL has none. psycopg_pool connects in threads of its own,
+which a forked child does not have; its async pool, asyncpg's and asyncmy's belong to one event loop. SQLAlchemy's would
+be one more package. And an interrupt must not break the lock of a pool (`slots`).
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ class SqlStore(SqlRules):
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        run(self._look())
+        if not self._looked:
+            run(self._look())
         transaction = self._new_transaction()
         try:
             yield transaction
@@ -321,7 +322,8 @@ class AsyncSqlStore(SqlRules):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        await run_async(self._look())
+        if not self._looked:
+            await run_async(self._look())
         transaction = self._new_transaction()
         try:
             yield transaction
@@ -330,7 +332,7 @@ class AsyncSqlStore(SqlRules):
             raise
         finally:
             await transaction.let_go()
-        await self._run_heard(self._purge_a_little())
+        await heard(run_async(self._purge_a_little()))
 
     async def aclose(self) -> None:
         """Close the connections that are ours. Whoever uses the store after that opens new ones."""
