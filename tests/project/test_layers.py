@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_generators", "_interrupts", "_model"}
 RULES = BOTTOM | {"_fingerprint", "codecs", "events", "keys"}
 CORE = RULES | {"_handlers", "_heartbeat", "_delivery", "current", "stores.base"}
 # What everybody may use: what a user imports, too.
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_checks": {"errors", "durations"},
     "_driver_connections": set(),
     "_forks": set(),
+    "_generators": set(),
     "_interrupts": {"errors"},
     "_model": {"_checks", "durations", "errors"},
     "_fingerprint": set(),

@@ -19,6 +19,7 @@ from onefold._heartbeat import beats as heartbeat
 from onefold.stores.django import DjangoStore
 from onefold.stores.django.connection import beside, in_transaction
 from onefold.stores.mysql import orm as mysql
+from onefold.stores.sql.pool import run_on
 from onefold.testing import StoreContract
 from services.proxy import Proxy
 from tests.stores.django.project import Counter, alias_of, configure, described, ledger_at, payments, project
@@ -66,9 +67,9 @@ class OnDjango(StoreContract):
 class InThreadsThatEnd(DjangoStore):
     """Django closes connections at the end of a request; a thread of the contract's ends without one."""
 
-    def _sent(self, work: Callable[..., Any], pool: Any = None) -> Any:
+    def _run_on(self, pool: Any, work: Callable[..., Any]) -> Any:
         try:
-            return super()._sent(work, pool)
+            return run_on(pool, work)
         finally:
             if threading.current_thread() is not threading.main_thread():
                 connections[self.alias].close()

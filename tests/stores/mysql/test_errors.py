@@ -350,7 +350,7 @@ def test_a_password_of_any_letters_logs_in(colour: type[Worker], ledger: Ledger)
 @pytest.mark.parametrize(("guard", "package"), [(Guard, "pymysql"), (AsyncGuard, "asyncmy")])
 def test_a_missing_package_says_how_to_get_it(guard: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, f"{package}.connection{'s' if package == 'pymysql' else ''}", None)
-    monkeypatch.delitem(sys.modules, f"onefold.stores._{package}_links")
+    monkeypatch.delitem(sys.modules, f"onefold.stores.mysql.{package}.connection")
 
     with pytest.raises(UsageError, match=r"pip install 'onefold\[mysql\]'"):
         _ = guard("mysql://app@host/shop").store

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from onefold import StoreUnavailable, UsageError
+from onefold._generators import run
 from onefold._model import Address, Claim, Close, Ending, Entry, State
 from onefold.stores import mysql
 from onefold.stores.base import Query
@@ -20,7 +21,7 @@ from onefold.stores.mysql import AsyncMysqlStore, MysqlStore, apply_schema, desc
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from onefold.stores.mysql.literals import filled
 from onefold.stores.mysql.pymysql.connection import PymysqlLink
-from onefold.stores.sql.dialect import Ask, carry
+from onefold.stores.sql.dialect import Ask
 from onefold.testing import AsyncStoreContract, StoreContract
 from services.proxy import Proxy
 from tests.stores.mysql.wallet import COLOURS, Ledger, Worker, connected
@@ -328,8 +329,8 @@ def test_the_character_set_of_the_connection_does_not_matter(ledger: Ledger) -> 
         with connection.cursor() as cursor:
             cursor.execute("SET character_set_connection = utf16, collation_connection = utf16_bin")
 
-        assert carry(MARIADB.extend(claim_of(mine)), PymysqlLink(connection)) is True
-        assert carry(MARIADB.extend_all([claim_of(mine)]), PymysqlLink(connection)) == [True]
+        assert run(MARIADB.extend(claim_of(mine)), PymysqlLink(connection)) is True
+        assert run(MARIADB.extend_all([claim_of(mine)]), PymysqlLink(connection)) == [True]
 
 
 def test_a_person_can_read_the_records(ledger: Ledger) -> None:

@@ -7,13 +7,15 @@ operations commit at once: a claim that waited for the end of a request's transa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from onefold._checks import did_you_mean, yes_or_no
-from onefold.errors import StoreUnavailable, UsageError
+from onefold._generators import Work
+from onefold._model import Claim
+from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.django.connection import AtomicLink, RenewalLink, StoresLink, beside, database_of, in_transaction
 from onefold.stores.sql.connection import Link
@@ -33,32 +35,22 @@ class DjangoStore(SqlStore):
         database = database_of(connection_of(alias))._replace(auto_schema=auto_schema, purges=purge)
         super().__init__(database, self._lender)
 
-    def _look(self) -> None:
+    def _look(self) -> Work[None]:
         if not self._looked:
-            super()._look()
+            yield from super()._look()
             # Which server it is shows with the first connection.
             self.database = self.database._replace(sql=database_of(connection_of(self.alias)).sql)
 
-    @contextmanager
-    def transaction(self) -> Iterator[SqlTransaction]:
-        """A block of `transaction.atomic()` on the connection that this thread has."""
-        self._look()
-        transaction = SqlTransaction(self.database, AtomicLender(self.alias))
-        try:
-            yield transaction
-        except StoreUnavailable as error:
-            self._forget_tables(error)
-            raise
-        finally:
-            transaction.let_go()
-        self._purge_a_little()
+    def _new_transaction(self) -> SqlTransaction:
+        # A block of `transaction.atomic()` on the connection that this thread has.
+        return SqlTransaction(self.database, AtomicLender(self.alias))
 
-    def _purge_a_little(self, ended: int = 1) -> None:
+    def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Work[None]:
         connection = connection_of(self.alias)
         if connection.vendor == "sqlite" and in_transaction(connection):
             # In the block of a TestCase: a file has one writer, and a purge beside would wait for the block's end.
             return
-        super()._purge_a_little(ended)
+        yield from super()._purge_a_little(ended, claims)
 
 
 def connection_of(alias: str) -> Any:

@@ -6,33 +6,52 @@ the work. It never hides what the server says: that becomes `StoreUnavailable`, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
+from onefold._generators import Work, run
 from onefold.errors import UsageError
 from onefold.stores.mysql.dialect import LOCK, MYSQL, UNLOCK, Mysql, dialect_of
 from onefold.stores.mysql.transaction import AsyncMysqlTransaction, MysqlTransaction
 from onefold.stores.mysql.urls import Place, place_of
-from onefold.stores.sql.connection import AsyncLink, Database, Link
-from onefold.stores.sql.dialect import carry
+from onefold.stores.sql.connection import Database
 from onefold.stores.sql.pool import AsyncPool, Pool
 from onefold.stores.sql.records import VERSION
-from onefold.stores.sql.store import AsyncSqlStore, SqlStore, ensure, ensure_awaited
+from onefold.stores.sql.store import AsyncSqlStore, SqlRules, SqlStore
+from onefold.stores.sql.tables import ensure
 
 
-class MysqlStore(SqlStore):
-    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+class MysqlRules(SqlRules):
+    """What a store on MySQL or MariaDB does in its own way."""
+
+    # Its module here, and the pool of its connections.
+    _driver: str
+    _pool_of: Callable[..., Any]
 
     def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
         """`dialect`: None is whatever the server says that it is."""
-        place, links = place_of(url, "pymysql"), _links("pymysql")
+        place, links = place_of(url, self._driver), _links(self._driver)
         bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
-        pool = Pool(partial(links.for_operations, place), **bounds)
-        super().__init__(_database(place, links, dialect), pool)
+        super().__init__(
+            _database(place, links, dialect), self._pool_of(partial(links.for_operations, place), **bounds)
+        )
         # Connections for handlers differ: autocommit is off, and one message is one statement.
-        self._lending = Pool(partial(links.for_transactions, place), **bounds)
+        self._lending = self._pool_of(partial(links.for_transactions, place), **bounds)
         self._dialect = dialect
+
+    def _meet(self, connection: Any) -> Work[None]:
+        sql = self._dialect or dialect_of(connection.connection.server_version)
+        self.database = self.database._replace(sql=sql)
+        return ensure(self.database, connection)
+
+
+class MysqlStore(MysqlRules, SqlStore):
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+
+    _driver = "pymysql"
+    _pool_of = Pool
 
     def close(self) -> None:
         super().close()
@@ -41,22 +60,12 @@ class MysqlStore(SqlStore):
     def _new_transaction(self) -> MysqlTransaction:
         return MysqlTransaction(self.database, self._lending)
 
-    def _meet(self, link: Link) -> None:
-        sql = self._dialect or dialect_of(link.connection.server_version)
-        self.database = self.database._replace(sql=sql)
-        ensure(self.database, link)
 
-
-class AsyncMysqlStore(AsyncSqlStore):
+class AsyncMysqlStore(MysqlRules, AsyncSqlStore):
     """The same store, awaited; it survives a new event loop."""
 
-    def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
-        place, links = place_of(url, "asyncmy"), _links("asyncmy")
-        bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
-        pool = AsyncPool(partial(links.for_operations, place), **bounds)
-        super().__init__(_database(place, links, dialect), pool)
-        self._lending = AsyncPool(partial(links.for_transactions, place), **bounds)
-        self._dialect = dialect
+    _driver = "asyncmy"
+    _pool_of = AsyncPool
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -64,11 +73,6 @@ class AsyncMysqlStore(AsyncSqlStore):
 
     def _new_transaction(self) -> AsyncMysqlTransaction:
         return AsyncMysqlTransaction(self.database, self._lending)
-
-    async def _meet(self, link: AsyncLink) -> None:
-        sql = self._dialect or dialect_of(link.connection.server_version)
-        self.database = self.database._replace(sql=sql)
-        await ensure_awaited(self.database, link)
 
 
 def open_store(url: str) -> MysqlStore:
@@ -94,8 +98,8 @@ def apply_schema(url: str) -> list[str]:
     database = _database(place, links, None)._replace(auto_schema=True)
     store = SqlStore(database, Pool(partial(links.for_operations, place), size=1))
     try:
-        before = store._sent(lambda link: carry(database.sql.form(), link))
-        store._look()
+        before = run(store._send(lambda _: database.sql.form(), store._pool, look=False))
+        run(store._look())
     finally:
         store.close()
     if before == VERSION:

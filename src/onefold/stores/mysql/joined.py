@@ -1,13 +1,27 @@
-"""MySQL and MariaDB: what both drivers' modules have to know of a caller's connection. Nothing here sends anything."""
+"""MySQL and MariaDB: records in the transaction of a caller's connection, whatever its driver.
+
+Nothing here changes a table in it, because MySQL would commit it without a word. The tables are looked at, and made, on
+another connection beside it, once for each process and database.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from onefold._generators import Work
+from onefold._model import Claim, Entry, Gone, Record
 from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION
-from onefold.stores.sql.connection import Database, Kind, cause_of
-from onefold.stores.sql.dialect import Ask
+from onefold.stores.reserved import came_to_nothing, connecting
+from onefold.stores.sql.connection import Database, Kind, Standing, cause_of
+from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.joined import explain
+from onefold.stores.sql.joined_rules import Talks
+from onefold.stores.sql.tables import ensure
+
+T = TypeVar("T")
 
 # Host, port or socket, and database: as the connection was opened.
 Place = tuple[Any, ...]
@@ -16,6 +30,78 @@ Place = tuple[Any, ...]
 looked: Final[set[Place]] = set()
 
 WHICH_DATABASE: Final = Ask("SELECT DATABASE()", {}, rows=True)
+
+
+class CallersRules(Talks):
+    """Records on a connection of the caller's, whose database may not have our tables yet."""
+
+    # Opens a connection to another database of the same server.
+    _connect: Callable[[Any, str], Any]
+    _one_off: Callable[..., Any]
+
+    def __init__(self, database: Database, link: Any, place: Place) -> None:
+        super().__init__(database, link)
+        self._place = place
+
+    def _claiming(self, entry: Entry, replacing: Record | None) -> Work[Record | Gone | None]:
+        found = yield from self._find(lambda: self.database.sql.claim_joined(entry, replacing))
+        if found is None:
+            yield from self._check_inside([entry])
+            yield from self.database.sql.mark(Claim(entry.address, entry.token))
+        return found
+
+    def _claiming_all(self, entries: Sequence[Entry]) -> Work[list[Record | Gone | None]]:
+        answers = yield from self._find(lambda: self.database.sql.claim_all(entries))
+        yield from self._check_inside([entry for entry, found in zip(entries, answers, strict=True) if found is None])
+        return answers
+
+    def _check_inside(self, entries: Sequence[Entry]) -> Work[None]:
+        """The driver believed that a transaction is open, and the server knows better: an error had ended it."""
+        if self.link.standing() is Standing.IDLE:
+            for entry in entries:
+                yield from self.database.sql.release(Claim(entry.address, entry.token))
+            raise not_in_transaction()
+
+    def _find(self, talk: Callable[[], Talk[T]]) -> Work[T]:
+        """What is found in the tables, once they are there."""
+        if self._place not in looked:
+            yield from self._look()
+        try:
+            return (yield from talk())
+        except Exception as error:
+            if not lacks_tables(error, self.database):
+                raise
+        yield from self._make()
+        return (yield from talk())
+
+    def _look(self) -> Work[None]:
+        try:
+            yield from self._ensure()
+        except Exception as error:
+            # Without another connection: the tables may be there all the same.
+            if not came_to_nothing(error) or cause_of(error, self.database) is None:
+                raise
+        looked.add(self._place)
+
+    def _make(self) -> Work[None]:
+        try:
+            yield from self._ensure()
+        except Exception as error:
+            if came_to_nothing(error):
+                raise cannot_make(self.database) from error
+            raise
+
+    def _ensure(self) -> Work[None]:
+        """Find the tables, or make them, on another connection; `came_to_nothing` of an error says that it failed."""
+        with connecting():
+            reply: Reply = yield WHICH_DATABASE
+        other = self._one_off(partial(self._connect, self.tx, reply.rows[0][0]))
+        try:
+            yield partial(self._run_on, other, partial(ensure, self.database))
+        except Exception as error:
+            if not came_to_nothing(error):
+                explain(error, self.database)
+            raise
 
 
 def enter(connection: Any) -> None:

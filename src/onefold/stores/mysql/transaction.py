@@ -6,15 +6,16 @@ has ended that transaction, a statement, a procedure, DDL or an error, has taken
 
 from __future__ import annotations
 
+from onefold._generators import Work
 from onefold._model import Claim, Ending, Entry, Gone, Record
 from onefold.stores.sql.connection import Standing, cause_of
 from onefold.stores.sql.dialect import Talk
-from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction
-from onefold.stores.sql.joined_rules import ENDED, Talks
+from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction, TransactionRules
+from onefold.stores.sql.joined_rules import ENDED
 
 
-class Marking(Talks):
-    """What is said to the server, the same in both colours."""
+class Marking(TransactionRules):
+    """The rules of a transaction on connections that remember an error which has undone it."""
 
     # The claim whose savepoint is set.
     _marked: Claim | None = None
@@ -52,33 +53,22 @@ class Marking(Talks):
         if not still and cause_of(error, self.database) is None and ENDED not in str(error):
             error.add_note(f"Besides, {ENDED}")
 
-
-class MysqlTransaction(Marking, SqlTransaction):
-    """On connections that remember an error which has undone the transaction."""
-
     def _check_standing(self) -> None:
         super()._check_standing()
         self.link.connection.watch.check()
 
-    def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+    def _rollback(self, error: BaseException, *, to_savepoint: bool) -> Work[bool]:
         if self._begun and to_savepoint:
             # After a deadlock there is no savepoint any more.
             self._check_standing()
         elif self._begun:
-            self._do(self._telling(error))
-        return super().rollback(error, to_savepoint=to_savepoint)
+            yield from self._say(self._telling(error))
+        return (yield from super()._rollback(error, to_savepoint=to_savepoint))
+
+
+class MysqlTransaction(Marking, SqlTransaction):
+    """Transactions of our own, blocking."""
 
 
 class AsyncMysqlTransaction(Marking, AsyncSqlTransaction):
     """The same, awaited."""
-
-    async def _check_standing(self) -> None:
-        await super()._check_standing()
-        self.link.connection.watch.check()
-
-    async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
-        if self._begun and to_savepoint:
-            await self._check_standing()
-        elif self._begun:
-            await self._do(self._telling(error))
-        return await super().rollback(error, to_savepoint=to_savepoint)

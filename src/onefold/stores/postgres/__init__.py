@@ -15,7 +15,7 @@ from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
 from onefold.stores.postgres.urls import Place, place_of
-from onefold.stores.sql.connection import AsyncStoresPool, Database, StoresPool, Trouble
+from onefold.stores.sql.connection import Database, Trouble
 from onefold.stores.sql.pool import AsyncPool, Pool
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sql.store import AsyncSqlStore, SqlStore
@@ -26,31 +26,9 @@ EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
 class PostgresStore(SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
 
-    def __init__(self, database: Database, pool: StoresPool, *, ours: bool = True) -> None:
-        super().__init__(database, pool)
-        self._ours = ours
-
-    def close(self) -> None:
-        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
-        if self._ours:
-            super().close()
-        else:
-            self._renewals.let_go()
-
 
 class AsyncPostgresStore(AsyncSqlStore):
     """The same store, awaited; it survives a new event loop."""
-
-    def __init__(self, database: Database, pool: AsyncStoresPool, *, ours: bool = True) -> None:
-        super().__init__(database, pool)
-        self._ours = ours
-
-    async def aclose(self) -> None:
-        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
-        if self._ours:
-            await super().aclose()
-        else:
-            await self._renewals.let_go()
 
 
 def open_store(url: str) -> PostgresStore:

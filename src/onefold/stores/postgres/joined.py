@@ -6,16 +6,18 @@ another one beside it: the caller's transaction sees no DDL, and is not aborted.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
+from onefold._generators import Work
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
-from onefold.stores.sql.connection import AsyncLink, Database, Kind, Link, cause_of
-from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk, carry, carry_async
+from onefold.stores.reserved import came_to_nothing
+from onefold.stores.sql.connection import Database, Kind, cause_of
+from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
-from onefold.stores.sql.joined_rules import ABORTED
-from onefold.stores.sql.pool import quietly, quietly_awaited
-from onefold.stores.sql.store import make, make_awaited
+from onefold.stores.sql.joined_rules import ABORTED, Talks
+from onefold.stores.sql.pool import AsyncOneOff, OneOff
+from onefold.stores.sql.tables import make
 
 T = TypeVar("T")
 
@@ -33,92 +35,48 @@ FAILED_BEFORE: Final = (
 FAILED_TRANSACTION: Final = "25P02"
 
 
-class CallersRecords(JoinedRecords):
+class CallersRules(Talks):
     """Records on a connection of the caller's, whose database may not have our tables yet."""
 
-    def __init__(self, database: Database, link: Link, place: Place, beside: Callable[[], Link]) -> None:
+    def __init__(self, database: Database, link: Any, place: Place, beside: OneOff | AsyncOneOff) -> None:
         super().__init__(database, link)
         self._place = place
         self._beside = beside
         self._sent = False
 
-    def _do(self, talk: Talk[T]) -> T:
+    def _say(self, talk: Talk[T]) -> Talk[T]:
         try:
             if self._place not in looked:
-                self._look()
-            answer = super()._do(talk)
+                yield from self._look()
+            answer = yield from talk
         except Exception as error:
             tell(error, self.database, self._place, first=not self._sent)
             raise
         self._sent = True
         return answer
 
-    def _look(self) -> None:
-        path = carry(looking(self.database.sql), self.link)
+    def _look(self) -> Work[None]:
+        path = yield from looking(self.database.sql)
         if path is not None:
-            self._make(path)
+            yield from self._make(path)
         looked.add(self._place)
 
-    def _make(self, path: str) -> None:
+    def _make(self, path: str) -> Work[None]:
         try:
-            other = self._beside()
+            yield partial(self._run_on, self._beside, partial(making, self.database, path))
         except Exception as error:
-            raise cannot_make(self.database) from error
-        try:
-            other.begin()
-            other.send(searching(path))
-            make(self.database, other)
-            other.commit()
-        except Exception as error:
+            if came_to_nothing(error):
+                raise cannot_make(self.database) from error
             explain(error, self.database)
             raise
-        finally:
-            quietly(other.close)
 
 
-class AsyncCallersRecords(AsyncJoinedRecords):
+class CallersRecords(CallersRules, JoinedRecords):
+    """On a connection that blocks."""
+
+
+class AsyncCallersRecords(CallersRules, AsyncJoinedRecords):
     """The same, awaited."""
-
-    def __init__(
-        self, database: Database, link: AsyncLink, place: Place, beside: Callable[[], Awaitable[AsyncLink]]
-    ) -> None:
-        super().__init__(database, link)
-        self._place = place
-        self._beside = beside
-        self._sent = False
-
-    async def _do(self, talk: Talk[T]) -> T:
-        try:
-            if self._place not in looked:
-                await self._look()
-            answer = await super()._do(talk)
-        except Exception as error:
-            tell(error, self.database, self._place, first=not self._sent)
-            raise
-        self._sent = True
-        return answer
-
-    async def _look(self) -> None:
-        path = await carry_async(looking(self.database.sql), self.link)
-        if path is not None:
-            await self._make(path)
-        looked.add(self._place)
-
-    async def _make(self, path: str) -> None:
-        try:
-            other = await self._beside()
-        except Exception as error:
-            raise cannot_make(self.database) from error
-        try:
-            await other.begin()
-            await other.send(searching(path))
-            await make_awaited(self.database, other)
-            await other.commit()
-        except Exception as error:
-            explain(error, self.database)
-            raise
-        finally:
-            await quietly_awaited(other.close)
 
 
 def looking(sql: Dialect) -> Talk[str | None]:
@@ -130,8 +88,12 @@ def looking(sql: Dialect) -> Talk[str | None]:
     return str(reply.rows[0][0])
 
 
-def searching(path: str) -> Ask:
-    return Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
+def making(database: Database, path: str, other: Any) -> Work[None]:
+    """Make the tables on another connection, where the caller's session looks for them first."""
+    yield other.begin
+    yield Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
+    yield from make(database)
+    yield other.commit
 
 
 def tell(error: Exception, database: Database, place: Place, *, first: bool) -> None:

@@ -1,8 +1,8 @@
 """A database's statements, and the operations of a store as talks with it: each yields statements and gets replies.
 
-Pure, and so written once for every driver and both colours: `carry` and `carry_async` bring a talk to its end over
-whatever link sends statements. A talk begins and ends no transaction. A driver's error is raised inside the talk, and
-goes right through it, unless the dialect knows it for an answer.
+Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_generators`) bring a talk to its
+end over whatever link sends statements. A talk begins and ends no transaction. A driver's error is raised inside the
+talk, and goes right through it, unless the dialect knows it for an answer.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
@@ -10,8 +10,8 @@ goes right through it, unless the dialect knows it for an answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Generator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Generator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable
@@ -74,43 +74,6 @@ class Sends(Protocol):
 
     def send(self, ask: Ask) -> Reply: ...
     def send_all(self, asks: list[Ask]) -> list[Reply]: ...
-
-
-class SendsAwaited(Protocol):
-    """What sends statements over one connection, awaiting."""
-
-    def send(self, ask: Ask) -> Awaitable[Reply]: ...
-    def send_all(self, asks: list[Ask]) -> Awaitable[list[Reply]]: ...
-
-
-def carry(talk: Talk[T], link: Sends) -> T:
-    """Bring a talk to its end, blocking."""
-    try:
-        ask = next(talk)
-        while True:
-            try:
-                reply = link.send_all(ask) if isinstance(ask, list) else link.send(ask)
-            except Exception as error:  # noqa: BLE001 - it goes on from there, unless it is an answer
-                ask = talk.throw(error)
-            else:
-                ask = talk.send(reply)
-    except StopIteration as end:
-        return cast("T", end.value)
-
-
-async def carry_async(talk: Talk[T], link: SendsAwaited) -> T:
-    """Bring a talk to its end, awaiting."""
-    try:
-        ask = next(talk)
-        while True:
-            try:
-                reply = await (link.send_all(ask) if isinstance(ask, list) else link.send(ask))
-            except Exception as error:  # noqa: BLE001 - it goes on from there, unless it is an answer
-                ask = talk.throw(error)
-            else:
-                ask = talk.send(reply)
-    except StopIteration as end:
-        return cast("T", end.value)
 
 
 class Dialect:

@@ -1,14 +1,17 @@
 """Records inside a transaction on a database server: the caller's, or one of our own, over any driver.
 
-Nothing here begins or ends a transaction of the caller's, and nothing here makes a table in it.
+Nothing here begins or ends a transaction of the caller's, and nothing here makes a table in it. The rules are
+generators of requests (`_generators`), written once for sync and async.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from onefold._generators import Work, run, run_async
 from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
@@ -24,17 +27,17 @@ from onefold.stores.sql.connection import (
     cause_of,
     down,
 )
-from onefold.stores.sql.dialect import Talk, carry, carry_async
+from onefold.stores.sql.dialect import Talk
 from onefold.stores.sql.joined_rules import (
     ENDED,
     Talks,
     check_committable,
-    check_open,
     is_to_spoil,
     is_torn,
     tell_if_ended,
     tell_no_savepoint,
 )
+from onefold.stores.sql.pool import run_on, run_on_async
 
 T = TypeVar("T")
 
@@ -44,195 +47,34 @@ SAVEPOINT: Final = "onefold_handler"
 class JoinedRecords(Talks):
     """The operations of a store on a link whose transaction is open. It raises what the driver raises."""
 
-    def __init__(self, database: Database, link: Link) -> None:
-        self.database = database
-        self.link = link
-
-    @property
-    def tx(self) -> Any:
-        return self.link.connection
+    link: Link
+    _run_on = staticmethod(run_on)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return self._do(self._claiming(entry, replacing))
+        return run(self._say(self._claiming(entry, replacing)), self.link)
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return self._do(self.database.sql.claim_all(entries))
+        return run(self._say(self._claiming_all(entries)), self.link)
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        self._check_standing()
-        if not self._do(self._finishing(claim, ending)):
-            raise UsageError(ENDED)
-        return True
+        return run(self._finish(claim, ending), self.link)
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        if is_torn(self.link):
-            self.link.spoil()
-        if self.link.standing() is not Standing.OPEN:
-            # A transaction that was given up takes the record back by itself.
-            return True
-        return self._do(self._releasing(claim, memory))
+        return run(self._release(claim, memory), self.link)
 
     def read(self, address: Address) -> Record | None:
-        return self._do(self.database.sql.read(address))
+        return run(self._say(self.database.sql.read(address)), self.link)
 
     def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        self._check_standing()
-        if not self._do(self._proving(claim)):
-            raise UsageError(ENDED)
+        run(self._check_open(claim), self.link)
 
     def judge(self, claim: Claim, error: BaseException) -> None:
-        self._do(self.database.sql.judge(claim, error))
-
-    def _check_standing(self) -> None:
-        check_open(self.link)
+        run(self._say(self.database.sql.judge(claim, error)), self.link)
 
     def spoil(self, when: When) -> None:
-        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides.
-        if not when.is_inside:
-            self.link.spoil()
-
-    def _do(self, talk: Talk[T]) -> T:
-        return carry(talk, self.link)
-
-
-class SqlTransaction(JoinedRecords):
-    """Transactions of our own, one after the other, each on a link that the pool lends."""
-
-    link: Link
-
-    def __init__(self, database: Database, pool: Lends) -> None:
-        self.database = database
-        self._pool = pool
-        self._lent = ExitStack()
-        self._begun = False
-
-    @property
-    def tx(self) -> Any:
-        # None before it is begun: there is no connection yet.
-        return self.link.connection if self._begun else None
-
-    def begin(self) -> None:
-        try:
-            self._begin()
-        except Exception as error:
-            if not is_lost(error, self.database):
-                explain(error, self.database)
-                raise
-            # A server that was restarted has ended what waits in the pool. Nothing has run: once more, on a new one.
-            self.let_go()
-            self._pool.drop_idle()
-            self._begin_once_more()
-
-    def _begin(self) -> None:
-        self.let_go()
-        self.link = self._lent.enter_context(self._pool.lend())
-        self._begun, self._check, self._spoiled = True, None, False
-        self.link.begin()
-
-    def _begin_once_more(self) -> None:
-        try:
-            self._begin()
-        except Exception as error:
-            explain(error, self.database)
-            raise
-
-    def save(self) -> None:
-        self.link.run(f"SAVEPOINT {SAVEPOINT}")
-
-    def check_open(self, claim: Claim) -> None:
-        check = self._checking(claim)
-        if check is not None:
-            self._check_standing()
-            self._check = check
-        elif self.link.standing() is not Standing.BROKEN:
-            # What is lost has committed nothing, and the COMMIT says so.
-            super().check_open(claim)
-
-    def finish(self, claim: Claim, ending: Ending) -> bool:
-        self._check = None
-        return super().finish(claim, ending)
-
-    def commit(self) -> Commit:
-        self._check_standing()
-        try:
-            self._committing()
-        except Exception as error:
-            if not self.knows(error):
-                # From outside, and perhaps before the answer was read: a ROLLBACK would be told that.
-                self.link.spoil()
-                raise
-            return self._after_commit(error)
-        return Commit.DONE
-
-    def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
-        if not self._begun:
-            return False
-        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED) and not is_torn(self.link):
-            self._undo_handler()
-            return False
-        again = tries_again(error, self.database, self.link) and not self._spoiled
-        tell_if_ended(error, self.database, self.link, spoiled=self._spoiled)
-        self._undo()
-        if self.link.standing() is Standing.BROKEN:
-            # What waits in the pool was probably cut with it.
-            self._pool.drop_idle()
-        return again
-
-    def _check_standing(self) -> None:
-        check_committable(self.link, spoiled=self._spoiled)
-
-    def _undo_handler(self) -> None:
-        try:
-            self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
-        except Exception as error:
-            tell_no_savepoint(error, self.database)
-            raise
-
-    def spoil(self, when: When) -> None:
-        """Leave nothing that could be committed: it may be a nested delivery that was interrupted, and be caught."""
-        if self._begun and is_to_spoil(self.link, when):
-            self._spoiled = True
-            self.link.spoil()
-
-    def let_go(self) -> None:
-        """Give the link back."""
-        if self._begun:
-            try:
-                self._undo()
-            finally:
-                self._begun = False
-                self._lent.close()
-
-    def _do(self, talk: Talk[T]) -> T:
-        try:
-            return super()._do(talk)
-        except Exception as error:
-            explain(error, self.database)
-            raise
-
-    def _after_commit(self, error: Exception) -> Commit:
-        trouble = cause_of(error, self.database)
-        unknown = trouble is not None and trouble.kind is Kind.LOST
-        self._undo()
-        if self.database.sql.says_gone(error):
-            raise UsageError(ENDED) from error
-        if unknown:
-            self._pool.drop_idle()
-            return Commit.UNKNOWN
-        return refused_commit(error, self.database, trouble)
-
-    def _undo(self) -> None:
-        if is_torn(self.link):
-            self.link.spoil()
-        if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
-            try:
-                self.link.rollback()
-            except Exception as error:
-                # The pool closes what it cannot use again, and that rolls back too. But an interrupt goes on.
-                if not self.knows(error):
-                    self.link.spoil()
-                    raise
+        """Leave nothing that could be committed."""
+        run(self._spoil(when))
 
 
 class AsyncJoinedRecords(Talks):
@@ -241,154 +83,220 @@ class AsyncJoinedRecords(Talks):
     # Its operations wait for a server.
     in_process: Final = False
 
-    def __init__(self, database: Database, link: AsyncLink) -> None:
-        self.database = database
-        self.link = link
-
-    @property
-    def tx(self) -> Any:
-        return self.link.connection
+    link: AsyncLink
+    _run_on = staticmethod(run_on_async)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await self._do(self._claiming(entry, replacing))
+        return await run_async(self._say(self._claiming(entry, replacing)), self.link)
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return await self._do(self.database.sql.claim_all(entries))
+        return await run_async(self._say(self._claiming_all(entries)), self.link)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        await self._check_standing()
-        if not await self._do(self._finishing(claim, ending)):
-            raise UsageError(ENDED)
-        return True
+        return await run_async(self._finish(claim, ending), self.link)
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        if self.link.standing() is not Standing.OPEN:
-            # A transaction that was given up takes the record back by itself.
-            return True
-        return await self._do(self._releasing(claim, memory))
+        return await run_async(self._release(claim, memory), self.link)
 
     async def read(self, address: Address) -> Record | None:
-        return await self._do(self.database.sql.read(address))
+        return await run_async(self._say(self.database.sql.read(address)), self.link)
 
     async def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        await self._check_standing()
-        if not await self._do(self._proving(claim)):
-            raise UsageError(ENDED)
+        await run_async(self._check_open(claim), self.link)
 
     async def judge(self, claim: Claim, error: BaseException) -> None:
-        await self._do(self.database.sql.judge(claim, error))
-
-    async def _check_standing(self) -> None:
-        check_open(self.link)
+        await run_async(self._say(self.database.sql.judge(claim, error)), self.link)
 
     async def spoil(self, when: When) -> None:
-        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides. But what
-        # was cancelled is not to be committed, if the connection can be used after that.
-        if not when.is_inside or (when is When.CANCELLED and self.link.spoils_gently):
-            await self.link.spoil()
+        """Leave nothing that could be committed."""
+        await run_async(self._spoil(when))
 
     def abandon(self) -> None:
         self.link.abandon()
 
-    async def _do(self, talk: Talk[T]) -> T:
-        return await carry_async(talk, self.link)
 
+class TransactionRules(Talks):
+    """Transactions of our own, one after the other, each on a link that the pool lends."""
 
-class AsyncSqlTransaction(AsyncJoinedRecords):
-    """The same, awaited."""
+    # None before the first is begun.
+    link: Any = None
+    # Keep what the pool lends until it is let go.
+    _enter: Callable[[Any], Any]
 
-    link: AsyncLink
-
-    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+    def __init__(self, database: Database, pool: Any) -> None:
         self.database = database
         self._pool = pool
-        self._lent = AsyncExitStack()
         self._begun = False
 
     @property
     def tx(self) -> Any:
         return self.link.connection if self._begun else None
 
-    async def begin(self) -> None:
-        try:
-            await self._begin()
-        except Exception as error:
-            if not is_lost(error, self.database):
-                explain(error, self.database)
-                raise
-            await self.let_go()
-            await self._pool.drop_idle()
-            await self._begin_once_more()
+    def let_go(self) -> Any:
+        """Give the link back."""
+        raise NotImplementedError
 
-    async def _begin(self) -> None:
-        await self.let_go()
-        self.link = await self._lent.enter_async_context(self._pool.lend())
-        self._begun, self._check, self._spoiled = True, None, False
-        await self.link.begin()
+    def _begin(self) -> Work[None]:
+        for is_last in (False, True):
+            try:
+                if self._begun:
+                    yield self.let_go
+                self.link = yield partial(self._enter, self._pool.lend())
+                self._begun, self._check, self._spoiled = True, None, False
+                yield self.link.begin
+            except Exception as error:
+                if is_last or not is_lost(error, self.database):
+                    explain(error, self.database)
+                    raise
+            else:
+                return
+            # A server that was restarted has ended what waits in the pool. Nothing has run: once more, on a new one.
+            yield self.let_go
+            yield self._pool.drop_idle
 
-    async def _begin_once_more(self) -> None:
-        try:
-            await self._begin()
-        except Exception as error:
-            explain(error, self.database)
-            raise
-
-    async def save(self) -> None:
-        await self.link.run(f"SAVEPOINT {SAVEPOINT}")
-
-    async def check_open(self, claim: Claim) -> None:
+    def _check_open(self, claim: Claim) -> Work[None]:
         check = self._checking(claim)
         if check is not None:
-            await self._check_standing()
+            self._check_standing()
             self._check = check
         elif self.link.standing() is not Standing.BROKEN:
             # What is lost has committed nothing, and the COMMIT says so.
-            await super().check_open(claim)
+            yield from super()._check_open(claim)
 
-    async def finish(self, claim: Claim, ending: Ending) -> bool:
+    def _checking(self, claim: Claim) -> str | None:
+        """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
+        return self.database.sql.checking(claim) if hasattr(self.link, "commit_if") else None
+
+    def _finish(self, claim: Claim, ending: Ending) -> Work[bool]:
         self._check = None
-        return await super().finish(claim, ending)
+        return super()._finish(claim, ending)
 
-    async def commit(self) -> Commit:
-        await self._check_standing()
+    def _commit(self) -> Work[Commit]:
+        self._check_standing()
         try:
-            await self._committing()
+            yield self.link.commit if self._check is None else partial(self.link.commit_if, self._check)
         except Exception as error:
             if not self.knows(error):
-                await self.link.spoil()
+                # From outside, and perhaps before the answer was read: a ROLLBACK would be told that.
+                yield self.link.spoil
                 raise
-            return await self._after_commit(error)
+            return (yield from self._after_commit(error))
         return Commit.DONE
 
-    async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+    def _after_commit(self, error: Exception) -> Work[Commit]:
+        trouble = cause_of(error, self.database)
+        unknown = trouble is not None and trouble.kind is Kind.LOST
+        yield from self._undo()
+        if self.database.sql.says_gone(error):
+            raise UsageError(ENDED) from error
+        if unknown:
+            yield self._pool.drop_idle
+            return Commit.UNKNOWN
+        return refused_commit(error, self.database, trouble)
+
+    def _rollback(self, error: BaseException, *, to_savepoint: bool) -> Work[bool]:
         if not self._begun:
             return False
-        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED):
-            await self._undo_handler()
+        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED) and not is_torn(self.link):
+            yield from self._undo_handler()
             return False
         again = tries_again(error, self.database, self.link) and not self._spoiled
         tell_if_ended(error, self.database, self.link, spoiled=self._spoiled)
-        await self._undo()
+        yield from self._undo()
         if self.link.standing() is Standing.BROKEN:
-            await self._pool.drop_idle()
+            # What waits in the pool was probably cut with it.
+            yield self._pool.drop_idle
         return again
 
-    async def _check_standing(self) -> None:
-        check_committable(self.link, spoiled=self._spoiled)
-
-    async def _undo_handler(self) -> None:
+    def _undo_handler(self) -> Work[None]:
         try:
-            await self.link.run(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            yield partial(self.link.run, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
         except Exception as error:
             tell_no_savepoint(error, self.database)
             raise
 
-    async def spoil(self, when: When) -> None:
-        """Leave nothing that could be committed. What was interrupted on the way is closed when it is let go."""
+    def _undo(self) -> Work[None]:
+        if is_torn(self.link):
+            yield self.link.spoil
+        if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+            try:
+                yield self.link.rollback
+            except Exception as error:
+                # The pool closes what it cannot use again, and that rolls back too. But an interrupt goes on.
+                if not self.knows(error):
+                    yield self.link.spoil
+                    raise
+
+    def _check_standing(self) -> None:
+        check_committable(self.link, spoiled=self._spoiled)
+
+    def _spoil(self, when: When) -> Work[None]:
+        """Leave nothing that could be committed: it may be a nested delivery that was interrupted, and be caught.
+
+        What was interrupted on the way is closed when it is let go.
+        """
         if self._begun and is_to_spoil(self.link, when):
             self._spoiled = True
-            await self.link.spoil()
+            yield self.link.spoil
+
+    def _say(self, talk: Talk[T]) -> Talk[T]:
+        try:
+            return (yield from talk)
+        except Exception as error:
+            explain(error, self.database)
+            raise
+
+
+class SqlTransaction(TransactionRules, JoinedRecords):
+    """Transactions of our own, blocking."""
+
+    def __init__(self, database: Database, pool: Lends) -> None:
+        super().__init__(database, pool)
+        self._lent = ExitStack()
+        self._enter = self._lent.enter_context
+
+    def begin(self) -> None:
+        run(self._begin())
+
+    def save(self) -> None:
+        self.link.run(f"SAVEPOINT {SAVEPOINT}")
+
+    def commit(self) -> Commit:
+        return run(self._commit())
+
+    def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        return run(self._rollback(error, to_savepoint=to_savepoint), self.link)
+
+    def let_go(self) -> None:
+        """Give the link back."""
+        if self._begun:
+            try:
+                run(self._undo())
+            finally:
+                self._begun = False
+                self._lent.close()
+
+
+class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
+    """The same, awaited."""
+
+    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+        super().__init__(database, pool)
+        self._lent = AsyncExitStack()
+        self._enter = self._lent.enter_async_context
+
+    async def begin(self) -> None:
+        await run_async(self._begin())
+
+    async def save(self) -> None:
+        await self.link.run(f"SAVEPOINT {SAVEPOINT}")
+
+    async def commit(self) -> Commit:
+        return await run_async(self._commit())
+
+    async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
+        return await run_async(self._rollback(error, to_savepoint=to_savepoint), self.link)
 
     def abandon(self) -> None:
         if self._begun:
@@ -402,39 +310,9 @@ class AsyncSqlTransaction(AsyncJoinedRecords):
 
     async def _give_back(self) -> None:
         try:
-            await self._undo()
+            await run_async(self._undo())
         finally:
             await self._lent.aclose()
-
-    async def _do(self, talk: Talk[T]) -> T:
-        try:
-            return await super()._do(talk)
-        except Exception as error:
-            explain(error, self.database)
-            raise
-
-    async def _after_commit(self, error: Exception) -> Commit:
-        trouble = cause_of(error, self.database)
-        unknown = trouble is not None and trouble.kind is Kind.LOST
-        await self._undo()
-        if self.database.sql.says_gone(error):
-            raise UsageError(ENDED) from error
-        if unknown:
-            await self._pool.drop_idle()
-            return Commit.UNKNOWN
-        return refused_commit(error, self.database, trouble)
-
-    async def _undo(self) -> None:
-        if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
-            try:
-                await self.link.rollback()
-            except Exception as error:
-                if not self.knows(error):
-                    await self.link.spoil()
-                    raise
-
-
-# The rules, for both colours.
 
 
 def explain(error: Exception, database: Database) -> None:

@@ -5,13 +5,17 @@ After the handler the record has to be there still, in the transaction that wrot
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
+from onefold._generators import Work
 from onefold._interrupts import When
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores.sql.connection import AsyncLink, Database, Kind, Link, Standing, cause_of
 from onefold.stores.sql.dialect import Talk
+
+T = TypeVar("T")
 
 # What is true of it, whichever way it was ended: nobody can know here what the handler committed.
 WHAT_STAYS: Final = (
@@ -54,26 +58,38 @@ def is_known(error: BaseException, database: Database) -> bool:
 
 
 class Talks:
-    """What is said to the database, the same in both colours."""
+    """The operations of a store on a link whose transaction is open, for sync and async alike.
+
+    They raise what the driver raises.
+    """
 
     database: Database
     link: Any
+    # Run a generator on a connection that a pool lends.
+    _run_on: Callable[..., Any]
     # A statement that is to be sent with the COMMIT.
     _check: str | None = None
     # Whether an interrupt has made sure that the transaction is not committed.
     _spoiled = False
 
+    def __init__(self, database: Database, link: Any) -> None:
+        self.database = database
+        self.link = link
+
+    @property
+    def tx(self) -> Any:
+        return self.link.connection
+
     def knows(self, error: BaseException) -> bool:
         """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
         return is_known(error, self.database)
 
-    def _checking(self, claim: Claim) -> str | None:
-        """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
-        return self.database.sql.checking(claim) if hasattr(self.link, "commit_if") else None
+    def _say(self, talk: Talk[T]) -> Talk[T]:
+        """Say something to the database; whoever knows more of its errors than the driver adds that here."""
+        return talk
 
-    def _committing(self) -> Any:
-        """What the link does, or in colour the awaitable of it."""
-        return self.link.commit() if self._check is None else self.link.commit_if(self._check)
+    def _check_standing(self) -> None:
+        check_open(self.link)
 
     def _claiming(self, entry: Entry, replacing: Record | None) -> Talk[Record | Gone | None]:
         found = yield from self.database.sql.claim_joined(entry, replacing)
@@ -81,17 +97,46 @@ class Talks:
             yield from self.database.sql.mark(Claim(entry.address, entry.token))
         return found
 
+    def _claiming_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+        return self.database.sql.claim_all(entries)
+
+    def _finish(self, claim: Claim, ending: Ending) -> Work[bool]:
+        self._check_standing()
+        if not (yield from self._say(self._finishing(claim, ending))):
+            raise UsageError(ENDED)
+        return True
+
     def _finishing(self, claim: Claim, ending: Ending) -> Talk[bool]:
         return self.database.sql.finish_joined(claim, ending)
 
-    def _proving(self, claim: Claim) -> Talk[bool]:
-        """Whether the record is still there, in the transaction that wrote it."""
-        return self.database.sql.still_there(claim)
+    def _release(self, claim: Claim, memory: Memory | None) -> Work[bool]:
+        if is_torn(self.link):
+            yield self.link.spoil
+        if self.link.standing() is not Standing.OPEN:
+            # A transaction that was given up takes the record back by itself.
+            return True
+        return (yield from self._say(self._releasing(claim, memory)))
 
     def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
         released = yield from self.database.sql.release(claim, memory)
         yield from self.database.sql.unmark(claim)
         return released
+
+    def _check_open(self, claim: Claim) -> Work[None]:
+        """Raise `UsageError` where the record is not in the open transaction, or none is open."""
+        self._check_standing()
+        if not (yield from self._say(self._proving(claim))):
+            raise UsageError(ENDED)
+
+    def _proving(self, claim: Claim) -> Talk[bool]:
+        """Whether the record is still there, in the transaction that wrote it."""
+        return self.database.sql.still_there(claim)
+
+    def _spoil(self, when: When) -> Work[None]:
+        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides. But what
+        # was cancelled is not to be committed, if the connection can be used after that.
+        if not when.is_inside or (when is When.CANCELLED and self.link.spoils_gently):
+            yield self.link.spoil
 
 
 def check_committable(link: Link | AsyncLink, *, spoiled: bool) -> None:

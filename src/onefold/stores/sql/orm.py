@@ -10,18 +10,19 @@ from collections.abc import Callable, MutableSet
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from onefold._generators import run
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.mysql.dialect import Mysql
 from onefold.stores.mysql.own_column import MysqlRows
 from onefold.stores.postgres.dialect import POSTGRES
-from onefold.stores.postgres.joined import FAILED_TRANSACTION, cannot_make, looking, searching
+from onefold.stores.postgres.joined import FAILED_TRANSACTION, cannot_make, looking, making
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database, Kind, Link, cause_of
-from onefold.stores.sql.dialect import Ask, Reply, Sends, carry
+from onefold.stores.sql.dialect import Ask, Reply, Sends
 from onefold.stores.sql.joined import explain
 from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.own_column import Rows
-from onefold.stores.sql.store import ensure, make
+from onefold.stores.sql.tables import ensure
 from onefold.transactions import Column
 
 FAILED_BEFORE: Final = (
@@ -43,19 +44,12 @@ def find_tables(database: Database, link: Sends, beside: Beside) -> None:
     """Find the tables, or make them."""
     if database.sql is not POSTGRES:
         # A read on the caller's connection would begin a snapshot.
-        _on_another(database, beside, lambda other: ensure(database, other))
+        _on_another(database, beside, lambda other: run(ensure(database, other), other))
         return
     # They are in a schema, and which one is a matter of the session.
-    path = carry(looking(database.sql), link)
+    path = run(looking(database.sql), link)
     if path is not None:
-        _on_another(database, beside, lambda other: _make_in(path, database, other))
-
-
-def _make_in(path: str, database: Database, other: Link) -> None:
-    other.begin()
-    other.send(searching(path))
-    make(database, other)
-    other.commit()
+        _on_another(database, beside, lambda other: run(making(database, path, other), other))
 
 
 def _on_another(database: Database, beside: Beside, work: Callable[[Link], None]) -> None:

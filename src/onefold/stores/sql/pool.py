@@ -2,6 +2,10 @@
 
 A dead connection is found out by using it: then all that wait here are dropped with it, because a server that restarts
 ends them all. What nobody closes is closed with the pool, the process or the event loop.
+
+A pool of our own, because no other serves all drivers: PyMySQL has none. psycopg_pool connects in threads of its own,
+which a forked child does not have; its async pool, asyncpg's and asyncmy's belong to one event loop. SQLAlchemy's would
+be one more package. And an interrupt must not break the lock of a pool (`slots`).
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from onefold._generators import Work, run, run_async
 from onefold._interrupts import closed_for_sure
 from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
 from onefold.stores.reserved import connecting
-from onefold.stores.sql.connection import AsyncLink, Link, Standing
+from onefold.stores.sql.connection import AsyncLink, Lends, LendsAwaited, Link, Standing
 from onefold.stores.sql.slots import Slots, Stay
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 # Transactions that are under way at the same time; a server has room for some hundred connections in all.
 SIZE: Final = 10
@@ -255,3 +262,52 @@ def quietly(close: Callable[[], None]) -> None:
 async def quietly_awaited(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(Exception):
         await close()
+
+
+class OneOff:
+    """Lends a connection that is opened for it, and closed afterwards."""
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        self._connect = connect
+
+    @contextmanager
+    def lend(self) -> Iterator[Link]:
+        with connecting():
+            link = self._connect()
+        try:
+            yield link
+        finally:
+            quietly(link.close)
+
+    def drop_idle(self) -> None:
+        """Nothing: none is kept."""
+
+
+class AsyncOneOff:
+    """The same, awaited."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncLink]]) -> None:
+        self._connect = connect
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncLink]:
+        with connecting():
+            link = await self._connect()
+        try:
+            yield link
+        finally:
+            await quietly_awaited(link.close)
+
+    async def drop_idle(self) -> None:
+        """Nothing: none is kept."""
+
+
+def run_on(pool: Lends, work: Callable[[Link], Work[T]]) -> T:
+    """Run work on a connection that the pool lends for it."""
+    with pool.lend() as link:
+        return run(work(link), link)
+
+
+async def run_on_async(pool: LendsAwaited, work: Callable[[AsyncLink], Work[T]]) -> T:
+    async with pool.lend() as link:
+        return await run_async(work(link), link)

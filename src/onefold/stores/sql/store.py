@@ -2,14 +2,18 @@
 
 It looks at the tables on first use, and makes them where it may. Every operation may be sent twice, so that one whose
 connection turns out dead is sent again on a new one; a second loss is `StoreUnavailable`.
+
+The rules are generators of requests (`_generators`), written once; `SqlStore` and `AsyncSqlStore` run them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from onefold._generators import Work, run, run_async
 from onefold._interrupts import heard
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
@@ -18,25 +22,23 @@ from onefold.stores.base import Query
 from onefold.stores.reserved import came_to_nothing, unsent
 from onefold.stores.sql import reserve
 from onefold.stores.sql.connection import (
-    AsyncLink,
     AsyncStoresPool,
     Database,
     Kind,
-    Lends,
-    LendsAwaited,
-    Link,
     StoresPool,
     cause_of,
     down,
-    no_tables,
 )
-from onefold.stores.sql.dialect import Ask, Talk, carry, carry_async
 from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction
 from onefold.stores.sql.joined_rules import is_known
 from onefold.stores.sql.locked import Leases, all_known
-from onefold.stores.sql.records import VERSION
+from onefold.stores.sql.pool import run_on, run_on_async
+from onefold.stores.sql.tables import ensure
 
 T = TypeVar("T")
+
+# What is said on a connection, once there is one.
+Talking = Callable[[Any], Work[T]]
 
 # On Python 3.11 an enum gives its members out slowly.
 RUNNING: Final = State.RUNNING
@@ -48,12 +50,18 @@ CONFLICTS_MAX: Final = 8
 LOOKS_MAX: Final = 2
 
 
-class SqlStore:
-    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+class SqlRules:
+    """The operations of a store, for sync and async alike."""
 
-    def __init__(self, database: Database, pool: StoresPool) -> None:
+    # Run a generator on a connection that a pool lends. Run one, and raise a cancellation that a driver has swallowed.
+    _run_on: Callable[..., Any]
+    _run_heard: Callable[..., Any]
+
+    def __init__(self, database: Database, pool: Any, *, ours: bool = True) -> None:
+        """`ours`: whether the pool may be closed with the store."""
         self.database = database
         self._pool = pool
+        self._ours = ours
         # No handler is ever lent this one: a claim must not depend on what handlers may hold.
         self._renewals = pool.reserve()
         self._leases = Leases()
@@ -62,55 +70,166 @@ class SqlStore:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.database.name!r})"
 
-    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+    def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
+        """Return the pool for what ends or renews these claims."""
+        raise NotImplementedError
+
+    def _claim(self, entry: Entry, replacing: Record | None) -> Work[Record | Gone | None]:
         if entry.state is RUNNING:
-            self._reserve([entry])
-        return self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
+            yield from self._reserve([entry])
+        answer: Record | Gone | None
+        answer = yield from self._send(lambda _: self.database.sql.claim(entry, replacing), self._pool)
+        if entry.state is State.DONE:
+            yield from self._purge_a_little(1)
+        return answer
+
+    def _claim_all(self, entries: Sequence[Entry]) -> Work[list[Record | Gone | None]]:
+        if any(entry.state is RUNNING for entry in entries):
+            yield from self._reserve(entries)
+        answers = yield from self._send(lambda _: self.database.sql.claim_all(entries), self._pool)
+        yield from self._purge_a_little(sum(entry.state is State.DONE for entry in entries))
+        return answers
+
+    def _extend(self, claim: Claim, notes: bytes | None) -> Work[bool]:
+        try:
+            pool = self._for_endings([claim])
+            return (yield from self._send(lambda _: self.database.sql.extend(claim, notes), pool))
+        except StoreUnavailable as error:
+            self._check_for_reserve(error)
+        return (yield from self._send(lambda _: reserve.extended(self.database.sql, claim, notes), self._renewals))
+
+    def _extend_all(self, claims: Sequence[Claim]) -> Work[list[bool]]:
+        """Renew the leases, on the connection that is reserved for it."""
+        shortest = self._leases.shortest
+        found = yield from self._send(lambda _: self.database.sql.extend_all(claims, shortest), self._renewals)
+        return all_known(found)
+
+    def _close(self, talking: Talking[bool], close: Close) -> Work[bool]:
+        """End a claim: on the reserved connection where handlers hold all others."""
+        claims = [close.claim]
+        try:
+            answer = yield from self._send(talking, self._for_endings(claims))
+        except StoreUnavailable as error:
+            self._check_for_reserve(error)
+        else:
+            yield from self._purge_a_little(1, claims)
+            return answer
+        return (yield from self._send(lambda _: reserve.closed(self.database.sql, close), self._renewals))
+
+    def _close_all(self, closes: Sequence[Close]) -> Work[list[bool]]:
+        claims = [close.claim for close in closes]
+        try:
+            pool = self._for_endings(claims, many=not self.database.sql.closes_in_one)
+            answers = yield from self._send(lambda _: self.database.sql.close_all(closes), pool)
+        except StoreUnavailable as error:
+            self._check_for_reserve(error)
+        else:
+            yield from self._purge_a_little(len(closes), claims)
+            return answers
+        return (yield from self._send(lambda _: reserve.all_closed(self.database.sql, closes), self._renewals))
+
+    def _reserve(self, entries: Sequence[Entry]) -> Work[None]:
+        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive.
+
+        And where a wait that is under way on it may be too long for these leases, see it come to its end.
+        """
+        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
+        if self._leases.meet(shortest) or not self._renewals.is_held:
+            with unsent():
+                yield from self._send(_say_nothing, self._renewals, look=False)
+            self._leases.cared_for(shortest)
+
+    def _check_for_reserve(self, error: StoreUnavailable) -> None:
+        """Raise it again, unless the pool gave no connection and the one that is reserved may serve."""
+        if error.reached or not self._renewals.is_held:
+            raise error
+
+    def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Work[None]:
+        """Maybe purge a batch, after so many deliveries have ended: those of these claims, or a transaction's."""
+        due = trickle.portions(ended) if self.database.purges else 0
+        if due == 0:
+            return
+        pool = self._for_endings(claims) if claims else self._pool
+        with trickle.forgiven(self.database.name):
+            while due and (yield from self._send(self._trickle, pool)) == trickle.PORTION:
+                due -= 1
+
+    def _trickle(self, _connection: Any) -> Work[int]:
+        return self.database.sql.trickle(trickle.PORTION)
+
+    def _send(self, talking: Talking[T], pool: Any, *, look: bool = True) -> Work[T]:
+        """Say it on a connection of the pool, once the tables are there; again where that may help."""
+        attempts = Attempts(self.database, LOOKS_MAX if look else 1)
+        while True:
+            if look and not self._looked:
+                yield from self._look()
+            try:
+                return (yield partial(self._run_on, pool, talking))  # type: ignore[no-any-return]
+            except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
+                self._forget_tables(error)
+                if attempts.failed(error) is Kind.LOST:
+                    yield pool.drop_idle
+
+    def _forget_tables(self, error: Exception) -> None:
+        """Look for the tables again, and make them, where an error says that they are missing."""
+        if are_missing(error, self.database):
+            self._looked = False
+
+    def _look(self) -> Work[None]:
+        if not self._looked:
+            yield partial(self._run_heard, self._send(self._meet, self._pool, look=False))
+            self._looked = True
+
+    def _meet(self, connection: Any) -> Work[None]:
+        return ensure(self.database, connection)
+
+    def _facts(self) -> Work[dict[str, Any]]:
+        from onefold.stores.sql.facts import facts_of
+
+        return self._send(lambda _: facts_of(self.database), self._pool, look=False)
+
+
+class SqlStore(SqlRules):
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+
+    _pool: StoresPool
+    _run_on = staticmethod(run_on)
+    _run_heard = staticmethod(run)
+
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        return run(self._claim(entry, replacing))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        try:
-            return self._do(lambda: self.database.sql.extend(claim, notes))
-        except StoreUnavailable as error:
-            self._is_for_reserve(error)
-        return self._do(lambda: reserve.extended(self.database.sql, claim, notes), self._renewals)
+        return run(self._extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._close(lambda: self.database.sql.finish(claim, ending), Close(claim, ending))
+        return run(self._close(lambda _: self.database.sql.finish(claim, ending), Close(claim, ending)))
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._close(lambda: self.database.sql.release(claim, memory), Close(claim, memory))
+        return run(self._close(lambda _: self.database.sql.release(claim, memory), Close(claim, memory)))
 
     def read(self, address: Address) -> Record | None:
-        return self._do(lambda: self.database.sql.read(address))
+        return run(self._send(lambda _: self.database.sql.read(address), self._pool))
 
     def purge(self, limit: int) -> int:
-        return self._do(lambda: self.database.sql.purge(limit))
+        return run(self._send(lambda _: self.database.sql.purge(limit), self._pool))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        ended = sum(entry.state is State.DONE for entry in entries)
-        if any(entry.state is RUNNING for entry in entries):
-            self._reserve(entries)
-        return self._end(lambda: self.database.sql.claim_all(entries), ended)
+        return run(self._claim_all(entries))
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return all_known(self._do(lambda: self.database.sql.extend_all(claims, self._leases.shortest), self._renewals))
+        return run(self._extend_all(claims))
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        try:
-            return self._end(lambda: self.database.sql.close_all(closes), len(closes))
-        except StoreUnavailable as error:
-            self._is_for_reserve(error)
-        return self._do(lambda: reserve.all_closed(self.database.sql, closes), self._renewals)
+        return run(self._close_all(closes))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
-        return self._do(lambda: self.database.sql.browse(query, limit))
+        return run(self._send(lambda _: self.database.sql.browse(query, limit), self._pool))
 
     def facts(self) -> dict[str, Any]:
-        """What the database says of itself; the tables are looked for, and never made."""
-        from onefold.stores.sql.facts import facts_of
-
-        return self._sent(lambda link: carry(facts_of(self.database), link))
+        """Return what the database says of itself; look for the tables, and never create them."""
+        return run(self._facts())
 
     def knows(self, error: BaseException) -> bool:
         """Return whether an error is the database's or ours. Any other came from outside, as a signal's handler's."""
@@ -127,12 +246,13 @@ class SqlStore:
 
     def schema_exists(self) -> bool:
         """Return whether the tables exist. Create and change nothing."""
-        return self._sent(lambda link: carry(self.database.sql.form(), link)) > 0
+        return run(self._send(lambda _: self.database.sql.form(), self._pool, look=False)) > 0
 
     @contextmanager
     def transaction(self) -> Iterator[SqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        self._look()
+        if not self._looked:
+            run(self._look())
         transaction = self._new_transaction()
         try:
             yield transaction
@@ -141,164 +261,69 @@ class SqlStore:
             raise
         finally:
             transaction.let_go()
-        self._purge_a_little()
+        run(self._purge_a_little())
 
     def close(self) -> None:
-        """Close the connections. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         self._renewals.let_go()
-        self._pool.drop_idle()
+        if self._ours:
+            self._pool.drop_idle()
 
-    def _reserve(self, entries: Sequence[Entry]) -> None:
-        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive.
-
-        And where a wait that is under way on it may be too long for these leases, see it come to its end.
-        """
-        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
-        if self._leases.meet(shortest) or not self._renewals.is_held:
-            with unsent():
-                self._sent(lambda _link: None, self._renewals)
-            self._leases.cared_for(shortest)
-
-    def _close(self, talk: Callable[[], Talk[bool]], close: Close) -> bool:
-        """End a claim: on the reserved connection where handlers hold all others."""
-        try:
-            return self._end(talk)
-        except StoreUnavailable as error:
-            self._is_for_reserve(error)
-        return self._do(lambda: reserve.closed(self.database.sql, close), self._renewals)
-
-    def _is_for_reserve(self, error: StoreUnavailable) -> None:
-        """Raise it again, unless the pool gave no connection and the one that is reserved may serve."""
-        if error.reached or not self._renewals.is_held:
-            raise error
-
-    def _end(self, talk: Callable[[], Talk[T]], ended: int = 1) -> T:
-        """What ends a delivery, or several, and a little of a purge after it."""
-        answer = self._do(talk)
-        self._purge_a_little(ended)
-        return answer
-
-    def _purge_a_little(self, ended: int = 1) -> None:
-        due = trickle.portions(ended) if self.database.purges else 0
-        if due == 0:
-            return
-        with trickle.forgiven(self.database.name):
-            while due and self._do(lambda: self.database.sql.trickle(trickle.PORTION)) == trickle.PORTION:
-                due -= 1
-
-    def _do(self, talk: Callable[[], Talk[T]], pool: Lends | None = None) -> T:
-        for _ in range(LOOKS_MAX):
-            self._look()
-            try:
-                return self._sent(lambda link: carry(talk(), link), pool)
-            except StoreUnavailable as error:
-                missing = error
-                if not self._forget_tables(error):
-                    raise
-        raise missing
-
-    def _forget_tables(self, error: StoreUnavailable) -> bool:
-        """Whether the tables were missing: then they are looked for again, and made."""
-        if not are_missing(error, self.database):
-            return False
-        self._looked = False
-        return True
-
-    def _sent(self, work: Callable[[Link], T], pool: Lends | None = None) -> T:
-        attempts, pool = Attempts(self.database), pool or self._pool
-        while True:
-            try:
-                with pool.lend() as link:
-                    return work(link)
-            except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
-                if attempts.failed(error) is Kind.LOST:
-                    pool.drop_idle()
-
-    def _look(self) -> None:
-        if not self._looked:
-            self._sent(self._meet)
-            self._looked = True
-
-    def _meet(self, link: Link) -> None:
-        ensure(self.database, link)
+    def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
+        # Nothing bounds a blocking wait for a pool but the pool itself.
+        del claims, many
+        return self._pool
 
     def _new_transaction(self) -> SqlTransaction:
         return SqlTransaction(self.database, self._pool)
 
 
-class AsyncSqlStore:
+class AsyncSqlStore(SqlRules):
     """The same store, awaited; it survives a new event loop."""
 
-    def __init__(self, database: Database, pool: AsyncStoresPool) -> None:
-        self.database = database
-        self._pool = pool
-        # No handler is ever lent this one: a claim must not depend on what handlers may hold.
-        self._renewals = pool.reserve()
-        self._leases = Leases()
-        self._looked = False
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.database.name!r})"
+    _pool: AsyncStoresPool
+    _run_on = staticmethod(run_on_async)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        if entry.state is RUNNING:
-            await self._reserve([entry])
-        return await self._end(lambda: self.database.sql.claim(entry, replacing), int(entry.state is State.DONE))
+        return await run_async(self._claim(entry, replacing))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        soon = reserve.Soon(self._pool, [claim])
-        try:
-            return await self._do(lambda: self.database.sql.extend(claim, notes), soon)
-        except StoreUnavailable as error:
-            self._is_for_reserve(error)
-        return await self._do(lambda: reserve.extended(self.database.sql, claim, notes), self._renewals)
+        return await run_async(self._extend(claim, notes))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._close(lambda: self.database.sql.finish(claim, ending), Close(claim, ending))
+        return await run_async(self._close(lambda _: self.database.sql.finish(claim, ending), Close(claim, ending)))
 
     async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._close(lambda: self.database.sql.release(claim, memory), Close(claim, memory))
+        return await run_async(self._close(lambda _: self.database.sql.release(claim, memory), Close(claim, memory)))
 
     async def read(self, address: Address) -> Record | None:
-        return await self._do(lambda: self.database.sql.read(address))
+        return await run_async(self._send(lambda _: self.database.sql.read(address), self._pool))
 
     async def purge(self, limit: int) -> int:
-        return await self._do(lambda: self.database.sql.purge(limit))
+        return await run_async(self._send(lambda _: self.database.sql.purge(limit), self._pool))
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        ended = sum(entry.state is State.DONE for entry in entries)
-        if any(entry.state is RUNNING for entry in entries):
-            await self._reserve(entries)
-        return await self._end(lambda: self.database.sql.claim_all(entries), ended)
+        return await run_async(self._claim_all(entries))
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connection that is reserved for it."""
-        return all_known(
-            await self._do(lambda: self.database.sql.extend_all(claims, self._leases.shortest), self._renewals)
-        )
+        return await run_async(self._extend_all(claims))
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        many = not self.database.sql.closes_in_one
-        soon = reserve.Soon(self._pool, [close.claim for close in closes], many=many)
-        try:
-            return await self._end(lambda: self.database.sql.close_all(closes), len(closes), soon)
-        except StoreUnavailable as error:
-            self._is_for_reserve(error)
-        return await self._do(lambda: reserve.all_closed(self.database.sql, closes), self._renewals)
+        return await run_async(self._close_all(closes))
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
-        return await self._do(lambda: self.database.sql.browse(query, limit))
+        return await run_async(self._send(lambda _: self.database.sql.browse(query, limit), self._pool))
 
     async def facts(self) -> dict[str, Any]:
         """Return what the database says of itself; look for the tables, and never create them."""
-        from onefold.stores.sql.facts import facts_of
-
-        return await self._sent(lambda link: carry_async(facts_of(self.database), link))
+        return await run_async(self._facts())
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
         """A transaction in this database, on connections that nobody else uses meanwhile."""
-        await self._look()
+        if not self._looked:
+            await run_async(self._look())
         transaction = self._new_transaction()
         try:
             yield transaction
@@ -307,83 +332,20 @@ class AsyncSqlStore:
             raise
         finally:
             await transaction.let_go()
-        await heard(self._purge_a_little())
+        await heard(run_async(self._purge_a_little()))
 
     async def aclose(self) -> None:
-        """Close the connections. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
         await self._renewals.let_go()
-        await self._pool.drop_idle()
+        if self._ours:
+            await self._pool.drop_idle()
 
-    async def _reserve(self, entries: Sequence[Entry]) -> None:
-        """The same, awaited."""
-        shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
-        if self._leases.meet(shortest) or not self._renewals.is_held:
-            with unsent():
-                await self._sent(_look_at_nothing, self._renewals)
-            self._leases.cared_for(shortest)
+    @staticmethod
+    async def _run_heard(work: Work[T]) -> T:
+        return await heard(run_async(work))
 
-    async def _close(self, talk: Callable[[], Talk[bool]], close: Close) -> bool:
-        """The same, awaited."""
-        try:
-            return await self._end(talk, 1, reserve.Soon(self._pool, [close.claim]))
-        except StoreUnavailable as error:
-            self._is_for_reserve(error)
-        return await self._do(lambda: reserve.closed(self.database.sql, close), self._renewals)
-
-    def _is_for_reserve(self, error: StoreUnavailable) -> None:
-        """The same."""
-        if error.reached or not self._renewals.is_held:
-            raise error
-
-    async def _end(self, talk: Callable[[], Talk[T]], ended: int = 1, soon: reserve.Soon | None = None) -> T:
-        """The same, awaited."""
-        answer = await self._do(talk, soon)
-        await self._purge_a_little(ended, soon and soon.for_one())
-        return answer
-
-    async def _purge_a_little(self, ended: int = 1, pool: LendsAwaited | None = None) -> None:
-        due = trickle.portions(ended) if self.database.purges else 0
-        if due == 0:
-            return
-        with trickle.forgiven(self.database.name):
-            while due and await self._do(lambda: self.database.sql.trickle(trickle.PORTION), pool) == trickle.PORTION:
-                due -= 1
-
-    async def _do(self, talk: Callable[[], Talk[T]], pool: LendsAwaited | None = None) -> T:
-        for _ in range(LOOKS_MAX):
-            await self._look()
-            try:
-                return await self._sent(lambda link: carry_async(talk(), link), pool)
-            except StoreUnavailable as error:
-                missing = error
-                if not self._forget_tables(error):
-                    raise
-        raise missing
-
-    def _forget_tables(self, error: StoreUnavailable) -> bool:
-        """Whether the tables were missing: then they are looked for again, and made."""
-        if not are_missing(error, self.database):
-            return False
-        self._looked = False
-        return True
-
-    async def _sent(self, work: Callable[[AsyncLink], Awaitable[T]], pool: LendsAwaited | None = None) -> T:
-        attempts, pool = Attempts(self.database), pool or self._pool
-        while True:
-            try:
-                async with pool.lend() as link:
-                    return await work(link)
-            except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
-                if attempts.failed(error) is Kind.LOST:
-                    await pool.drop_idle()
-
-    async def _look(self) -> None:
-        if not self._looked:
-            await heard(self._sent(self._meet))
-            self._looked = True
-
-    async def _meet(self, link: AsyncLink) -> None:
-        await ensure_awaited(self.database, link)
+    def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
+        return reserve.Soon(self._pool, claims, many=many)
 
     def _new_transaction(self) -> AsyncSqlTransaction:
         return AsyncSqlTransaction(self.database, self._pool)
@@ -392,9 +354,9 @@ class AsyncSqlStore:
 class Attempts:
     """How often one operation is sent: once more after a lost connection, a few times after conflicts."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, looks: int) -> None:
         self._database = database
-        self._left = {Kind.LOST: 1, Kind.CONFLICT: CONFLICTS_MAX}
+        self._left = {Kind.LOST: 1, Kind.CONFLICT: CONFLICTS_MAX, Kind.NO_TABLES: looks - 1}
 
     def failed(self, error: Exception) -> Kind:
         """Why it is to be sent again; where it is not, this raises what the caller shall see."""
@@ -410,51 +372,12 @@ class Attempts:
         return trouble.kind
 
 
-async def _look_at_nothing(_link: AsyncLink) -> None:
+def _say_nothing(_connection: Any) -> Work[None]:
     """For a connection that is only to be opened."""
+    yield from ()
 
 
-def are_missing(error: StoreUnavailable, database: Database) -> bool:
+def are_missing(error: Exception, database: Database) -> bool:
     """Whether it was raised because the tables are not there."""
     trouble = cause_of(error, database)
     return trouble is not None and trouble.kind is Kind.NO_TABLES
-
-
-def ensure(database: Database, link: Link) -> None:
-    """Find the tables, or make them: of many that start together, one does."""
-    version = carry(database.sql.form(), link)
-    if version < VERSION and database.auto_schema:
-        link.begin()
-        make(database, link)
-        link.commit()
-    elif version == 0:
-        raise no_tables(database)
-
-
-def make(database: Database, link: Link) -> None:
-    """Make the tables, or bring them to our version, in a transaction that is open."""
-    if database.lock is not None:
-        link.send(Ask(database.lock, {}, rows=True))
-    carry(database.sql.upgrade(carry(database.sql.form(), link)), link)
-    if database.unlock is not None:
-        link.send(Ask(database.unlock, {}, rows=True))
-
-
-async def ensure_awaited(database: Database, link: AsyncLink) -> None:
-    """The same, awaited."""
-    version = await carry_async(database.sql.form(), link)
-    if version < VERSION and database.auto_schema:
-        await link.begin()
-        await make_awaited(database, link)
-        await link.commit()
-    elif version == 0:
-        raise no_tables(database)
-
-
-async def make_awaited(database: Database, link: AsyncLink) -> None:
-    """The same, awaited."""
-    if database.lock is not None:
-        await link.send(Ask(database.lock, {}, rows=True))
-    await carry_async(database.sql.upgrade(await carry_async(database.sql.form(), link)), link)
-    if database.unlock is not None:
-        await link.send(Ask(database.unlock, {}, rows=True))

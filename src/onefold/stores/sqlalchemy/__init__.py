@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from onefold._generators import Work
 from onefold._interrupts import brought_to_its_end
 from onefold.errors import UsageError
 
@@ -24,7 +25,7 @@ except ImportError as missing:
     raise UsageError("onefold.stores.sqlalchemy needs SQLAlchemy: pip install 'onefold[sqlalchemy]'") from missing
 
 from onefold.stores.sql.pool import AsyncReserve, Reserve
-from onefold.stores.sql.store import AsyncSqlStore, SqlStore
+from onefold.stores.sql.store import AsyncSqlStore, SqlRules, SqlStore
 from onefold.stores.sqlalchemy.connection import AwaitedLink, HeldLink, RenewalLink, Source, StoresLink, database_of
 from onefold.stores.sqlalchemy.drivers import check_one_engine
 
@@ -34,7 +35,19 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import Pool
 
 
-class SqlAlchemyStore(SqlStore):
+class SqlAlchemyRules(SqlRules):
+    """What a store on an engine does in its own way."""
+
+    _engine: Engine
+
+    def _look(self) -> Work[None]:
+        if not self._looked:
+            yield from super()._look()
+            # Which server it is shows with the first connection.
+            self.database = self.database._replace(sql=database_of(self._engine).sql)
+
+
+class SqlAlchemyStore(SqlAlchemyRules, SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable` on the database of an engine; as thread-safe as the engine."""
 
     def __init__(self, bind: Engine | sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True) -> None:
@@ -43,14 +56,8 @@ class SqlAlchemyStore(SqlStore):
         super().__init__(database, Lender(source))
         self._engine = source.engine
 
-    def _look(self) -> None:
-        if not self._looked:
-            super()._look()
-            # Which server it is shows with the first connection.
-            self.database = self.database._replace(sql=database_of(self._engine).sql)
 
-
-class AsyncSqlAlchemyStore(AsyncSqlStore):
+class AsyncSqlAlchemyStore(SqlAlchemyRules, AsyncSqlStore):
     """The same on an async engine, awaited. It survives a new event loop."""
 
     def __init__(
@@ -60,11 +67,6 @@ class AsyncSqlAlchemyStore(AsyncSqlStore):
         database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
         super().__init__(database, AsyncLender(source))
         self._engine = source.engine
-
-    async def _look(self) -> None:
-        if not self._looked:
-            await super()._look()
-            self.database = self.database._replace(sql=database_of(self._engine).sql)
 
 
 def adopt(client: Any, *, awaited: bool) -> SqlAlchemyStore | AsyncSqlAlchemyStore:

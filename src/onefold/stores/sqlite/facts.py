@@ -12,11 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from onefold._generators import run
 from onefold.errors import StoreUnavailable
 from onefold.stores.base import Untold
 from onefold.stores.sql import facts as ask
 from onefold.stores.sql.connection import Database, Kind, Trouble
-from onefold.stores.sql.dialect import Talk, carry
+from onefold.stores.sql.dialect import Talk
 from onefold.stores.sql.records import TABLE
 from onefold.stores.sqlite.connection import BUSY, code_of, translated
 from onefold.stores.sqlite.dialect import SQLITE
@@ -64,7 +65,7 @@ def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
         return told | {"exists": False, "version": 0, "auto_schema": auto_schema}
     try:
         with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
-            return told | {"exists": True} | carry(facts(database), Records(connection, time.time))
+            return told | {"exists": True} | run(facts(database), Records(connection, time.time))
     except sqlite3.Error as error:
         if not told["writable"]:
             # Even a reader writes beside a file in WAL mode.

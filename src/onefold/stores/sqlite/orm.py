@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from onefold._generators import run
 from onefold._model import Entry, Gone, Record
 from onefold.errors import NotInTransaction
 from onefold.stores.sql.connection import Kind, Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply, Talk, carry
+from onefold.stores.sql.dialect import Ask, Reply, Talk
 from onefold.stores.sql.records import Parameters, is_own, of_address, of_entry, record
 from onefold.stores.sqlite.connection import BUSY, PROBLEMS, code_of
 from onefold.stores.sqlite.dialect import SQLITE, Sqlite
@@ -91,13 +92,13 @@ def looked_up(send: Callable[[Ask], Reply], ask: Ask) -> Reply:
         reply = send(looking)
     except Exception as error:
         # A missing table has no code of its own; everything else is the driver's to tell.
-        if _code(error) != sqlite3.SQLITE_ERROR or carry(SQLITE.form(), sender):
+        if _code(error) != sqlite3.SQLITE_ERROR or run(SQLITE.form(), sender):
             raise
-        carry(SQLITE.upgrade(0), sender)
+        run(SQLITE.upgrade(0), sender)
         return send(looking)
-    if ask.statement == SQLITE.look and not reply.rows and not carry(SQLITE.form(), sender):
+    if ask.statement == SQLITE.look and not reply.rows and not run(SQLITE.form(), sender):
         # Nothing can be written into tables whose version is not known. Those that are too new have said so just now.
-        carry(SQLITE.upgrade(0), sender)
+        run(SQLITE.upgrade(0), sender)
     return reply
 
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onefold._generators import run
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.stores.base import Query
-from onefold.stores.sql.dialect import Ask, Reply, carry
+from onefold.stores.sql.dialect import Ask, Reply
 from onefold.stores.sql.locked import all_known
 from onefold.stores.sql.records import Parameters
 from onefold.stores.sqlite.dialect import MARK, SQLITE
@@ -26,20 +27,20 @@ class Records:
         self._clock = clock
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return carry(SQLITE.claim(entry, replacing), self)
+        return run(SQLITE.claim(entry, replacing), self)
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         # SQLite is in this process: a statement for each costs no round trip.
         return [self.claim(entry) for entry in entries]
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return carry(SQLITE.extend(claim, notes), self)
+        return run(SQLITE.extend(claim, notes), self)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return all_known(carry(SQLITE.extend_all(claims), self))
+        return all_known(run(SQLITE.extend_all(claims), self))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return carry(SQLITE.finish(claim, ending), self)
+        return run(SQLITE.finish(claim, ending), self)
 
     def mark(self) -> None:
         """What `Dialect.mark` says, by the shortest way: each joined delivery takes it twice."""
@@ -56,30 +57,30 @@ class Records:
         return True
 
     def finish_joined(self, claim: Claim, ending: Ending) -> bool:
-        return self.unmark() and carry(SQLITE.end_unmarked(claim, ending), self)
+        return self.unmark() and run(SQLITE.end_unmarked(claim, ending), self)
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return carry(SQLITE.release(claim, memory), self)
+        return run(SQLITE.release(claim, memory), self)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return carry(SQLITE.close_all(closes), self)
+        return run(SQLITE.close_all(closes), self)
 
     def read(self, address: Address) -> Record | None:
-        return carry(SQLITE.read(address), self)
+        return run(SQLITE.read(address), self)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
-        return carry(SQLITE.browse(query, limit), self)
+        return run(SQLITE.browse(query, limit), self)
 
     def purge(self, limit: int) -> int:
-        return carry(SQLITE.purge(limit), self)
+        return run(SQLITE.purge(limit), self)
 
     def form(self) -> int:
         """Of which version the tables are; 0: there are none."""
-        return carry(SQLITE.form(), self)
+        return run(SQLITE.form(), self)
 
     def upgrade(self, version: int) -> None:
         """Bring the tables from this version to ours."""
-        carry(SQLITE.upgrade(version), self)
+        run(SQLITE.upgrade(version), self)
 
     def send(self, ask: Ask) -> Reply:
         if not ask.rows:

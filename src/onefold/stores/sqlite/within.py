@@ -7,9 +7,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from onefold._generators import run
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import NotInTransaction, UsageError
-from onefold.stores.sql.dialect import Ask, Reply, carry
+from onefold.stores.sql.dialect import Ask, Reply
 from onefold.stores.sql.own_column import Rows
 from onefold.stores.sqlite.joined import ENDED, AsyncCallersRecords, CallersRecords, JoinedRecords, text_as_str
 from onefold.transactions import Column
@@ -48,20 +49,20 @@ class ColumnRecords(JoinedRecords):
         self._rows = Rows(column)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        found = carry(self._rows.claim(entry, replacing), self)
+        found = run(self._rows.claim(entry, replacing), self)
         if found is None:
-            carry(self._rows.mark(Claim(entry.address, entry.token)), self)
+            run(self._rows.mark(Claim(entry.address, entry.token)), self)
         return found
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
         self._check_inside()
-        if not carry(self._rows.finish_joined(claim, ending), self):
+        if not run(self._rows.finish_joined(claim, ending), self):
             raise UsageError(ENDED)
         return True
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
         if self._is_inside():
-            carry(self._rows.unmark(claim), self)
+            run(self._rows.unmark(claim), self)
         return True
 
     def send(self, ask: Ask) -> Reply:

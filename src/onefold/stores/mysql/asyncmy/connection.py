@@ -1,26 +1,28 @@
-"""asyncmy: the links of PyMySQL, awaited. Connections belong to the event loop in which they were opened."""
+"""asyncmy: the adapters of PyMySQL, awaited. Connections belong to the event loop in which they were opened."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+from asyncmy import errors
 from asyncmy.connection import Connection
-from asyncmy.constants import CLIENT, ER
+from asyncmy.constants import CLIENT
 from asyncmy.converters import conversions
 from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError, OperationalError
 
+from onefold._generators import run_async
 from onefold._interrupts import heard
-from onefold.stores.mysql.errors import NO_SAVEPOINT, meaning, not_connected, number_of
-from onefold.stores.mysql.literals import PACKET_SURE, filled, in_one, quoted
-from onefold.stores.mysql.transaction_state import IN_TRANSACTION, Watch
+from onefold.stores.mysql import connection as mysql
+from onefold.stores.mysql.errors import meaning, not_connected
+from onefold.stores.mysql.transaction_state import IN_TRANSACTION
 from onefold.stores.mysql.urls import READ_TIMEOUT, Place, unverified
 from onefold.stores.sql.connection import Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.dialect import Reply
 
 T = TypeVar("T")
 
@@ -35,15 +37,11 @@ def trouble(error: BaseException) -> Trouble | None:
 _Connection: Any = Connection
 
 
-class Watched(_Connection):  # type: ignore[misc]
-    """A connection of our own, which remembers an error that has undone its transaction, and refuses to go on."""
+class Watched(mysql.Watched, _Connection):  # type: ignore[misc]
+    """A connection of our own."""
 
     server_status: int
-
-    def __init__(self, **options: Any) -> None:
-        self.watch = Watch()
-        self._preferred: ssl.SSLContext | None = None
-        super().__init__(**options)
+    _preferred: ssl.SSLContext | None = None
 
     def prefer_tls(self, context: ssl.SSLContext) -> None:
         """Use it if the server offers it; by itself asyncmy does not look."""
@@ -55,25 +53,10 @@ class Watched(_Connection):  # type: ignore[misc]
             self._ssl_context = self._preferred
             self._client_flag |= CLIENT.SSL
 
-    async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - it is asyncmy's
-        self.watch.check()
-        return await self._seen(super().query(sql, unbuffered))
-
-    async def begin(self) -> None:
-        self.watch.check()
-        await self._seen(super().begin())
-
-    async def commit(self) -> None:
-        self.watch.check()
-        await self._seen(super().commit())
-
-    async def rollback(self) -> None:
-        await self._seen(super().rollback())
-
-    async def _seen(self, answer: Awaitable[T]) -> T:
+    async def _seen(self, ask: Callable[..., Awaitable[T]], *values: Any) -> T:
         try:
             # Where there is a time-out for reading, asyncmy waits by `asyncio.wait_for`, which may swallow.
-            return await heard(answer)
+            return await heard(ask(*values))
         except MySQLError as error:
             self.watch.failed(error)
             raise
@@ -104,58 +87,25 @@ def is_closed(connection: Any) -> bool:
     return connection._transport is None and connection._close_reason is None
 
 
-class AsyncmyLink:
+class AsyncmyLink(mysql.Adapter):
     """An `AsyncLink` on a connection whose transactions are its owner's."""
 
-    connection: Any
     spoils_gently = False
+    _run = staticmethod(run_async)
+    _errors = errors
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._packet_max = PACKET_SURE
-        # In front of our tables; empty: they are where the session is.
-        self._where = ""
-
-    async def send(self, ask: Ask) -> Reply:
-        text = filled(ask, self._where)
-        await self._check_size(text)
+    async def _execute(self, text: str, *, rows: bool = False) -> Reply:
         async with self._cursor() as cursor:
             await cursor.execute(text)
-            return Reply(cursor.rowcount, await cursor.fetchall() if ask.rows else ())
+            return Reply(cursor.rowcount, await cursor.fetchall() if rows else ())
 
-    async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [await self.send(ask) for ask in asks]
-
-    async def run(self, statement: str) -> None:
+    async def _execute_all(self, text: str) -> list[Reply]:
+        replies = []
         async with self._cursor() as cursor:
-            await cursor.execute(statement)
-
-    async def begin(self) -> None:
-        await self.connection.begin()
-
-    async def commit(self) -> None:
-        await self.connection.commit()
-
-    async def rollback(self) -> None:
-        await self.connection.rollback()
-
-    def standing(self) -> Standing:
-        if is_closed(self.connection):
-            return Standing.CLOSED
-        if not self.connection.connected:
-            return Standing.BROKEN
-        return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
-
-    async def close(self) -> None:
-        await self.connection.ensure_closed()
-
-    async def spoil(self) -> None:
-        # MySQL has no transaction that refuses to be committed.
-        if self.standing() is not Standing.IDLE:
-            self.abandon()
-
-    def abandon(self) -> None:
-        break_off(self.connection)
+            await cursor.execute(text)
+            while await cursor.nextset():
+                replies.append(Reply(cursor.rowcount))
+        return replies
 
     @asynccontextmanager
     async def _cursor(self) -> AsyncIterator[Any]:
@@ -169,92 +119,29 @@ class AsyncmyLink:
         finally:
             connection._decoders, connection._use_unicode = wanted
 
-    async def _check_size(self, text: str) -> None:
-        """Sent all the same, it would be answered by a lost connection."""
-        if len(text) < self._packet_max:
-            return
-        async with self._cursor() as cursor:
-            await cursor.execute("SELECT @@max_allowed_packet")
-            self._packet_max = int((await cursor.fetchall())[0][0])
-        if len(text) >= self._packet_max:
-            raise OperationalError(ER.NET_PACKET_TOO_LARGE, f"{len(text)} bytes, and {self._packet_max} are allowed")
+    def standing(self) -> Standing:
+        return self._lost() or (Standing.OPEN if in_transaction(self.connection) else Standing.IDLE)
+
+    def _lost(self) -> Standing | None:
+        if is_closed(self.connection):
+            return Standing.CLOSED
+        return None if self.connection.connected else Standing.BROKEN
+
+    async def close(self) -> None:
+        await self.connection.ensure_closed()
+
+    def abandon(self) -> None:
+        break_off(self.connection)
 
 
-class OwnLink(AsyncmyLink):
-    """An `AsyncLink` on a connection of our own; where it stands we know best."""
+class OwnLink(mysql.OwnAdapter, AsyncmyLink):
+    """An `AsyncLink` on a connection of our own."""
 
     connection: Watched
 
-    def __init__(self, connection: Watched) -> None:
-        super().__init__(connection)
-        self._begun = False
 
-    async def begin(self) -> None:
-        await self.connection.begin()
-        self._begun = True
-
-    async def commit(self) -> None:
-        await self.connection.commit()
-        self._begun = False
-
-    async def rollback(self) -> None:
-        await self.connection.rollback()
-        self._begun = False
-
-    def standing(self) -> Standing:
-        if self.connection.watch.broken:
-            return Standing.BROKEN
-        if is_closed(self.connection):
-            return Standing.CLOSED
-        if not self.connection.connected:
-            return Standing.BROKEN
-        return Standing.OPEN if self._begun else Standing.IDLE
-
-    async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        """In one message, and in one transaction."""
-        if len(asks) == 1:
-            return [await self.send(asks[0])]
-        text = "; ".join(("BEGIN", *map(filled, asks), "COMMIT"))
-        if len(text) >= self._packet_max:
-            return await super().send_all(asks)
-        replies = []
-        try:
-            async with self._cursor() as cursor:
-                await cursor.execute(text)
-                while await cursor.nextset():
-                    replies.append(Reply(cursor.rowcount))
-        except MySQLError as error:
-            self.connection.watch.failed(error)
-            if self.standing() is Standing.IDLE:
-                await self.connection.rollback()
-            raise
-        return replies[: len(asks)]
-
-
-class TransactionLink(OwnLink):
-    """For transactions: the first statement begins one. Handlers may go to other databases."""
-
-    def __init__(self, connection: Watched, database: str) -> None:
-        super().__init__(connection)
-        self._where = f"{quoted(database)}."
-
-    async def begin(self) -> None:
-        self.connection.watch.begin()
-        self._begun = True
-
-    async def commit_if(self, check: str) -> None:
-        """Commit unless the check fails: both in one message."""
-        try:
-            await self.run(in_one(check, "COMMIT"))
-        except MySQLError as error:
-            if number_of(error) == NO_SAVEPOINT:
-                # Nobody knows in which state the handler has left it.
-                self.connection.watch.broken = True
-            raise
-        self._begun = False
-
-    async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [await self.send(ask) for ask in asks]
+class TransactionLink(mysql.TransactionAdapter, OwnLink):
+    """An `AsyncLink` for transactions of our own."""
 
 
 async def for_operations(place: Place) -> OwnLink:

@@ -1,28 +1,28 @@
-"""PyMySQL: a link on one connection, of our own or of a caller's.
-
-What is our own is of two kinds. Operations of the store are committed at once, on connections that nobody else ever
-sees. Transactions have autocommit off, so that BEGIN needs no message, and their connections are handed to handlers.
-"""
+"""PyMySQL: our adapters around one of its connections, of our own or of a caller's."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from pymysql import err
 from pymysql.connections import Connection
-from pymysql.constants import CLIENT, ER
+from pymysql.constants import CLIENT
 from pymysql.converters import conversions
 from pymysql.cursors import Cursor
 from pymysql.err import MySQLError, OperationalError
 
-from onefold.stores.mysql.errors import NO_SAVEPOINT, meaning, not_connected, number_of
-from onefold.stores.mysql.literals import PACKET_SURE, filled, in_one, quoted
-from onefold.stores.mysql.transaction_state import IN_TRANSACTION, Watch, is_torn
+from onefold._generators import run
+from onefold.stores.mysql import connection as mysql
+from onefold.stores.mysql.errors import meaning, not_connected
+from onefold.stores.mysql.transaction_state import IN_TRANSACTION, is_torn
 from onefold.stores.mysql.urls import READ_TIMEOUT, Place, unverified
 from onefold.stores.sql.connection import Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.dialect import Reply
+
+T = TypeVar("T")
 
 _DECODERS: Final[Any] = {kind: decode for kind, decode in conversions.items() if isinstance(kind, int)}
 
@@ -31,41 +31,17 @@ def trouble(error: BaseException) -> Trouble | None:
     return meaning(error) if isinstance(error, MySQLError) else None
 
 
-class Watched(Connection):
-    """A connection of our own, which remembers an error that has undone its transaction, and refuses to go on."""
+class Watched(mysql.Watched, Connection):
+    """A connection of our own."""
 
     _closed: bool
     server_status: int
     ctx: ssl.SSLContext
     _read_timeout: float | None
 
-    def __init__(self, **options: Any) -> None:
-        self.watch = Watch()
-        super().__init__(**options)
-
-    def query(self, sql: str | bytes, unbuffered: bool = False) -> int:  # noqa: FBT001, FBT002 - it is PyMySQL's
-        self.watch.check()
-        with self._seen():
-            return super().query(sql, unbuffered)
-
-    def begin(self) -> None:
-        self.watch.check()
-        with self._seen():
-            super().begin()
-
-    def commit(self) -> None:
-        self.watch.check()
-        with self._seen():
-            super().commit()
-
-    def rollback(self) -> None:
-        with self._seen():
-            super().rollback()
-
-    @contextmanager
-    def _seen(self) -> Iterator[None]:
+    def _seen(self, ask: Callable[..., T], *values: Any) -> T:
         try:
-            yield
+            return ask(*values)
         except MySQLError as error:
             self.watch.failed(error)
             raise
@@ -84,63 +60,29 @@ def break_off(connection: Connection[Any]) -> None:
         connection.close()
 
 
-class PymysqlLink:
+class PymysqlLink(mysql.Adapter):
     """A `Link` on a connection whose transactions are its owner's."""
 
-    connection: Any
+    _run = staticmethod(run)
+    _errors = err
 
-    def __init__(self, connection: Connection[Any]) -> None:
-        self.connection = connection
-        self._packet_max = PACKET_SURE
-        # In front of our tables; empty: they are where the session is.
-        self._where = ""
-
-    def send(self, ask: Ask) -> Reply:
-        text = filled(ask, self._where)
-        self._check_size(text)
+    def _execute(self, text: str, *, rows: bool = False) -> Reply:
         with self._cursor() as cursor:
             cursor.execute(text)
-            rows = cursor.fetchall() if ask.rows else ()
-            if ask.rows and cursor.description[-1][0] == "@@in_transaction":
+            found = cursor.fetchall() if rows else ()
+            if rows and cursor.description[-1][0] == "@@in_transaction":
                 # PyMySQL takes no flags from an answer with rows.
-                opened = IN_TRANSACTION if int(rows[0][-1]) else 0
+                opened = IN_TRANSACTION if int(found[0][-1]) else 0
                 self.connection.server_status = self.connection.server_status & ~IN_TRANSACTION | opened
-            return Reply(cursor.rowcount, rows)
+            return Reply(cursor.rowcount, found)
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
-
-    def run(self, statement: str) -> None:
+    def _execute_all(self, text: str) -> list[Reply]:
+        replies = []
         with self._cursor() as cursor:
-            cursor.execute(statement)
-
-    def begin(self) -> None:
-        self.connection.begin()
-
-    def commit(self) -> None:
-        self.connection.commit()
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-
-    def standing(self) -> Standing:
-        if not self.connection.open:
-            return Standing.CLOSED if self.connection._closed else Standing.BROKEN
-        if self.is_torn:
-            return Standing.ABORTED
-        return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
-
-    @property
-    def is_torn(self) -> bool:
-        return bool(self.connection.open) and is_torn(self.connection)
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def spoil(self) -> None:
-        # MySQL has no transaction that refuses to be committed.
-        if self.standing() is not Standing.IDLE:
-            break_off(self.connection)
+            cursor.execute(text)
+            while cursor.nextset():
+                replies.append(Reply(cursor.rowcount))
+        return replies
 
     @contextmanager
     def _cursor(self) -> Iterator[Cursor]:
@@ -159,89 +101,38 @@ class PymysqlLink:
         finally:
             connection.decoders, connection.use_unicode = wanted
 
-    def _check_size(self, text: str) -> None:
-        """Sent all the same, it would be answered by a lost connection."""
-        if len(text) < self._packet_max:
-            return
-        with self._cursor() as cursor:
-            cursor.execute("SELECT @@max_allowed_packet")
-            self._packet_max = int(cursor.fetchall()[0][0])
-        if len(text) >= self._packet_max:
-            raise OperationalError(ER.NET_PACKET_TOO_LARGE, f"{len(text)} bytes, and {self._packet_max} are allowed")
+    def standing(self) -> Standing:
+        lost = self._lost()
+        if lost is not None:
+            return lost
+        if self.is_torn:
+            return Standing.ABORTED
+        return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
+
+    def _lost(self) -> Standing | None:
+        if self.connection.open:
+            return None
+        return Standing.CLOSED if self.connection._closed else Standing.BROKEN
+
+    @property
+    def is_torn(self) -> bool:
+        return bool(self.connection.open) and is_torn(self.connection)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def abandon(self) -> None:
+        break_off(self.connection)
 
 
-class OwnLink(PymysqlLink):
-    """A `Link` on a connection of our own; where it stands we know best."""
+class OwnLink(mysql.OwnAdapter, PymysqlLink):
+    """A `Link` on a connection of our own."""
 
     connection: Watched
 
-    def __init__(self, connection: Watched) -> None:
-        super().__init__(connection)
-        self._begun = False
 
-    def begin(self) -> None:
-        self.connection.begin()
-        self._begun = True
-
-    def commit(self) -> None:
-        self.connection.commit()
-        self._begun = False
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-        self._begun = False
-
-    def standing(self) -> Standing:
-        if self.connection.watch.broken:
-            return Standing.BROKEN
-        if not self.connection.open:
-            return Standing.CLOSED if self.connection._closed else Standing.BROKEN
-        return Standing.OPEN if self._begun else Standing.IDLE
-
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        """In one message, and in one transaction."""
-        if len(asks) == 1:
-            return [self.send(asks[0])]
-        text = "; ".join(("BEGIN", *map(filled, asks), "COMMIT"))
-        if len(text) >= self._packet_max:
-            return super().send_all(asks)
-        replies = []
-        try:
-            with self._cursor() as cursor:
-                cursor.execute(text)
-                while cursor.nextset():
-                    replies.append(Reply(cursor.rowcount))
-        except MySQLError:
-            if self.standing() is Standing.IDLE:
-                self.connection.rollback()
-            raise
-        return replies[: len(asks)]
-
-
-class TransactionLink(OwnLink):
-    """For transactions: the first statement begins one. Handlers may go to other databases."""
-
-    def __init__(self, connection: Watched, database: str) -> None:
-        super().__init__(connection)
-        self._where = f"{quoted(database)}."
-
-    def begin(self) -> None:
-        self.connection.watch.begin()
-        self._begun = True
-
-    def commit_if(self, check: str) -> None:
-        """Commit unless the check fails: both in one message."""
-        try:
-            self.run(in_one(check, "COMMIT"))
-        except MySQLError as error:
-            if number_of(error) == NO_SAVEPOINT:
-                # Nobody knows in which state the handler has left it.
-                self.connection.watch.broken = True
-            raise
-        self._begun = False
-
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+class TransactionLink(mysql.TransactionAdapter, OwnLink):
+    """A `Link` for transactions of our own."""
 
 
 def for_operations(place: Place) -> OwnLink:

@@ -14,6 +14,7 @@ from onefold.stores.postgres.joined import AsyncCallersRecords, Place, not_in_tr
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.joined import AsyncJoinedRecords
+from onefold.stores.sql.pool import AsyncOneOff
 from onefold.transactions import Column
 
 # Another connection to the same server is opened at once, or not at all.
@@ -33,7 +34,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> AsyncJoine
     link = AsyncpgLink(connection)
     if record is not None:
         return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), link)
-    return AsyncCallersRecords(database, link, place, partial(_beside, inner(connection)))
+    return AsyncCallersRecords(database, link, place, AsyncOneOff(partial(_beside, inner(connection))))
 
 
 def _place(connection: Any) -> Place:

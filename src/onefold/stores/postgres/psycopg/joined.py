@@ -29,6 +29,7 @@ from onefold.stores.postgres.psycopg.connection import (
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import Ask, Reply
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
+from onefold.stores.sql.pool import AsyncOneOff, OneOff
 from onefold.transactions import Column
 
 # Another connection to the same server is opened at once, or not at all.
@@ -48,8 +49,9 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
             return AsyncJoinedRecords(database, AsyncCallersLink(connection))
         return JoinedRecords(database, CallersLink(connection))
     if awaited:
-        return AsyncCallersRecords(database, AsyncCallersLink(connection), place, partial(_beside_awaited, connection))
-    return CallersRecords(database, CallersLink(connection), place, partial(_beside, connection))
+        other = AsyncOneOff(partial(_beside_awaited, connection))
+        return AsyncCallersRecords(database, AsyncCallersLink(connection), place, other)
+    return CallersRecords(database, CallersLink(connection), place, OneOff(partial(_beside, connection)))
 
 
 def _check_inside(connection: Connection | AsyncConnection) -> None:

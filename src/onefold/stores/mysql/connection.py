@@ -1,0 +1,206 @@
+"""What connections of PyMySQL and asyncmy have in common: our adapters around them, and connections of our own.
+
+What is our own is of two kinds. Operations of the store are committed at once, on connections that nobody else ever
+sees. Transactions have autocommit off, so that BEGIN needs no message, and their connections are handed to handlers.
+
+Each method returns what it comes to, or on asyncmy the awaitable of it. A driver's module adds how it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from onefold._generators import Work
+from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
+from onefold.stores.mysql.literals import PACKET_SURE, filled, in_one, quoted
+from onefold.stores.mysql.transaction_state import Watch
+from onefold.stores.sql.connection import Standing
+from onefold.stores.sql.dialect import Ask, Reply
+
+NET_PACKET_TOO_LARGE: Final = 1153
+
+
+class Watched:
+    """A connection of our own, which remembers an error that has undone its transaction, and refuses to go on."""
+
+    # Call a method of the driver's, and take note of its error.
+    _seen: Callable[..., Any]
+
+    def __init__(self, **options: Any) -> None:
+        self.watch = Watch()
+        super().__init__(**options)
+
+    def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - it is the driver's
+        self.watch.check()
+        return self._seen(super().query, sql, unbuffered)  # type: ignore[misc]
+
+    def begin(self) -> Any:
+        self.watch.check()
+        return self._seen(super().begin)  # type: ignore[misc]
+
+    def commit(self) -> Any:
+        self.watch.check()
+        return self._seen(super().commit)  # type: ignore[misc]
+
+    def rollback(self) -> Any:
+        return self._seen(super().rollback)  # type: ignore[misc]
+
+
+class Adapter:
+    """A connection whose transactions are its owner's."""
+
+    connection: Any
+    # The driver of generators, and the module of the driver's exceptions.
+    _run: Callable[[Work[Any]], Any]
+    _errors: Any
+    # In front of our tables; empty: they are where the session is.
+    _where = ""
+    _packet_max = PACKET_SURE
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def _execute(self, text: str, *, rows: bool = False) -> Any:
+        """Send a statement through a plain cursor; return its `Reply`."""
+        raise NotImplementedError
+
+    def _execute_all(self, text: str) -> Any:
+        """Send several statements in one message; return a `Reply` for each but the first."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Close the connection at once."""
+        raise NotImplementedError
+
+    def standing(self) -> Standing:
+        raise NotImplementedError
+
+    def _lost(self) -> Standing | None:
+        """Return how the connection was lost, or closed by hand; None: it is open."""
+        raise NotImplementedError
+
+    def send(self, ask: Ask) -> Any:
+        text = filled(ask, self._where)
+        if len(text) >= self._packet_max:
+            return self._run(self._send_large(text, rows=ask.rows))
+        return self._execute(text, rows=ask.rows)
+
+    def _send_large(self, text: str, *, rows: bool) -> Work[Reply]:
+        """Sent all the same, a statement that is too large would be answered by a lost connection."""
+        limit: Reply = yield partial(self._execute, "SELECT @@max_allowed_packet", rows=True)
+        self._packet_max = int(limit.rows[0][0])
+        if len(text) >= self._packet_max:
+            raise self._errors.OperationalError(
+                NET_PACKET_TOO_LARGE, f"{len(text)} bytes, and {self._packet_max} are allowed"
+            )
+        reply: Reply = yield partial(self._execute, text, rows=rows)
+        return reply
+
+    def send_all(self, asks: list[Ask]) -> Any:
+        return self._run(self._one_by_one(asks))
+
+    def _one_by_one(self, asks: list[Ask]) -> Work[list[Reply]]:
+        replies = []
+        for ask in asks:
+            replies.append((yield partial(self.send, ask)))  # noqa: PERF401 - no comprehension can yield
+        return replies
+
+    def run(self, statement: str) -> Any:
+        return self._execute(statement)
+
+    def begin(self) -> Any:
+        return self.connection.begin()
+
+    def commit(self) -> Any:
+        return self.connection.commit()
+
+    def rollback(self) -> Any:
+        return self.connection.rollback()
+
+    def spoil(self) -> Any:
+        return self._run(self._spoil())
+
+    def _spoil(self) -> Work[None]:
+        # MySQL has no transaction that refuses to be committed.
+        if self.standing() is not Standing.IDLE:
+            self.abandon()
+        yield from ()
+
+
+class OwnAdapter(Adapter):
+    """A connection of our own; where it stands we know best."""
+
+    _begun = False
+
+    def begin(self) -> Any:
+        return self._run(self._begin())
+
+    def _begin(self) -> Work[None]:
+        yield self.connection.begin
+        self._begun = True
+
+    def commit(self) -> Any:
+        return self._run(self._end(self.connection.commit))
+
+    def rollback(self) -> Any:
+        return self._run(self._end(self.connection.rollback))
+
+    def _end(self, end: Callable[[], Any]) -> Work[None]:
+        yield end
+        self._begun = False
+
+    def standing(self) -> Standing:
+        if self.connection.watch.broken:
+            return Standing.BROKEN
+        return self._lost() or (Standing.OPEN if self._begun else Standing.IDLE)
+
+    def send_all(self, asks: list[Ask]) -> Any:
+        """In one message, and in one transaction."""
+        if len(asks) == 1:
+            return super().send_all(asks)
+        text = "; ".join(("BEGIN", *map(filled, asks), "COMMIT"))
+        if len(text) >= self._packet_max:
+            return super().send_all(asks)
+        return self._run(self._send_in_one(text, len(asks)))
+
+    def _send_in_one(self, text: str, count: int) -> Work[list[Reply]]:
+        try:
+            replies: list[Reply] = yield partial(self._execute_all, text)
+        except self._errors.MySQLError as error:
+            self.connection.watch.failed(error)
+            if self.standing() is Standing.IDLE:
+                yield self.connection.rollback
+            raise
+        return replies[:count]
+
+
+class TransactionAdapter(OwnAdapter):
+    """For transactions: the first statement begins one. Handlers may go to other databases."""
+
+    def __init__(self, connection: Any, database: str) -> None:
+        super().__init__(connection)
+        self._where = f"{quoted(database)}."
+
+    def _begin(self) -> Work[None]:
+        self.connection.watch.begin()
+        self._begun = True
+        yield from ()
+
+    def commit_if(self, check: str) -> Any:
+        """Commit unless the check fails: both in one message."""
+        return self._run(self._commit_if(check))
+
+    def _commit_if(self, check: str) -> Work[None]:
+        try:
+            yield partial(self.run, in_one(check, "COMMIT"))
+        except self._errors.MySQLError as error:
+            if number_of(error) == NO_SAVEPOINT:
+                # Nobody knows in which state the handler has left it.
+                self.connection.watch.broken = True
+            raise
+        self._begun = False
+
+    def send_all(self, asks: list[Ask]) -> Any:
+        return self._run(self._one_by_one(asks))
