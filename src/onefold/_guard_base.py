@@ -33,7 +33,7 @@ from onefold._handlers.arguments import (
     returns_of,
 )
 from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
-from onefold._model import Address, Asked, Fresh, Outcome, Policy
+from onefold._model import TOKEN_BYTES, Address, Asked, Fresh, Outcome, Policy
 from onefold.codecs import Codec, MsgspecCodec
 from onefold.current import is_inside
 from onefold.errors import InsideItself, ResultNotKept, UsageError
@@ -45,7 +45,6 @@ from onefold.stores.opening import check_source, open_store, without_password
 T = TypeVar("T")
 M = TypeVar("M")
 
-TOKEN_BYTES: Final = 16
 
 # Bounds one round trip: larger batches are taken in parts of this size.
 BATCH_MAX: Final = 1_000

@@ -42,6 +42,10 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     omitted: bool
     remark: str
 
+    def is_live(self, now: float) -> bool:
+        """Whether a worker runs it at this moment, as `Record.is_live` says of what was read."""
+        return self.state is State.RUNNING and self.leased_until > now
+
 
 class MemoryStore:
     """A `Store`, `Batching` and `Browsable`; safe to share between threads."""
