@@ -5,7 +5,7 @@ whatever link sends statements. A talk begins and ends no transaction. A driver'
 goes right through it, unless the dialect knows it for an answer.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from onefold.stores.base import Query
 from onefold.stores.sql.records import (
     ADDRESS,
     ALIVE,
-    AT,
-    OURS,
-    READ,
-    REWRITTEN,
     TABLE,
     VERSION,
     Parameters,
@@ -36,6 +32,7 @@ from onefold.stores.sql.records import (
     record,
     records,
 )
+from onefold.stores.sql.statements import Statements
 
 T = TypeVar("T")
 
@@ -45,9 +42,6 @@ ROUNDS_MAX: Final = 8
 
 # What a statement of `checking` makes the server say, in whatever language: its message quotes the value.
 GONE_MARK: Final = "onefold: gone"
-
-# The statements that are the same everywhere, but for how a database spells them.
-SPELLED: Final = ("look", "read_in_the_way", "replace", "renew", "end", "end_joined", "leave_open", "forget")
 
 
 class Ask(NamedTuple):
@@ -113,12 +107,8 @@ async def carry_async(talk: Talk[T], link: SendsAwaited) -> T:
         return cast("T", end.value)
 
 
-class Dialect:
-    """What is the same everywhere. Each database adds its own statements, and overrides what it does in another way.
-
-    The texts have `:now` for the store's clock, which the sender has to give. A database with a clock of its own
-    spells it in its own way.
-    """
+class Dialect(Statements):
+    """What is the same everywhere. Each database adds its own statements, and overrides what it does in another way."""
 
     # For people and errors.
     name: str
@@ -139,55 +129,8 @@ class Dialect:
 
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
 
-    look: str = f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}"
-
-    # After a refused write. A database whose reads show an old snapshot needs a locking one here.
-    read_in_the_way: str = look
-
-    # Writes if the record is still what its finder saw: neither token nor revision alone would be enough.
-    replace: str = (
-        f"UPDATE {TABLE} SET {REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
-    )
-
-    # A late heartbeat must not give an end to what is held.
-    renew: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, "
-        "notes = CASE WHEN :notes_length >= COALESCE(LENGTH(notes), 0) THEN :notes ELSE notes END, "
-        "lease_until = CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END, "
-        "expires = CASE state WHEN 'running' THEN :now + :stay ELSE expires END "
-        f"WHERE {OURS} AND state IN ('running', 'held')"
-    )
-
-    end: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = :state, notes = :notes, result = :result, omitted = :omitted, remark = :remark "
-        f"WHERE {OURS}"
-    )
-
-    leave_open: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = 'open', attempt = :attempt, notes = :notes, remark = :remark "
-        f"WHERE {OURS}"
-    )
-
-    # The same in the transaction that wrote the record, also past its stay: a handler may take longer than it is kept.
-    end_joined: str = end.replace(f" AND {ALIVE}", "")
-
-    forget: str = f"DELETE FROM {TABLE} WHERE {OURS}"
-
     # Each database has a way of its own to find the oldest few.
     remove_expired: str
-
-    def __init_subclass__(cls) -> None:
-        for name in SPELLED:
-            # What a database wrote for itself is spelled right already.
-            if name not in vars(cls):
-                setattr(cls, name, cls.spell(getattr(cls, name)))
-
-    @classmethod
-    def spell(cls, statement: str) -> str:
-        """A statement of ours as this database wants it."""
-        return statement
 
     def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
         """The statement for one page, in the order of the primary key."""
@@ -195,13 +138,12 @@ class Dialect:
         values = {name: value for name, value in wanted.items() if value is not None}
         conditions = [ALIVE, *(f"{name} = :{name}" for name in values)]
         if query.state is not None:
-            # One of five words of ours; as a value, it would hide from the index on held records.
-            conditions.append(f"state = '{query.state.value}'")
+            conditions.append(self.in_state(query.state))
         if query.after is not None:
-            conditions.append("(scope, operation, key) > (:after_scope, :after_operation, :after_key)")
+            conditions.append(self.after)
             values |= {f"after_{name}": getattr(query.after, name) for name in ADDRESS}
         statement = (
-            f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} "
+            f"SELECT {', '.join(ADDRESS)}, {self.selected()} FROM {TABLE} "
             f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(ADDRESS)} LIMIT :limit"
         )
         return self.spell(statement), values | {"limit": max(limit, 0)}
