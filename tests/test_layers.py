@@ -15,8 +15,8 @@ ROOT = Path(onefold.__file__).parent
 BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_interrupts", "_model"}
 RULES = BOTTOM | {"_fingerprint", "codecs", "events", "keys"}
 CORE = RULES | {"_handlers", "_heartbeat", "_delivery", "current", "stores.base"}
-# What everybody may use: what a user imports, too.
-PUBLIC = {"", "codecs", "current", "durations", "errors", "events", "keys", "stores.base"}
+# What everybody may use: what a user imports, too, and how a wrong argument is refused, in the same words everywhere.
+PUBLIC = {"", "_checks", "codecs", "current", "durations", "errors", "events", "keys", "stores.base"}
 STORES = BOTTOM | {"stores"}
 SQL = STORES | {"stores.sql", "transactions"}
 
