@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import (
     KEY_MAX,
@@ -50,6 +50,11 @@ from onefold.stores.sql.records import (
     records,
 )
 from onefold.stores.sql.statements import ENDED, assigned, settled
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
 
 # For people first: who and what on the left, bytes on the right. Times are seconds since 1970. Binary columns compare
 # bytes: `Key`, `KEY` and `key ` are three keys. A greatest length that is not used costs nothing.
@@ -149,6 +154,16 @@ class Mysql(Dialect):
     def upserting(cls, rows: str) -> str:
         """Return the statement that writes these rows, and leaves what is alive as it is."""
         return f"{INTO} {rows} {OR_LEAVE}"
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        from onefold.stores.mysql.facts import facts
+
+        return facts(database)
+
+    def rows_of(self, column: Column) -> Rows:
+        from onefold.stores.mysql.own_column import MysqlRows
+
+        return MysqlRows(column, self)
 
     def lacks_savepoint(self, error: BaseException) -> bool:
         return number_of(error) == NO_SAVEPOINT

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
 from onefold.stores.postgres import batch as many
@@ -32,6 +32,13 @@ from onefold.stores.postgres.fragments import (
 from onefold.stores.sql.dialect import GONE_MARK, Ask, Dialect, Reply, Talk
 from onefold.stores.sql.locked import RowHeld
 from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, Parameters, of_address, of_claim, of_entry
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
+
+FAILED_TRANSACTION: Final = "25P02"
 
 # Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
 # The bytes of "onefold".
@@ -77,6 +84,7 @@ class Postgres(Dialect):
     name = "PostgreSQL"
     answers = True
     closes_in_one = True
+    searches_schemas = True
 
     written = WRITTEN
     read_as = READ
@@ -190,6 +198,29 @@ class Postgres(Dialect):
     def trickle(self, limit: int) -> Talk[int]:
         reply: Reply = yield Ask(self.remove_near, {"limit": limit})
         return reply.written
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        from onefold.stores.postgres.facts import facts
+
+        return facts(database)
+
+    def rows_of(self, column: Column) -> Rows:
+        from onefold.stores.postgres.own_column import PostgresRows
+
+        return PostgresRows(column)
+
+    def missing_in(self) -> Talk[str | None]:
+        if (yield from self.form()) > 0:
+            return None
+        reply: Reply = yield Ask("SELECT current_setting('search_path')", {}, rows=True)
+        return str(reply.rows[0][0])
+
+    def searching(self, path: str) -> Ask:
+        return Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
+
+    def was_given_up(self, error: BaseException) -> bool:
+        # psycopg, asyncpg and psycopg 2 have the code under two names.
+        return FAILED_TRANSACTION in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))
 
     def insert_all(self, entries: Sequence[Entry]) -> Ask:
         return many.inserting(entries)

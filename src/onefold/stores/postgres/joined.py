@@ -11,9 +11,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
 from onefold.stores.sql.connection import AsyncLink, Database, Kind, Link, cause_of
-from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk, carry, carry_async
+from onefold.stores.sql.dialect import Talk, carry, carry_async
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
 from onefold.stores.sql.joined_rules import ABORTED
+from onefold.stores.sql.orm import cannot_make
 from onefold.stores.sql.pool import quietly, quietly_awaited
 from onefold.stores.sql.store import make, make_awaited
 
@@ -29,8 +30,6 @@ FAILED_BEFORE: Final = (
     "a statement failed in this transaction before, and PostgreSQL refuses everything until it is rolled back. Nothing "
     "ran. Roll back, or put what may fail into a savepoint: connection.transaction()"
 )
-
-FAILED_TRANSACTION: Final = "25P02"
 
 
 class CallersRecords(JoinedRecords):
@@ -54,7 +53,7 @@ class CallersRecords(JoinedRecords):
         return answer
 
     def _look(self) -> None:
-        path = carry(looking(self.database.sql), self.link)
+        path = carry(self.database.sql.missing_in(), self.link)
         if path is not None:
             self._make(path)
         looked.add(self._place)
@@ -66,7 +65,7 @@ class CallersRecords(JoinedRecords):
             raise cannot_make(self.database) from error
         try:
             other.begin()
-            other.send(searching(path))
+            other.send(self.database.sql.searching(path))
             make(self.database, other)
             other.commit()
         except Exception as error:
@@ -99,7 +98,7 @@ class AsyncCallersRecords(AsyncJoinedRecords):
         return answer
 
     async def _look(self) -> None:
-        path = await carry_async(looking(self.database.sql), self.link)
+        path = await carry_async(self.database.sql.missing_in(), self.link)
         if path is not None:
             await self._make(path)
         looked.add(self._place)
@@ -111,7 +110,7 @@ class AsyncCallersRecords(AsyncJoinedRecords):
             raise cannot_make(self.database) from error
         try:
             await other.begin()
-            await other.send(searching(path))
+            await other.send(self.database.sql.searching(path))
             await make_awaited(self.database, other)
             await other.commit()
         except Exception as error:
@@ -121,23 +120,10 @@ class AsyncCallersRecords(AsyncJoinedRecords):
             await quietly_awaited(other.close)
 
 
-def looking(sql: Dialect) -> Talk[str | None]:
-    """Where the tables are to be made, as the caller's session has it; None: they are there, and of a usable form."""
-    version = yield from sql.form()
-    if version > 0:
-        return None
-    reply: Reply = yield Ask("SELECT current_setting('search_path')", {}, rows=True)
-    return str(reply.rows[0][0])
-
-
-def searching(path: str) -> Ask:
-    return Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
-
-
 def tell(error: Exception, database: Database, place: Place, *, first: bool) -> None:
     """Raise what the caller's driver cannot know. Everything else is the driver's to say."""
     for seen in (error, error.__cause__):
-        if getattr(seen, "sqlstate", None) == FAILED_TRANSACTION:
+        if seen is not None and database.sql.was_given_up(seen):
             raise UsageError(FAILED_BEFORE if first else ABORTED) from seen
     trouble = cause_of(error, database)
     if trouble is not None and trouble.kind is Kind.NO_TABLES and not isinstance(error, StoreUnavailable):
@@ -152,11 +138,4 @@ def not_in_transaction(how: str) -> NoReturn:
     raise NotInTransaction(
         "no transaction is open on this connection: the record and the work would not be committed together. "
         f"Nothing ran. {how}"
-    )
-
-
-def cannot_make(database: Database) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{database.name}: there are no tables of Onefold, and they cannot be made from here: that needs another "
-        "connection, which failed. Nothing ran. Make them with the command `onefold schema URL --apply`"
     )

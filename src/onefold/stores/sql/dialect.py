@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Generator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable
@@ -33,6 +33,11 @@ from onefold.stores.sql.records import (
     records,
 )
 from onefold.stores.sql.statements import Statements
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
 
 T = TypeVar("T")
 
@@ -126,6 +131,9 @@ class Dialect(Statements):
 
     # Whether `close_all` sends one statement at a time, and not a list of them.
     closes_in_one: bool = False
+
+    # Whether each session chooses the schema in which our tables are looked for.
+    searches_schemas: bool = False
 
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
 
@@ -252,6 +260,29 @@ class Dialect(Statements):
     def end_unmarked(self, claim: Claim, ending: Ending) -> Talk[bool]:
         reply: Reply = yield Ask(self.end_joined, of_claim(claim) | of_ending(ending))
         return reply.written == 1
+
+    # What others ask a dialect for, so that they need not know which database it is. Each imports what it needs on use.
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        """Ask the database what the doctor wants to know."""
+        raise NotImplementedError(f"{type(self).__name__} tells nothing about its server")
+
+    def rows_of(self, column: Column) -> Rows:
+        """Return the operations of a store on rows of the caller's."""
+        raise NotImplementedError(f"{type(self).__name__} has no records in rows of the caller's")
+
+    def missing_in(self) -> Talk[str | None]:
+        """Where this session would make the tables; None: they are there. Only with `searches_schemas`."""
+        raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
+
+    def searching(self, path: str) -> Ask:
+        """Return the statement that makes a session look there, until its transaction ends."""
+        raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
+
+    def was_given_up(self, error: BaseException) -> bool:
+        """Whether an error says that a statement failed before, and that the transaction takes no more of them."""
+        del error
+        return False
 
     def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
         """Raise `InProgress` where a handler's error comes from a row of another delivery."""

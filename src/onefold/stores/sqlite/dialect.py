@@ -4,12 +4,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import Claim
-from onefold.stores.sql.dialect import Dialect
+from onefold.stores.sql.dialect import Dialect, Talk
 from onefold.stores.sql.records import ADDRESS, TABLE, WRITTEN
 from onefold.stores.sql.statements import assigned, columns, values
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
 
 # For people first: who and what on the left, bytes on the right. Times are seconds since 1970.
 # BINARY compares bytes: `Key`, `KEY` and `key ` are three keys. No type here has a converter in Python's sqlite3.
@@ -69,6 +74,16 @@ class Sqlite(Dialect):
         f"DELETE FROM {TABLE} WHERE rowid IN "
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
     )
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        from onefold.stores.sqlite.facts import facts
+
+        return facts(database)
+
+    def rows_of(self, column: Column) -> Rows:
+        from onefold.stores.sqlite.own_column import SqliteRows
+
+        return SqliteRows(column)
 
     def mark_of(self, claim: Claim) -> str:
         # Of several with one name it takes the last; and what is always the same need not be prepared each time.

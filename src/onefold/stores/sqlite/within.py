@@ -10,8 +10,8 @@ from typing import Any
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores.sql.dialect import Ask, Reply, carry
-from onefold.stores.sql.own_column import Rows
 from onefold.stores.sqlite.joined import ENDED, AsyncCallersRecords, CallersRecords, JoinedRecords, text_as_str
+from onefold.stores.sqlite.own_column import SqliteRows
 from onefold.transactions import Column
 
 
@@ -45,7 +45,7 @@ class ColumnRecords(JoinedRecords):
 
     def __init__(self, connection: sqlite3.Connection, column: Column) -> None:
         super().__init__(CallersRecords(connection))
-        self._rows = Rows(column)
+        self._rows = SqliteRows(column)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         found = carry(self._rows.claim(entry, replacing), self)
