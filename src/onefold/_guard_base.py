@@ -102,6 +102,15 @@ class Front:
         """The store, opened if it was not yet."""
         return self._tools().store
 
+    @property
+    def source(self) -> Any:
+        """What the store is made of, as it was passed: a URL (with its password), a client, a store, or a function."""
+        return self._source
+
+    def check_policy(self, policy: Policy | None) -> None:
+        """Raise `UsageError` for a policy that no delivery of this guard could have."""
+        self._chosen(policy)
+
     def _tools(self) -> Toolbox:
         opened = self._opened
         return self._open().tools if opened is None else opened.tools

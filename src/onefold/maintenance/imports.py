@@ -21,8 +21,8 @@ from onefold.codecs import MsgspecCodec, Unstorable
 from onefold.keys import address, checked_operation
 from onefold.maintenance.copy import written
 from onefold.maintenance.table import Row, Table, check, pages, unnamed
-from onefold.maintenance.table_reader import Now, Reader
 from onefold.stores.base import Entry
+from onefold.stores.table_reader import Now, Reader
 
 # Seconds since 1970 reach this number in the year 5138; a larger one counts milliseconds.
 MILLISECONDS_FROM: Final = 10**11
