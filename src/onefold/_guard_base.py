@@ -32,7 +32,8 @@ from onefold._handlers.arguments import (
     named_scope,
     returns_of,
 )
-from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
+from onefold._heartbeat.loops import AsyncHeartbeat
+from onefold._heartbeat.threaded import Heartbeat
 from onefold._model import TOKEN_BYTES, Address, Asked, Fresh, Outcome, Policy
 from onefold.codecs import Codec, MsgspecCodec
 from onefold.current import is_inside
