@@ -93,8 +93,8 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`stall(31)`: the workers have stood still for so many seconds, by their own clock and at once."""
     stood = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stood), sleep=time.sleep)
-    for reads_it in ("onefold._heartbeat.beats.time", "onefold._delivery.drive.time"):
-        monkeypatch.setattr(reads_it, clock)
+    monkeypatch.setattr("onefold._heartbeat.clock.monotonic", clock.monotonic)
+    monkeypatch.setattr("onefold._delivery.drive.time", clock)
     return stood.append
 
 

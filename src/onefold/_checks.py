@@ -66,9 +66,13 @@ def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
     return found
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+# How alike two words are, from 0 to 1, for one to be offered instead of the other.
+ALIKE: Final = 0.6
+
+
+def did_you_mean(word: object, known: Iterable[str], alike: float = ALIKE) -> str:
     """The tail of an error message: empty, or a question with the nearest known word."""
     import difflib
 
-    nearest = difflib.get_close_matches(str(word), list(known), n=1)
+    nearest = difflib.get_close_matches(str(word), list(known), n=1, cutoff=alike)
     return f": did you mean {nearest[0]!r}?" if nearest else ""

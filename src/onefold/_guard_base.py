@@ -32,8 +32,9 @@ from onefold._handlers.arguments import (
     named_scope,
     returns_of,
 )
-from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
-from onefold._model import Address, Asked, Fresh, Outcome, Policy
+from onefold._heartbeat.loops import AsyncHeartbeat
+from onefold._heartbeat.threaded import Heartbeat
+from onefold._model import TOKEN_BYTES, Address, Asked, Fresh, Outcome, Policy
 from onefold.codecs import Codec, MsgspecCodec
 from onefold.current import is_inside
 from onefold.errors import InsideItself, ResultNotKept, UsageError
@@ -45,7 +46,6 @@ from onefold.stores.opening import check_source, open_store, without_password
 T = TypeVar("T")
 M = TypeVar("M")
 
-TOKEN_BYTES: Final = 16
 
 # Bounds one round trip: larger batches are taken in parts of this size.
 BATCH_MAX: Final = 1_000
@@ -102,6 +102,15 @@ class Front:
     def store(self) -> Any:
         """The store, opened if it was not yet."""
         return self._tools().store
+
+    @property
+    def source(self) -> Any:
+        """What the store is made of, as it was passed: a URL (with its password), a client, a store, or a function."""
+        return self._source
+
+    def check_policy(self, policy: Policy | None) -> None:
+        """Raise `UsageError` for a policy that no delivery of this guard could have."""
+        self._chosen(policy)
 
     def _tools(self) -> Toolbox:
         opened = self._opened

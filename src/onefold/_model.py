@@ -28,6 +28,8 @@ KEY_MAX: Final = 255
 OPERATION_MAX: Final = 128
 SCOPE_MAX: Final = 255
 
+TOKEN_BYTES: Final = 16
+
 
 class State(enum.StrEnum):
     """What a store can say of an address that it knows."""
@@ -152,6 +154,26 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     remark: str = ""
 
     @property
+    def is_live(self) -> bool:
+        """Whether a worker runs it now: its lease is not over."""
+        return self.state is State.RUNNING and self.lease_left > 0
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a worker ran it whose lease is over: it died, or is stuck."""
+        return self.state is State.RUNNING and self.lease_left <= 0
+
+    @property
+    def is_renewable(self) -> bool:
+        """Whether its owner may still write to it: it runs, or is held while it does."""
+        return self.state is State.RUNNING or self.state is State.HELD
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is past its stay: the address counts as free."""
+        return self.stay_left <= 0
+
+    @property
     def was_resolved(self) -> bool:
         """Whether what it says was said by hand, and can be corrected by hand."""
         return self.remark.startswith(RESOLVED)
@@ -164,6 +186,23 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def key_for(self, name: str) -> str:
         """What `current().key_for(name)` gave the run that this record tells of: by this the other side knows it."""
         return downstream(self.address, name, self.bypasses)
+
+    def as_entry(self, token: bytes) -> Entry:
+        """Return what writes this record again as it is, under this token."""
+        fields = {name: getattr(self, name) for name in _COPIED}
+        # A lease says nothing unless the record is running.
+        return Entry(token=token, lease=self.lease_left if self.is_live else 0.0, stay=self.stay_left, **fields)
+
+    def as_moved(self) -> Entry:
+        """Return what writes it to another store, under a token that follows from its own.
+
+        Whoever owned it is refused from then on, and two who move the same record meet in one.
+        """
+        return self.as_entry(hashlib.sha256(b"moved" + self.token).digest()[:TOKEN_BYTES])
+
+
+# What an entry and a record have alike.
+_COPIED: Final = tuple(name for name in Entry.__struct_fields__ if name in Record.__struct_fields__ and name != "token")
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):

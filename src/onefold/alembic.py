@@ -13,10 +13,8 @@ from typing import Any
 from alembic.operations import MigrateOperation, Operations
 from sqlalchemy import text
 
-from onefold.stores.sql.records import TABLE
-from onefold.stores.sqlalchemy.drivers import driver_of
-
-TABLES = (TABLE, "onefold_schema")
+from onefold.stores.schema import TABLES
+from onefold.stores.sqlalchemy import schema_versions
 
 
 @Operations.register_operation("create_onefold_tables")
@@ -47,7 +45,7 @@ class DropOnefoldTables(MigrateOperation):
 
 @Operations.implementation_for(CreateOnefoldTables)
 def _create(operations: Operations, _operation: CreateOnefoldTables) -> None:
-    for statements in driver_of(operations.migration_context.dialect).sql.versions:
+    for statements in schema_versions(operations.migration_context.dialect):
         for statement in statements:
             # No colon in it is the place of a value.
             operations.execute(text(statement.strip().replace(":", r"\:")))

@@ -15,7 +15,7 @@ from onefold._delivery.records import forget, read, resolve
 from onefold._delivery.work import Work
 from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
 from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
-from onefold._heartbeat.beats import Heartbeat
+from onefold._heartbeat.threaded import Heartbeat
 from onefold._interrupts import When
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold.codecs import Codec

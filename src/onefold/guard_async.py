@@ -16,7 +16,7 @@ from onefold._delivery.work import Work
 from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
 from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._handlers.nested import Nest
-from onefold._heartbeat.beats import AsyncHeartbeat
+from onefold._heartbeat.loops import AsyncHeartbeat
 from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold.codecs import Codec

@@ -45,7 +45,7 @@ from onefold.cli.app import app
 from onefold.cli.commands import records, settle
 from onefold.codecs import MsgspecCodec
 from onefold.queues._shared.verdict import reason_of
-from onefold.stores import opening as _open
+from onefold.stores import kinds
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
 from onefold.stores.memory import MemoryStore
 from onefold.stores.sqlite import SqliteStore
@@ -132,11 +132,12 @@ def scheme(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[str], An
     """Registers a URL scheme for one test, as an entry point would."""
 
     def register(name: str, open_store: Callable[[str], Any]) -> None:
-        known = _open.schemes()
+        installed = kinds._points
         module = types.ModuleType(f"store_of_{name}")
         module.open_store = open_store  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(_open, "schemes", lambda: known | {name: module.__name__})
+        ours = {kinds.SCHEMES: {name: module.__name__}}
+        monkeypatch.setattr(kinds, "_points", lambda group: installed(group) | ours.get(group, {}))
 
     return register
 

@@ -25,7 +25,8 @@ from onefold import (
     current,
     done,
 )
-from onefold._heartbeat.beats import BEATS_PER_LEASE, AsyncHeartbeat, Beat, Beats, patience
+from onefold._heartbeat.beats import BEATS_PER_LEASE, Beat, Beats, patience
+from onefold._heartbeat.loops import AsyncHeartbeat
 from onefold._interrupts import leave, read
 from onefold._model import Claim, downstream
 from onefold.events import Teller

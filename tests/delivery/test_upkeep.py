@@ -6,7 +6,6 @@ import gc
 import math
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -24,7 +23,7 @@ from onefold import (
     done,
     not_done,
 )
-from onefold._heartbeat.beats import Heartbeat
+from onefold._heartbeat.threaded import Heartbeat
 from onefold.events import Teller
 from onefold.keys import address
 from onefold.stores.base import Claim, Entry
@@ -179,8 +178,7 @@ def test_a_scheme_without_its_colon_is_named() -> None:
 def test_a_claim_whose_lease_ended_before_the_handler_started_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = Guard("memory:", policy=Policy(after_crash="hold"))
     # The worker stood still for an hour after its claim was sent.
-    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
-    monkeypatch.setattr("onefold._heartbeat.beats.time", late)
+    monkeypatch.setattr("onefold._heartbeat.clock.monotonic", lambda: time.monotonic() + 3600)
 
     with pytest.raises(InProgress):
         guard.run("charge", "pay_1", pytest.fail)

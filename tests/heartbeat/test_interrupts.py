@@ -14,16 +14,17 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
-from onefold._heartbeat import beats as heartbeat
+from onefold._heartbeat import beats as _heartbeat_beats
 from onefold._heartbeat import thread as _heartbeat_thread
-from onefold._heartbeat.beats import Heartbeat
+from onefold._heartbeat import threaded as _heartbeat_threaded
+from onefold._heartbeat.threaded import Heartbeat
 from onefold._model import Claim
 from onefold.events import Teller
 from onefold.keys import address
 from tests.support import PATIENCE, Elsewhere, eventually
 
 # What `threading` and `weakref` have written in Python is interrupted, too.
-OURS = {_heartbeat_thread.__file__, heartbeat.__file__, threading.__file__, weakref.__file__}
+OURS = {module.__file__ for module in (_heartbeat_beats, _heartbeat_thread, _heartbeat_threaded, threading, weakref)}
 
 # More than there are lines to go through: a bound for the loops over them.
 LINES_MAX = 500

@@ -7,13 +7,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable
-from onefold._heartbeat.beats import AsyncHeartbeat, Beats, Heartbeat, LoopBeats
+from onefold._heartbeat.beats import Beats
+from onefold._heartbeat.loops import AsyncHeartbeat, LoopBeats
+from onefold._heartbeat.threaded import Heartbeat
 from onefold._model import Claim
 from onefold.events import Teller
 from onefold.keys import address
@@ -28,7 +29,7 @@ CLAIM = Claim(CHARGE, b"token", 30.0, 90.0)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The worker's own clock, moved by hand."""
     clock = Clock()
-    monkeypatch.setattr("onefold._heartbeat.beats.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("onefold._heartbeat.clock.monotonic", clock)
     return clock
 
 

@@ -10,12 +10,7 @@ import pytest
 from onefold import UsageError
 from onefold.config import read
 from onefold.lint import RULES, findings
-from onefold.lint import store_identity as _store_identity
-from onefold.lint.store_identity import is_in_memory, place_of
-from onefold.stores import dynamodb, redis
-from onefold.stores.mysql.urls import PORT as MYSQL_PORT
-from onefold.stores.redis.urls import PORT as REDIS_PORT
-from onefold.stores.redis.urls import SENTINEL_PORT
+from onefold.lint.store_identity import identity_of, is_volatile
 from tests.lint.test_lint import EXAMPLES, linted
 from tests.support import PROJECT
 
@@ -188,16 +183,9 @@ def test_two_spellings_of_one_place_are_one_store(tmp_path: Path, one: str, othe
     ],
 )
 def test_two_places_are_two_stores(one: str, other: str) -> None:
-    assert not place_of(one).may_be(place_of(other))
-    assert not place_of(other).may_be(place_of(one))
-    assert place_of(one).may_be(place_of(one))
-
-
-def test_what_a_url_leaves_out_is_what_the_stores_take() -> None:
-    assert _store_identity.USUAL_TABLE == dynamodb.TABLE
-    assert _store_identity.USUAL_PREFIX == redis.PREFIX
-    assert {"postgresql": "5432", "mysql": str(MYSQL_PORT), "redis": str(REDIS_PORT)} == _store_identity.PORTS
-    assert str(SENTINEL_PORT) == _store_identity.SENTINEL_PORT
+    assert not identity_of(one).may_be(identity_of(other))
+    assert not identity_of(other).may_be(identity_of(one))
+    assert identity_of(one).may_be(identity_of(one))
 
 
 @pytest.mark.parametrize(
@@ -332,7 +320,7 @@ def test_a_key_that_its_sender_keeps_is_not(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_sqlite_in_memory_is_found_however_it_is_written(url: str, found: bool) -> None:
-    assert is_in_memory(url) is found
+    assert is_volatile(url) is found
 
 
 def test_a_store_that_cannot_be_opened_is_found_for_every_guard(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from onefold.maintenance import imports
 from onefold.maintenance import table as tables
 from onefold.maintenance.imports import Rows, Tally, age_of, importing
 from onefold.maintenance.table import Table
-from onefold.maintenance.table_reader import Now, Reader, reading
 from onefold.stores.base import Query
 from onefold.stores.memory import MemoryStore
+from onefold.stores.table_reader import Now, Reader, reading
 
 DAY = 86_400.0
 

@@ -128,7 +128,7 @@ def test_what_cannot_work_is_refused(app: Celery, options: dict[str, Any], says:
 
 
 def test_an_option_that_is_written_wrong_is_not_taken_for_celerys(app: Celery, guard: Guard) -> None:
-    with pytest.raises(UsageError, match=r"unknown option 'missing_keys': did you mean missing_key?"):
+    with pytest.raises(UsageError, match=r"unknown option 'missing_keys': did you mean 'missing_key'\?"):
         task(app, guard, add, missing_keys="run")
     task(app, guard, add, max_retries=3, my_own_attribute=1)
 

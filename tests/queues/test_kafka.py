@@ -548,7 +548,7 @@ class TestRefused:
                 worker.adapter.DeadLetters(*arguments[wrong])
 
     def test_an_unknown_option(self, worker: Any, kafka_url: str, kafka_topic: str) -> None:
-        with pytest.raises(UsageError, match="unknown argument 'attempt': did you mean attempts"):
+        with pytest.raises(UsageError, match="unknown argument 'attempt': did you mean 'attempts'"):
             worker(kafka_url, kafka_topic, Effects(), attempt=3)
 
     @pytest.mark.parametrize("attempts", [0, True, "3", 1.5])

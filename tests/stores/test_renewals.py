@@ -49,7 +49,8 @@ def lease(monkeypatch: pytest.MonkeyPatch) -> float:
     """A lease that no pause of the machine outlasts; its beats come twenty times a second all the same."""
     monkeypatch.setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", 72_000)
     # So fast, a beat may well be late on a busy machine.
-    monkeypatch.setattr("onefold._heartbeat.beats.patience", lambda _beats: PATIENCE)
+    for module in ("late", "renewal"):
+        monkeypatch.setattr(f"onefold._heartbeat.{module}.patience", lambda _beats: PATIENCE)
     return 3_600.0
 
 

@@ -17,8 +17,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncGuard, Guard, StoreUnavailable
-from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
 from onefold._heartbeat.groups import TASKS_MAX, THREADS_MAX
+from onefold._heartbeat.loops import AsyncHeartbeat
+from onefold._heartbeat.threaded import Heartbeat
 from onefold._model import Address, Claim, Entry
 from onefold.events import Teller
 from onefold.stores.base import PartlyRenewed
@@ -53,7 +54,8 @@ def revision(store: Any, one: Entry) -> int:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats that come twenty times a second, of a lease of an hour, and nobody who loses patience."""
     monkeypatch.setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", 72_000)
-    monkeypatch.setattr("onefold._heartbeat.beats.patience", lambda _beats: PATIENCE)
+    for module in ("late", "renewal"):
+        monkeypatch.setattr(f"onefold._heartbeat.{module}.patience", lambda _beats: PATIENCE)
 
 
 # A row that is locked.
@@ -371,7 +373,7 @@ def test_of_a_store_that_renews_one_by_one_a_claim_that_is_due_alone_keeps_nobod
 
 
 def test_renewals_that_hang_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold._heartbeat.beats.HANGING_MAX", 2)
+    monkeypatch.setattr("onefold._heartbeat.threaded.HANGING_MAX", 2)
     store, heard, began = OneByOne(), Heard(), time.monotonic()
     heartbeat = Heartbeat(lambda: store, Teller(heard))
     try:
@@ -405,7 +407,7 @@ class Hanging:
 def test_a_renewal_that_hangs_does_not_keep_a_heartbeat_from_being_closed(
     kind: type[Any], fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("onefold._heartbeat.beats.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("onefold._heartbeat.threaded.CLOSE_SECONDS", 0.05)
     store, before = kind(), set(threading.enumerate())
     heartbeat = Heartbeat(lambda: store, Teller())
     heartbeat.watch([claim_of(entry("silent", HOUR))], time.monotonic())

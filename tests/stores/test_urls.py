@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, UsageError
-from onefold.stores.opening import open_store, schemes
+from onefold.stores.kinds import schemes
+from onefold.stores.opening import open_store
 
 SCHEMES = ("postgresql", "mysql", "redis", "redis+sentinel", "redis+cluster", "valkey")
 

@@ -84,25 +84,7 @@ def put_back(found: Record, notes: bytes | None, failure: str) -> Entry | None:
         return None
     before = ended.remark.partition(FAILED)[0].removesuffix("; ")
     remark = "; ".join(part for part in (before, failure and FAILED + failure) if part)
-    return as_it_was(msgspec.structs.replace(ended, notes=without_earlier(notes), remark=remark), found.token)
-
-
-def as_it_was(record: Record, token: bytes) -> Entry:
-    """The record again, under this token."""
-    return Entry(
-        address=record.address,
-        token=token,
-        state=record.state,
-        attempt=record.attempt,
-        stay=record.stay_left,
-        age=record.age,
-        bypasses=record.bypasses,
-        fingerprint=record.fingerprint,
-        notes=record.notes,
-        result=record.result,
-        omitted=record.omitted,
-        remark=record.remark,
-    )
+    return msgspec.structs.replace(ended, notes=without_earlier(notes), remark=remark).as_entry(found.token)
 
 
 def without_earlier(notes: bytes | None) -> bytes | None:

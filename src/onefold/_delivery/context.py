@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from onefold._delivery.drive import Flow, Running
 from onefold._handlers.nested import Nest
-from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
+from onefold._heartbeat.loops import AsyncHeartbeat
+from onefold._heartbeat.threaded import Heartbeat
 from onefold.codecs import Codec
 from onefold.current import Current, around, enter, leave, put_back, transaction_around
 from onefold.events import Teller

@@ -90,7 +90,7 @@ def bypassed_again(found: Record, asked: Asked, _policy: Policy) -> bool:
 
 
 def lease_live(found: Record, _asked: Asked, _policy: Policy) -> bool:
-    return found.lease_left > 0
+    return found.is_live
 
 
 def never_started(found: Record, _asked: Asked, _policy: Policy) -> bool:
@@ -143,7 +143,7 @@ _BY_STATE = {state: tuple(row for row in FOUND if row.state is state) for state 
 
 def decide(found: Record, asked: Asked, policy: Policy) -> Then:
     """What to do with a delivery that finds this record in its way."""
-    if found.stay_left <= 0:
+    if found.is_expired:
         return Then.RUN
     if reused(found.fingerprint, asked.fingerprint):
         return Then.REFUSE_REUSED

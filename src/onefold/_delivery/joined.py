@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onefold._delivery import carried as _bypass
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
 from onefold._delivery.decide import Then
@@ -214,7 +213,7 @@ def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:
     try:
         if replaced and work.asked.bypass:
             ours: Record | None = yield Reading(entry.address)
-            yield Claiming(_bypass.as_it_was(replaced[0], entry.token), ours)
+            yield Claiming(replaced[0].as_entry(entry.token), ours)
         else:
             yield Releasing(claim_of(entry))
     except Exception:  # noqa: BLE001 - an aborted transaction takes the record back by itself

@@ -8,9 +8,8 @@ lost in between, because it is always in at least one of the two.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from typing import Any, Final, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from onefold._delivery.claim import RETRY_AFTER, claim_of
 from onefold._delivery.drive import Ask, Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step
@@ -18,8 +17,6 @@ from onefold._model import GONE, Address, Claim, Entry, Gone, Record, State
 from onefold.errors import InProgress, StoreUnavailable
 
 T = TypeVar("T")
-
-TOKEN_BYTES: Final = 16
 
 
 def looking_back(flow: Flow[T], old: Any) -> Flow[T]:
@@ -83,8 +80,7 @@ def _claim(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record | Gone 
     found: Record | Gone | None = yield step
     if isinstance(found, Record):
         # A claim that was abandoned may be one that died before it looked there.
-        abandoned = found.state is State.RUNNING and found.lease_left <= 0
-        return (yield from _instead_of_abandoned(found, old, moved)) if abandoned else found
+        return (yield from _instead_of_abandoned(found, old, moved)) if found.is_abandoned else found
     is_new_claim = step.entry.state is State.RUNNING and _token_of(step.replacing) != step.entry.token
     return (yield from _unless_known(step, old, moved)) if found is None and is_new_claim else found
 
@@ -93,7 +89,7 @@ def _instead_of_abandoned(found: Record, old: Any, moved: list[Record]) -> Flow[
     left: Record | None = yield Elsewhere(old, Reading(found.address))
     if not _counts(left):
         return found
-    if _is_live(left):
+    if left.is_live:
         return left
     if (yield from _replace(found, left, old, moved)):
         return (yield Reading(found.address)) or GONE
@@ -107,7 +103,7 @@ def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record 
         left: Record | None = yield Elsewhere(old, Reading(entry.address))
         if not _counts(left):
             return None
-        is_moved = not _is_live(left) and (yield from _replace(_as_written(entry), left, old, moved))
+        is_moved = not left.is_live and (yield from _replace(_as_written(entry), left, old, moved))
     except Exception as error:
         yield from _give_back_unread(step, error)
         raise
@@ -115,7 +111,7 @@ def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record 
         return (yield Reading(entry.address)) or GONE
     # Someone is at it there.
     yield from _give_back(step)
-    if _is_live(left):
+    if left.is_live:
         return left
     raise _busy(entry.address)
 
@@ -125,7 +121,7 @@ def _give_back(step: Claiming) -> Flow[None]:
     if step.replacing is None:
         yield Releasing(claim_of(step.entry))
     else:
-        yield Claiming(_copy(step.replacing), _as_written(step.entry))
+        yield Claiming(step.replacing.as_moved(), _as_written(step.entry))
 
 
 def _give_back_unread(step: Claiming, error: Exception) -> Flow[None]:
@@ -151,7 +147,7 @@ def _replace(ours: Record, left: Record, old: Any, moved: list[Record]) -> Flow[
     if moved:
         return False
     moved.append(left)
-    copy = _copy(left)
+    copy = left.as_moved()
     if (yield Elsewhere(old, Claiming(copy, left))) is not None:
         return False
     if (yield Claiming(copy, ours)) is not None:
@@ -162,7 +158,7 @@ def _replace(ours: Record, left: Record, old: Any, moved: list[Record]) -> Flow[
 
 def _read(step: Reading, old: Any) -> Flow[Record | None]:
     found: Record | None = yield step
-    if found is not None and found.stay_left > 0:
+    if found is not None and not found.is_expired:
         return found
     return (yield from _move(step.address, old, _here)) or (yield step)
 
@@ -187,9 +183,9 @@ def _move(address: Address, old: Any, here: Callable[[Ask], Step]) -> Flow[Recor
     left: Record | None = yield Elsewhere(old, Reading(address))
     if not _counts(left):
         return None
-    if _is_live(left):
+    if left.is_live:
         return left
-    copy = _copy(left)
+    copy = left.as_moved()
     if (yield Elsewhere(old, Claiming(copy, left))) is not None:
         raise _busy(address)
     # Where something is in the way here, whoever wrote it will look there: it has to find it.
@@ -204,38 +200,15 @@ def _busy(address: Address) -> InProgress:
 
 
 def _counts(record: Record | None) -> TypeGuard[Record]:
-    return record is not None and record.stay_left > 0
+    return record is not None and not record.is_expired
 
 
 def _here(ask: Ask) -> Step:
     return ask
 
 
-def _is_live(record: Record) -> bool:
-    return record.state is State.RUNNING and record.lease_left > 0
-
-
 def _token_of(record: Record | None) -> bytes | None:
     return None if record is None else record.token
-
-
-def _copy(record: Record) -> Entry:
-    """The record as it is, under a token that follows from its own: whoever owned it is refused from now on."""
-    return Entry(
-        address=record.address,
-        token=hashlib.sha256(b"moved" + record.token).digest()[:TOKEN_BYTES],
-        state=record.state,
-        attempt=record.attempt,
-        lease=max(record.lease_left, 0.0),
-        stay=record.stay_left,
-        age=record.age,
-        bypasses=record.bypasses,
-        fingerprint=record.fingerprint,
-        notes=record.notes,
-        result=record.result,
-        omitted=record.omitted,
-        remark=record.remark,
-    )
 
 
 def _as_written(entry: Entry) -> Record:

@@ -40,13 +40,13 @@ def resolve(work: Work, resolution: Resolution, *, by: str, reason: str, at: str
 
 def _unsettled(work: Work, found: Record | None) -> Record:
     address = work.asked.address
-    if found is None or found.stay_left <= 0:
+    if found is None or found.is_expired:
         raise UsageError(
             f"{address.operation} [key {address.digest}]: there is no record of it, so there is nothing to resolve"
         )
-    if found.state is State.RUNNING and found.lease_left > 0:
+    if found.is_live:
         raise refused(work, InProgress.about(address, retry_after=found.lease_left))
-    if found.state not in (State.HELD, State.RUNNING) and not found.was_resolved:
+    if not found.is_renewable and not found.was_resolved:
         raise UsageError(
             f"{address.operation} [key {address.digest}]: it is {found.state}, not held: there is nothing to resolve"
         )
@@ -117,11 +117,11 @@ def forget(work: Work, only: Record | None = None) -> Flow[bool]:
     address = work.asked.address
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(address)
-        if found is None or found.stay_left <= 0:
+        if found is None or found.is_expired:
             return False
         if only is not None and (found.token, found.revision) != (only.token, only.revision):
             return False
-        if found.state is State.RUNNING and found.lease_left > 0:
+        if found.is_live:
             raise refused(work, InProgress.about(address, retry_after=found.lease_left))
         # First make it ours, exactly as it was seen: its owner may have come back to life since.
         ours = Entry(address=address, token=work.mint(), state=State.OPEN, attempt=0, stay=work.policy.keep)

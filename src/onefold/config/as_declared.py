@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold import AsyncGuard, Guard, UsageError
+from onefold._checks import did_you_mean
 from onefold.config.declared import DeclaredGuard
-from onefold.config.wording import did_you_mean
 
 # What a mode leaves open: the ways to deliver that have a crash window where the file promises none.
 CLAIMING: Final = ("idempotent", "run", "run_batch")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from onefold import OPERATION_MAX, UsageError
+from onefold._checks import did_you_mean
 from onefold.config.shape import DOTTED_NAME, PYTHON_NAME, Mode, StoreDown
-from onefold.config.wording import did_you_mean, shown
+from onefold.config.wording import shown
 from onefold.durations import UNITS, seconds
 
 Meaning = Callable[[Any], Any]

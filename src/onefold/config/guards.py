@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import Any, Generic, Self, TypeVar
 
 from onefold import AsyncGuard, Guard, Policy, UsageError
+from onefold._checks import did_you_mean
 from onefold.codecs import Codec
 from onefold.config.as_declared import AsyncGuardAsDeclared, GuardAsDeclared
 from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.config.tree import Unusable, place, unusable
-from onefold.config.wording import did_you_mean
 from onefold.events import Listener
 from onefold.queues import keys
 

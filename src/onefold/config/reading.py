@@ -10,11 +10,12 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from onefold import Policy, UsageError
+from onefold._checks import did_you_mean
 from onefold.config import fields as _fields
 from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.config.environment import NotSet, fill
 from onefold.config.tree import Path, Problem, Tree
-from onefold.config.wording import did_you_mean, shown
+from onefold.config.wording import shown
 
 SECTIONS: Final = ("stores", "guards")
 

@@ -1,10 +1,9 @@
-"""How values are said in a message: durations as people write them, values shortened, a near word offered. Pure."""
+"""How values are said in a message: durations as people write them, values shortened. Pure."""
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from onefold.durations import UNITS
@@ -51,9 +50,3 @@ def shown(value: object) -> str:
         case _:
             text = repr(value)
             return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
-
-
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The tail of a message: empty, or a question with the nearest known word."""
-    nearest = difflib.get_close_matches(str(word), list(known), n=1)
-    return f": did you mean {nearest[0]!r}?" if nearest else ""

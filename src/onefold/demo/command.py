@@ -31,6 +31,7 @@ from onefold.demo.consumers import OPERATION, Desk, policy
 from onefold.demo.scenes import HANDLERS, PLACES, Place, Side, play
 from onefold.demo.stage import Failure, Stage
 from onefold.demo.wallet import MESSAGES
+from onefold.stores.kinds import kind_of
 
 EPILOG: Final = "Example: onefold demo --store sqlite:///onefold.db"
 
@@ -92,7 +93,7 @@ def perform(
 @contextlib.contextmanager
 def _elsewhere(url: str) -> Iterator[Side]:
     """The guarded side on this store, which is asked once before anything starts, and left as it was."""
-    if url.partition(":")[0].lower() == "memory":
+    if kind_of(url).in_process:
         raise Refusal("a memory store lives inside one process, and the demo's processes have to share it", WRONG_USAGE)
     scope = f"onefold-demo-{os.getpid()}-{secrets.token_hex(4)}"
     with Guard(url, policy=policy(url), scope=scope) as guard:

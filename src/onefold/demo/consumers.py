@@ -79,7 +79,6 @@ def claiming(wallet: Wallet, desk: Desk) -> Handler:
 def policy(url: str) -> Policy:
     """A short lease, because somebody is watching; longer than a disk is slow. A duplicate waits until it is over."""
     from onefold import Policy
+    from onefold.stores.kinds import kind_of
 
-    # DynamoDB's clock ticks in seconds, and its leases are no shorter than ten.
-    slow = url.lower().startswith("dynamodb:")
-    return Policy(lease="10s" if slow else "2s", wait="30s", keep="1h")
+    return Policy(lease=max(2.0, kind_of(url).lease_min), wait="30s", keep="1h")

@@ -9,8 +9,8 @@ from typing import Any
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
-from onefold.stores.django.vendors import vendor_of
-from onefold.stores.sql.records import TABLE
+from onefold.stores.django import schema_versions
+from onefold.stores.schema import TABLES
 
 
 class BringTablesTo(Operation):  # type: ignore[misc]
@@ -28,12 +28,12 @@ class BringTablesTo(Operation):  # type: ignore[misc]
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            for statement in vendor_of(schema_editor.connection).sql.versions[self.version - 1]:
+            for statement in schema_versions(schema_editor.connection)[self.version - 1]:
                 schema_editor.execute(statement.strip(), params=None)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if self.version == 1 and router.allow_migrate(schema_editor.connection.alias, app_label):
-            for table in (TABLE, "onefold_schema"):
+            for table in TABLES:
                 schema_editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
 
     def describe(self) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final, Protocol, cast
 
 from onefold.errors import OnefoldError
-from onefold.health import dynamodb, mysql, postgres, redis, sqlite
 from onefold.health.report import Check, Report, green, red, unknown, untold, yellow
 from onefold.health.trial import Trial, tried
 from onefold.stores.base import Inspectable, Store
+from onefold.stores.kinds import StoreKind, kind_of
 
 Facts = Mapping[str, Any]
 
@@ -19,25 +20,24 @@ ROUND_TRIP_SLOW: Final = 0.050
 
 CONTRACT: Final = "Run onefold.testing.StoreContract on it"
 
-JUDGES: Final[dict[str, Callable[[Facts], list[Check]]]] = {
-    "dynamodb": dynamodb.judge,
-    "mysql": mysql.judge,
-    "postgres": postgres.judge,
-    "redis": redis.judge,
-    "sqlite": sqlite.judge,
-    "memory": lambda _facts: [
-        green("durability", "in the memory of one process: for tests, and for work that dies with its process")
-    ],
-}
 
-# Why a store of this kind, with these facts, is not tried out.
-HINDRANCES: Final[dict[str, Callable[[Facts], str | None]]] = {
-    "dynamodb": dynamodb.hindrance,
-    "mysql": mysql.hindrance,
-    "postgres": postgres.hindrance,
-    "redis": lambda facts: "it is a replica" if redis.is_replica(facts) else None,
-    "sqlite": sqlite.hindrance,
-}
+class Judge(Protocol):
+    """A module that knows what the facts of one kind of store mean."""
+
+    def judge(self, facts: Facts) -> list[Check]: ...
+    def hindrance(self, facts: Facts) -> str | None:
+        """Say why a store with these facts is not tried out."""
+
+
+def kind_of_facts(facts: Facts) -> StoreKind:
+    """The kind of store that tells these facts, whichever way it was reached."""
+    return kind_of(str(facts.get("kind", "")))
+
+
+def judge_of(facts: Facts) -> Judge | None:
+    """The judge of these facts; None: nobody knows what they mean."""
+    path = kind_of_facts(facts).health
+    return cast("Judge", import_module(path)) if path else None
 
 
 def examine(store: Store) -> Report:
@@ -54,11 +54,9 @@ def examine(store: Store) -> Report:
     except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
         # Without its words: they may hold a password.
         silent = f"{type(store).__name__} raised {type(error).__name__} when it was asked"
-    kind = str(facts.get("kind", ""))
-    judge = JUDGES.get(kind)
-    checks = [unknown("server", silent)] if judge is None else judge(facts)
-    hindered = HINDRANCES.get(kind)
-    hindrance = None if hindered is None else hindered(facts)
+    judge = judge_of(facts)
+    checks = [unknown("server", silent)] if judge is None else judge.judge(facts)
+    hindrance = None if judge is None else judge.hindrance(facts)
     if hindrance is not None:
         return Report((*checks, unknown("trial", f"not tried: {hindrance}"), clock(facts)))
     try:
@@ -95,13 +93,14 @@ def clock(facts: Facts) -> Check:
     refused = untold(name, told)
     if refused is not None:
         return refused
-    if facts.get("kind") in ("memory", "sqlite"):
+    kind = kind_of_facts(facts)
+    if kind.has_our_clock:
         return green(name, "this machine's own")
     if told is None:
         return unknown(name, "the store does not tell its time")
     asked, theirs, answered = told
     ahead, margin = theirs - (asked + answered) / 2, (answered - asked) / 2
-    margin = max(margin, 1.0) if facts["kind"] == "dynamodb" else margin
+    margin = max(margin, kind.clock_margin)
     if abs(ahead) <= margin:
         return green(name, "the same as this machine's")
     which = "ahead of" if ahead > 0 else "behind"

@@ -39,6 +39,11 @@ def judge(facts: Mapping[str, Any]) -> list[Check]:
     return [_of_all(servers, [judgement(server) for server in servers]) for judgement in judged]
 
 
+def hindrance(facts: Mapping[str, Any]) -> str | None:
+    """Say why it is not tried out."""
+    return "it is a replica" if is_replica(facts) else None
+
+
 def is_replica(facts: Mapping[str, Any]) -> bool:
     infos = [server["info"] for server in facts["servers"]]
     return any(info.get("role") == "slave" for info in infos if not isinstance(info, Untold))

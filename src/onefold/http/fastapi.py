@@ -109,7 +109,7 @@ class _ByArgument:
         if self._name not in arguments:
             raise UsageError(
                 f"by_argument({self._name!r}): {endpoint.__qualname__}() has no such argument"
-                f"{_options.did_you_mean(self._name, arguments) if arguments else ', and no other'}"
+                f"{_options.nearest(self._name, arguments) if arguments else ', and no other'}"
             )
 
     def __call__(self, _request: Request) -> str | None:

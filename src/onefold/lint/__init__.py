@@ -12,7 +12,9 @@ from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.config.tree import Mark, place
 from onefold.lint import rules as _rules
 from onefold.lint.rules import Said, floor
-from onefold.lint.store_identity import Place, place_of
+from onefold.lint.store_identity import identity_of
+from onefold.stores.identity import Identity
+from onefold.stores.kinds import kind_of
 
 __all__ = ["RULES", "Finding", "Rule", "findings", "floor"]
 
@@ -68,7 +70,7 @@ def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found
 
 def _shared_operations(configurations: Sequence[Configuration]) -> Iterator[tuple[Configuration, DeclaredGuard, Said]]:
     """Guards that would write the same records: an operation of one name, in one store and scope."""
-    seen: dict[tuple[str | None, str], list[tuple[Place, Configuration, DeclaredGuard]]] = {}
+    seen: dict[tuple[str | None, str], list[tuple[Identity, Configuration, DeclaredGuard]]] = {}
     for configuration in configurations:
         for guard in configuration.guards.values():
             here = _place(configuration, guard.store)
@@ -93,15 +95,15 @@ def _shared(
     )
 
 
-def _place(configuration: Configuration, store: DeclaredStore) -> Place:
+def _place(configuration: Configuration, store: DeclaredStore) -> Identity:
     """Entries whose URLs name one place are one store, whatever its variables hold; in memory each is one of its own.
 
     A variable in another file may hold something else where that one is used.
     """
-    if store.kind == "memory":
-        return Place("memory", name=f"{configuration.file} {store.name}")
+    if kind_of(store.kind).in_process:
+        return Identity(store.kind, name=f"{configuration.file} {store.name}")
     written = configuration.written_url(store.name)
-    named = Place("not known", name=written) if store.url is None else place_of(str(store.url))
+    named = Identity("not known", name=written) if store.url is None else identity_of(str(store.url))
     return named._replace(kind=f"{configuration.file} {named.kind}") if "$" in written else named
 
 

@@ -15,15 +15,11 @@ from onefold.config.fields import CONTENTS, POSITIONS
 from onefold.config.wording import below, said
 from onefold.lint.changing import changes
 from onefold.lint.doubt import is_doubt
-from onefold.lint.store_identity import is_in_memory
+from onefold.lint.store_identity import is_volatile
+from onefold.stores.kinds import kind_of
 
 # The floor: a replay may itself be late, and be replayed.
 TWICE: Final = 2
-
-# These forget what they know when they are full, unless they are told not to.
-CACHES: Final = frozenset({"redis", "rediss", "valkey", "valkeys"})
-# These have no transaction that your rows could share.
-WITHOUT_TRANSACTIONS: Final = CACHES | {"dynamodb", "memory"}
 
 # Of five by default. Beyond so many nobody waits for the person that a hold would call.
 ATTEMPTS_MANY: Final = 100
@@ -131,7 +127,7 @@ def _evicts(field: str, store: DeclaredStore) -> Iterator[Said]:
             if field == "also_read"
             else "Use a store that does not evict: a database, or a Redis of its own with maxmemory-policy noeviction",
         )
-    elif store.evicts is None and store.kind in CACHES:
+    elif store.evicts is None and kind_of(store.kind).may_evict:
         yield Said(
             field,
             f"money is kept in the store {store.name!r}, and nothing says that this {store.kind} does not evict: with "
@@ -197,7 +193,7 @@ def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
 
 def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
     for field, store in _stores(guard) if guard.money else ():
-        if store.kind == "memory":
+        if kind_of(store.kind).in_process:
             yield Said(
                 field,
                 f"money is kept in the store {store.name!r}, which lives in the memory of one process: a restart "
@@ -208,7 +204,7 @@ def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
 
 def sqlite_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
     for field, store in _stores(guard):
-        if store.url is not None and is_in_memory(str(store.url)):
+        if store.url is not None and is_volatile(str(store.url)):
             yield Said(
                 field,
                 f"the store {store.name!r} is SQLite in the memory of one connection, which no other could see: the "
@@ -272,7 +268,7 @@ def attempts_without_an_end(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def transactions_that_are_not_there(guard: DeclaredGuard) -> Iterator[Said]:
-    if guard.mode == "transactional" and guard.store.kind in WITHOUT_TRANSACTIONS:
+    if guard.mode == "transactional" and kind_of(guard.store.kind).has_transactions is False:
         yield Said(
             "mode",
             f"mode is transactional, but the store {guard.store.name!r} is {guard.store.kind}, which shares no "

@@ -8,7 +8,6 @@ unfinished is finished there when the old store says that it has ended.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -21,8 +20,6 @@ from onefold.stores.base import Batching, Browsable, Entry, Gone, Query
 # One round trip takes so many, and so many bytes: below what a server takes in one message.
 BATCH_MAX: Final = 500
 BATCH_BYTES: Final = 2 * 2**20
-
-TOKEN_BYTES: Final = 16
 
 ENDED: Final = (State.DONE, State.FAILED)
 
@@ -59,7 +56,7 @@ def copying(old: Browsable, new: Any, query: Query, *, tally: Tally, dry_run: bo
     for batch in batches(pairs):
         wanted: list[Record] = []
         for record, found in batch:
-            if is_live(record):
+            if record.is_live:
                 tally.running += 1
             elif found is None:
                 wanted.append(record)
@@ -122,7 +119,7 @@ def _written_alone(new: Any, entry: Entry) -> Record | Gone | UsageError | None:
 
 
 def _copy(new: Any, wanted: list[Record], tally: Tally) -> None:
-    answers = written(new, [copy_of(record) for record in wanted])
+    answers = written(new, [record.as_moved() for record in wanted])
     for record, answer in zip(wanted, answers, strict=True):
         match answer:
             case None:
@@ -140,7 +137,7 @@ def _copy(new: Any, wanted: list[Record], tally: Tally) -> None:
 def _settle(new: Any, record: Record, found: Record, tally: Tally, *, dry_run: bool) -> None:
     if not _has_ended_since(record, found):
         tally.there += 1
-    elif dry_run or new.claim(copy_of(record), replacing=found) is None:
+    elif dry_run or new.claim(record.as_moved(), replacing=found) is None:
         tally.updated += 1
     else:
         tally.there += 1
@@ -148,33 +145,6 @@ def _settle(new: Any, record: Record, found: Record, tally: Tally, *, dry_run: b
 
 def _has_ended_since(record: Record, found: Record) -> bool:
     """Whether the old store knows the end of what is unfinished in the new one: there it would run again."""
-    unfinished = found.state not in ENDED and not is_live(found)
+    unfinished = found.state not in ENDED and not found.is_live
     # A bypass is a deliberate second run: the end of the first one says nothing about it.
     return record.state in ENDED and unfinished and found.bypasses <= record.bypasses
-
-
-def is_live(record: Record) -> bool:
-    """Whether a worker runs it now."""
-    return record.state is State.RUNNING and record.lease_left > 0
-
-
-def copy_of(record: Record) -> Entry:
-    """The record as it is, under a token that follows from its own: a late owner cannot end the copy.
-
-    The token is the one under which a guard with `also_read` would move it, so that the two meet in one record.
-    """
-    return Entry(
-        address=record.address,
-        token=hashlib.sha256(b"moved" + record.token).digest()[:TOKEN_BYTES],
-        state=record.state,
-        attempt=record.attempt,
-        lease=max(record.lease_left, 0.0) if record.state is State.RUNNING else 0.0,
-        stay=record.stay_left,
-        age=record.age,
-        bypasses=record.bypasses,
-        fingerprint=record.fingerprint,
-        notes=record.notes,
-        result=record.result,
-        omitted=record.omitted,
-        remark=record.remark,
-    )

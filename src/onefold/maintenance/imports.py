@@ -19,10 +19,10 @@ import msgspec
 from onefold import FOREVER, MissingKey, Record, State, UsageError
 from onefold.codecs import MsgspecCodec, Unstorable
 from onefold.keys import address, checked_operation
-from onefold.maintenance.copy import TOKEN_BYTES, written
+from onefold.maintenance.copy import written
 from onefold.maintenance.table import Row, Table, check, pages, unnamed
-from onefold.maintenance.table_reader import Now, Reader
 from onefold.stores.base import Entry
+from onefold.stores.table_reader import Now, Reader
 
 # Seconds since 1970 reach this number in the year 5138; a larger one counts milliseconds.
 MILLISECONDS_FROM: Final = 10**11
@@ -109,7 +109,7 @@ def _write(new: Any, entries: Mapping[int, Entry], tally: Tally, *, dry_run: boo
                 tally.imported += 1
             case UsageError():
                 tally.leave(str(answer), number)
-            case Record() if answer.stay_left <= 0:
+            case Record() if answer.is_expired:
                 tally.imported += 1
             case _:
                 tally.there += 1
@@ -142,7 +142,8 @@ def entry_of(row: Row, rows: Rows) -> Entry | None:
     result, omitted = _result(row, table)
     return Entry(
         address=where,
-        token=secrets.token_bytes(TOKEN_BYTES),
+        # As random as that of a claim.
+        token=secrets.token_bytes(16),
         state=State.DONE,
         stay=rows.keep - age,
         age=age,

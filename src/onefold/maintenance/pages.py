@@ -28,7 +28,7 @@ def records(
     while True:
         page = store.browse(query, size)
         # A store may still show what is past its stay; it counts as gone.
-        yield from (record for record in page if record.stay_left > 0)
+        yield from (record for record in page if not record.is_expired)
         if len(page) < size:
             return
         query = query._replace(after=page[-1].address)

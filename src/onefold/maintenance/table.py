@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from onefold import UsageError
-from onefold.config.wording import did_you_mean
-from onefold.maintenance.table_reader import Now, Reader
+from onefold._checks import did_you_mean
+from onefold.stores.table_reader import Now, Reader
 
 # Rows in memory at a time; with results, which may be large, fewer. More than the most only where a key has so many.
 PAGE: Final = 2_000

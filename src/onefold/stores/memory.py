@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -20,6 +21,11 @@ from onefold._forks import set_lock
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores.base import Query
+from onefold.stores.kinds import StoreKind
+
+KIND: Final = StoreKind(
+    name="memory", has_transactions=False, in_process=True, has_our_clock=True, health="onefold.health.memory"
+)
 
 # Each new record looks at this many old ones: more than one, so that the sweep outruns the growth.
 SWEPT_PER_CLAIM = 2
@@ -41,6 +47,10 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     result: bytes | None
     omitted: bool
     remark: str
+
+    def is_live(self, now: float) -> bool:
+        """Whether a worker runs it at this moment, as `Record.is_live` says of what was read."""
+        return self.state is State.RUNNING and self.leased_until > now
 
 
 class MemoryStore:

@@ -8,24 +8,8 @@ from typing import Any, Final
 
 from onefold._checks import did_you_mean
 from onefold.errors import UsageError
-from onefold.stores.base import Store
-
-GROUP = "onefold.stores"
-
-# The root of the module in which a pool's, engine's or client's class lives, and the module of ours that takes it over
-# by `adopt(client, awaited=...)`. What the caller brought is the caller's to close.
-CLIENTS: Final = {
-    "aioboto3": "onefold.stores.dynamodb",
-    "aiobotocore": "onefold.stores.dynamodb",
-    "asyncpg": "onefold.stores.postgres",
-    "boto3": "onefold.stores.dynamodb",
-    "botocore": "onefold.stores.dynamodb",
-    "psycopg": "onefold.stores.postgres",
-    "psycopg_pool": "onefold.stores.postgres",
-    "redis": "onefold.stores.redis",
-    "sqlalchemy": "onefold.stores.sqlalchemy",
-    "valkey": "onefold.stores.redis",
-}
+from onefold.stores.base import Joinable, Store
+from onefold.stores.kinds import clients, kind_in, kind_of, scheme_of, schemes
 
 # A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can say it: the
 # classes of clients belong to packages that are imported on use.
@@ -72,10 +56,23 @@ def _taken_as_it_is(_client: Any, *, awaited: bool) -> None:
 def _adopting(source: Any) -> str | None:
     """The module that knows this pool, engine or client."""
     for kind in type(source).__mro__:
-        module = CLIENTS.get(kind.__module__.partition(".")[0])
+        package = kind.__module__.partition(".")[0]
+        # Most are stores: for them nobody has to look at what is installed.
+        module = None if package in ("builtins", "onefold") else clients().get(package)
         if module is not None:
             return module
     return None
+
+
+def without_transactions(source: Any) -> str:
+    """What to call a store without transactions of its own. Empty: it has them, or nobody knows yet."""
+    if _is_store(source):
+        return "" if isinstance(source, Joinable) else type(source).__name__
+    module = _adopting(source)
+    if module is not None:
+        return kind_in(module).name if kind_in(module).has_transactions is False else ""
+    named = isinstance(source, str) and kind_of(source).has_transactions is False
+    return scheme_of(source) if named else ""
 
 
 def _is_store(source: Any) -> bool:
@@ -95,10 +92,7 @@ _PLAIN: Final = rf"(?:{_SERVERS}|/[^:?#]*)(?:\?{_OPTION}(?:&{_OPTION})*)?(?:#[^@
 def check_password(url: str) -> None:
     """Refuse a URL whose password ends too early: the rest of it would be taken for a host or a path, and shown."""
     scheme, _, rest = url.partition("://")
-    if scheme.lower() == "sqlite":
-        # A file has no password, and any name. Its reader takes no host, so that nothing can be cut.
-        return
-    if _is_cut(rest) or not _can_be_split(url):
+    if (_is_cut(rest) or not _can_be_split(url)) and kind_of(scheme).has_login:
         shown = without_password(url) if "@" in url else f"{scheme}://"
         raise UsageError(
             f"store={shown!r} cannot be read. Inside of user and password write %40 for @, %23 for #, %2F for /, "
@@ -131,8 +125,7 @@ def _scheme(url: str) -> str:
     known = schemes()
     if not colon and scheme in known:
         raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
-    # What follows a plus is the store's own affair: `postgresql+asyncpg://`.
-    base = scheme.lower().partition("+")[0]
+    base = scheme_of(url)
     if not colon or base not in known:
         raise UsageError(
             f"store={without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
@@ -141,13 +134,6 @@ def _scheme(url: str) -> str:
     if "@" in rest and not rest.startswith("//"):
         raise UsageError(f"store={without_password(url)!r}: write {scheme}://, with both slashes")
     return base
-
-
-def schemes() -> dict[str, str]:
-    """The URL schemes that are installed, and the module of each."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def module_of(url: str) -> Any:

@@ -7,9 +7,12 @@ A store that has tables has two functions in its module: `describe_schema(url)`,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from onefold.stores.opening import module_of
+
+# Of every SQL database, for whoever makes and drops them by a migration of their own.
+TABLES: Final = ("onefold_records", "onefold_schema")
 
 
 def describe(url: str) -> str | None:

@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from onefold.errors import UsageError
 
-# The root of the module in which the connection's class lives, and the module of ours that knows it.
-DRIVERS: Final = {
-    "_sqlite3": "onefold.stores.sqlite.within",
-    "asyncmy": "onefold.stores.mysql.asyncmy.joined",
-    "asyncpg": "onefold.stores.postgres.asyncpg.joined",
-    "django": "onefold.stores.django.joined",
-    "psycopg": "onefold.stores.postgres.psycopg.joined",
-    "pymysql": "onefold.stores.mysql.pymysql.joined",
-    "sqlalchemy": "onefold.stores.sqlalchemy.joined",
-    "sqlite3": "onefold.stores.sqlite.within",
-}
-
-KNOWN: Final = sorted(name for name in DRIVERS if not name.startswith("_"))
+# The packages of connections and sessions, and the module that knows each of them: entry points, as those of stores.
+GROUP: Final = "onefold.connections"
 
 # The default of a handler's argument `tx`, for type checkers: the guard passes the transaction, callers do not.
 TX: Any = None
@@ -71,13 +61,22 @@ def _check_no_cursor(connection: Any) -> None:
     raise UsageError(f"within({type(connection).__qualname__}): this is a cursor. Pass {instead}. Nothing ran")
 
 
+@cache
+def drivers() -> dict[str, str]:
+    """The root of the module in which the class of a connection lives, and the module of its `join`."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
 def _join_of(kind: type) -> Callable[..., Any]:
     for parent in kind.__mro__:
-        driver = DRIVERS.get(parent.__module__.partition(".")[0])
+        driver = drivers().get(parent.__module__.partition(".")[0])
         if driver is not None:
             return cast("Callable[..., Any]", import_module(driver).join)
+    known = sorted(name for name in drivers() if not name.startswith("_"))
     raise UsageError(
-        f"within({kind.__qualname__}): no driver is known for it. Known are: {', '.join(KNOWN)}. "
+        f"within({kind.__qualname__}): no driver is known for it. Known are: {', '.join(known)}. "
         "Pass the connection or session on which your own statements run"
     )
 

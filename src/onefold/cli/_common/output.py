@@ -11,7 +11,6 @@ import functools
 import io
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from onefold import Guard, MissingKey, OnefoldError, Policy, UsageError
 from onefold.cli._common.masking import masked
 from onefold.durations import FOREVER, UNITS, in_words
 from onefold.stores.base import Browsable, HasSchema
+from onefold.stores.kinds import blocking, kind_of
 
 P = ParamSpec("P")
 
@@ -49,8 +49,7 @@ LAST_COLUMN_MIN: Final = 24
 
 CREATED_BY: Final = "A guard creates them with its first record, and `onefold schema URL --apply` at once"
 
-# A command is not in a hurry: it uses the blocking driver of the same database.
-_AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
+IN_PROCESS: Final = "a memory store lives inside its own process, and a command cannot look into it"
 
 
 class Format(StrEnum):
@@ -149,19 +148,14 @@ def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = 
         raise Refusal(
             f"which store? Pass --store URL (--store sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE
         )
-    if url.partition(":")[0].lower() == "memory":
-        raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
+    if kind_of(url).in_process:
+        raise Refusal(IN_PROCESS, WRONG_USAGE)
     with Guard(blocking(url), policy=policy) as guard:
         store = _store_of(guard)
         _check_browsable(store)
         if not may_be_new:
             check_schema(store, url)
         yield guard
-
-
-def blocking(url: str) -> str:
-    """The same database, by its blocking driver."""
-    return _AWAITED.sub(r"\1:", url)
 
 
 def _store_of(guard: Guard) -> Any:

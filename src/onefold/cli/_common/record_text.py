@@ -70,18 +70,13 @@ def _is_pending(record: Record) -> bool:
 def _left(record: Record) -> str:
     """How long it lasts: the lease while it runs, the stay when it does not."""
     if record.state is State.RUNNING:
-        return f"lease {about(record.lease_left)}" if record.lease_left > 0 else "lease over"
+        return f"lease {about(record.lease_left)}" if record.is_live else "lease over"
     return about(record.stay_left)
-
-
-def is_abandoned(record: Record) -> bool:
-    """Its worker let the lease end. What that means, the policy of the next delivery decides."""
-    return record.state is State.RUNNING and record.lease_left <= 0
 
 
 def behind_dead_bypass(record: Record) -> Record | None:
     """Return the ending that duplicates still get although a bypass of it has died; None where there is none."""
-    return finished(record) if is_abandoned(record) else None
+    return finished(record) if record.is_abandoned else None
 
 
 def name(record: Record) -> str:
@@ -134,7 +129,7 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
     """Every field with its words."""
     address, lease = record.address, "not running"
     if record.state is State.RUNNING:
-        lease = f"{about(record.lease_left)} left" if record.lease_left > 0 else "over: its worker died, or is stuck"
+        lease = f"{about(record.lease_left)} left" if record.is_live else "over: its worker died, or is stuck"
     stay = "until it is resolved" if record.state is State.HELD else "forever"
     named = steps(record)
     return [

@@ -18,7 +18,6 @@ from onefold.cli._common.output import (
     OperationOption,
     Refusal,
     ScopeOption,
-    blocking,
     note,
     opened,
     print_json,
@@ -29,6 +28,7 @@ from onefold.cli._common.store_argument import place
 from onefold.maintenance.copy import Tally, copying
 from onefold.maintenance.pages import records
 from onefold.stores.base import Browsable, Query
+from onefold.stores.kinds import blocking
 
 # Where nothing matches, the operations of so many records are looked at, and so many of them are named: one page, and
 # one line.

@@ -20,7 +20,6 @@ from onefold.cli._common.output import (
     Format,
     FormatOption,
     Refusal,
-    blocking,
     note,
     on_terminal,
     print_json,
@@ -30,6 +29,7 @@ from onefold.cli._common.store_argument import Unset, WhereArgument, named, plac
 from onefold.durations import in_words
 from onefold.health import Check, Grade, Report, examine
 from onefold.health.examine import unreachable
+from onefold.stores.kinds import blocking
 
 # Colour is never the only sign.
 SYMBOLS: Final = {Grade.GREEN: "+", Grade.YELLOW: "!", Grade.RED: "x", Grade.UNKNOWN: "?"}

@@ -31,7 +31,6 @@ from onefold.cli._common.output import (
 )
 from onefold.cli._common.progress import DryRunOption, UrlArgument, given, summed_up
 from onefold.health.report import counted
-from onefold.maintenance.copy import is_live
 from onefold.maintenance.purge import purge
 from onefold.stores.base import Query
 
@@ -131,7 +130,7 @@ def _counted(guard: Guard, query: Query) -> tuple[int, Counter[str]]:
     running, by_operation = 0, Counter[str]()
     for record in watched(records(guard.store, query), "counting"):
         by_operation[record.address.operation] += 1
-        running += is_live(record)
+        running += record.is_live
     return running, by_operation
 
 

@@ -12,7 +12,7 @@ from onefold.cli._common.progress import DryRunOption, into, summed_up
 from onefold.health.report import counted
 from onefold.maintenance.imports import Rows, Tally, importing
 from onefold.maintenance.table import Table
-from onefold.maintenance.table_reader import reading
+from onefold.stores.table_reader import reading
 
 # Nobody here knows how long duplicates come, and what was done once must not be done again.
 KEEP: Final = "forever"

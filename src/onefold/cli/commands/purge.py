@@ -17,12 +17,12 @@ from onefold import Guard, OnefoldError, StoreUnavailable, UsageError
 from onefold.cli._common.durations import pause_of
 from onefold.cli._common.output import (
     FAILED,
+    IN_PROCESS,
     WRONG_USAGE,
     Format,
     FormatOption,
     Listing,
     Refusal,
-    blocking,
     missing_schema,
     note,
     print_json,
@@ -32,12 +32,7 @@ from onefold.cli._common.store_argument import WhereArgument, named, place, stor
 from onefold.durations import in_words
 from onefold.maintenance import purge as purging
 from onefold.stores.base import Inspectable
-
-# Their servers remove records past their stay by themselves.
-BY_ITSELF: Final = {
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "Redis"),
-    "dynamodb": "DynamoDB",
-}
+from onefold.stores.kinds import blocking, kind_of
 
 # A store counts no further what waits to be purged.
 COUNTED_MAX: Final = 10_000
@@ -90,13 +85,13 @@ class Job:
         self.finished = False
         # What a person has to know: why there is nothing to do, or why it was not done.
         self.remark = self.problem = ""
-        scheme = url.partition(":")[0].partition("+")[0].lower()
-        if scheme == "memory":
-            raise Refusal("a memory store lives inside its own process, and a command cannot look into it", WRONG_USAGE)
-        self.waits_for_us = scheme not in BY_ITSELF
+        kind = kind_of(url)
+        if kind.in_process:
+            raise Refusal(IN_PROCESS, WRONG_USAGE)
+        self.waits_for_us = not kind.expires_by_itself
         if not self.waits_for_us:
             self.finished = True
-            self._say(f"{BY_ITSELF[scheme]} removes records past their stay by itself: there is nothing to purge")
+            self._say(f"{kind.name} removes records past their stay by itself: there is nothing to purge")
 
     @property
     def title(self) -> str:

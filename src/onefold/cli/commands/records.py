@@ -38,7 +38,6 @@ from onefold.cli._common.record_text import (
     STYLES,
     behind_dead_bypass,
     facts,
-    is_abandoned,
     lines,
     name,
     remark,
@@ -217,7 +216,7 @@ def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     """A record is marked held by the next delivery; where none comes, only this line tells of it."""
     running = records(store, query._replace(state=State.RUNNING))
     # Of a bypass that died the next delivery does not decide anything: it gets the earlier ending.
-    count = sum(1 for record in running if is_abandoned(record) and behind_dead_bypass(record) is None)
+    count = sum(1 for record in running if record.is_abandoned and behind_dead_bypass(record) is None)
     if count:
         note(
             f"besides, running past the end of their lease: {count:,}. The next delivery decides about them. "

@@ -25,7 +25,7 @@ from onefold.cli._common.output import (
     print_json,
     visible,
 )
-from onefold.cli._common.record_text import behind_dead_bypass, facts, is_abandoned, name
+from onefold.cli._common.record_text import behind_dead_bypass, facts, name
 from onefold.cli.commands.records import DigestOption, KeyArgument, print_record
 from onefold.codecs import MsgspecCodec, Unstorable
 
@@ -180,7 +180,7 @@ def _check_asking(yes: bool) -> None:
 
 
 def _check_not_running(record: Record) -> None:
-    if record.state is State.RUNNING and not is_abandoned(record):
+    if record.is_live:
         left = about(record.lease_left)
         raise Refusal(f"{name(record)} is running, and nothing was changed. Its lease ends in {left}, unless renewed")
 
@@ -194,7 +194,7 @@ def _check_unsettled(record: Record) -> None:
             "nothing was changed. Duplicates still get the earlier ending. Bypass it again in code to run it once more "
             "(with the same keys downstream), or `onefold forget` it for good"
         )
-    if record.state is not State.HELD and not is_abandoned(record) and not record.was_resolved:
+    if record.state is not State.HELD and not record.is_abandoned and not record.was_resolved:
         raise Refusal(f"{name(record)} is {record.state.value}, not held: there is nothing to resolve")
 
 

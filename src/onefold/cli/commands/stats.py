@@ -23,7 +23,6 @@ from onefold.cli._common.output import (
     opened,
     print_json,
 )
-from onefold.cli._common.record_text import is_abandoned
 from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in, without_secrets
 from onefold.health.report import counted, in_bytes
 from onefold.maintenance.pages import records
@@ -51,7 +50,7 @@ class Count(msgspec.Struct):
 
     def add(self, record: Record) -> None:
         self.states[record.state] = self.states.get(record.state, 0) + 1
-        self.abandoned += is_abandoned(record)
+        self.abandoned += record.is_abandoned
         self.oldest = max(self.oldest, record.age)
         self.newest = min(self.newest, record.age)
 

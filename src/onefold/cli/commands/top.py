@@ -33,7 +33,6 @@ from onefold.cli._common.output import (
     opened,
     visible,
 )
-from onefold.cli._common.record_text import is_abandoned
 from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in
 from onefold.maintenance.pages import records
 from onefold.stores.base import Browsable, Query
@@ -69,7 +68,7 @@ class Line(msgspec.Struct):
     def add(self, record: Record) -> None:
         if record.state is State.HELD:
             self.held += 1
-        elif is_abandoned(record):
+        elif record.is_abandoned:
             self.abandoned += 1
         else:
             self.tokens.add(record.token)

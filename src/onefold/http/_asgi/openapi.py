@@ -9,7 +9,7 @@ from typing import Any, Final
 from onefold import KEY_MAX
 from onefold.http._answers.rules import REUSED, Rules
 from onefold.http._requests.keys import HEADER
-from onefold.http._shared.options import did_you_mean
+from onefold.http._shared.options import nearest
 
 LOG = logging.getLogger("onefold.http")
 
@@ -74,7 +74,7 @@ def described(
     """
     chosen = None if paths is None else set(paths)
     for path in sorted((chosen or set()) - set(schema.get("paths", {}))):
-        LOG.warning("describe: the schema has no path %r%s", path, did_you_mean(path, schema.get("paths", {})))
+        LOG.warning("describe: the schema has no path %r%s", path, nearest(path, schema.get("paths", {})))
     verbs = {method.lower() for method in methods}
     for path, operations in schema.get("paths", {}).items():
         if chosen is not None and path not in chosen:

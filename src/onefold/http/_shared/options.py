@@ -5,7 +5,6 @@ An option that nobody checks fails at each request, or, worse, guards nothing an
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from onefold import UsageError
+from onefold._checks import did_you_mean
 
 # RFC 9110: methods and names of headers are tokens.
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -42,14 +42,13 @@ def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
     names = list(known)
     for name in given:
         if name not in names:
-            raise UsageError(f"{owner} has no option {name!r}{did_you_mean(name, names)}")
+            raise UsageError(f"{owner} has no option {name!r}{nearest(name, names)}")
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def nearest(word: object, known: Iterable[str]) -> str:
     """The tail of an error: the nearest known word, or all of them."""
     words = list(known)
-    nearest = difflib.get_close_matches(str(word), words, n=1)
-    return f": did you mean {nearest[0]!r}?" if nearest else f": it is one of {', '.join(words)}"
+    return did_you_mean(word, words) or f": it is one of {', '.join(words)}"
 
 
 def check_function(option: str, given: Any, arguments: int, write: str) -> None:
@@ -91,9 +90,8 @@ def check_bytes(option: str, given: object) -> None:
 def one_of(option: str, given: object, words: tuple[str, ...]) -> str:
     """One of these words."""
     if given not in words:
-        near = difflib.get_close_matches(str(given), words, n=1)
-        question = f": did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"{option}={given!r:.60} is none of {', '.join(map(repr, words))}{question}")
+        near = did_you_mean(given, words)
+        raise UsageError(f"{option}={given!r:.60} is none of {', '.join(map(repr, words))}{near}")
     return str(given)
 
 
@@ -127,9 +125,9 @@ def _method(option: str, given: object, example: str) -> str:
     if not isinstance(given, str) or not TOKEN.fullmatch(given):
         raise UsageError(f"{option}= has {given!r:.60}, which is no HTTP method: write {example}")
     method = given.upper()
-    nearly = difflib.get_close_matches(method, METHODS_KNOWN, n=1, cutoff=SLIP)
-    if nearly and method not in METHODS_KNOWN:
-        raise UsageError(f"{option}= has {given!r}: did you mean {nearly[0]!r}?")
+    near = "" if method in METHODS_KNOWN else did_you_mean(method, METHODS_KNOWN, SLIP)
+    if near:
+        raise UsageError(f"{option}= has {given!r}{near}")
     return method
 
 

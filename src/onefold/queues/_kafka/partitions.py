@@ -7,13 +7,13 @@ are yielded, and the client's shell performs them. An offset above an unfinished
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from onefold import Policy, UsageError
+from onefold._checks import did_you_mean
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.notices import AddressOf, Notices, Undeliverable, log, unaddressed
 from onefold.queues._kafka.offsets import Delivery, Partition, Spot
@@ -139,8 +139,8 @@ class Ledger:
     ) -> None:
         unknown = sorted(set(options) - set(Options.__annotations__))
         if unknown:
-            near = difflib.get_close_matches(unknown[0], Options.__annotations__, 1)
-            raise UsageError(f"unknown argument {unknown[0]!r}" + (f": did you mean {near[0]}?" if near else ""))
+            near = did_you_mean(unknown[0], Options.__annotations__)
+            raise UsageError(f"unknown argument {unknown[0]!r}{near}")
         self._attempts = whole("attempts", options.get("attempts", ATTEMPTS), 1)
         self._held_times = whole("held_times", options.get("held_times", HELD_TIMES), 0)
         self._backoff = seconds(options.get("backoff", BACKOFF), "backoff")

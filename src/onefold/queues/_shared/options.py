@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from onefold import OPERATION_MAX, Policy, UsageError
-from onefold.stores.base import Joinable, Store
-
-# What a guard may be made with, and has no transactions: schemes of URLs, and the packages of clients.
-WITHOUT_TRANSACTIONS: Final = {
-    *("memory", "redis", "rediss", "valkey", "valkeys", "dynamodb"),
-    *("aioboto3", "aiobotocore", "boto3", "botocore"),
-}
+from onefold.stores.opening import without_transactions
 
 
 def takes_tx(handler: Callable[..., Any]) -> bool:
@@ -50,7 +43,7 @@ def check(
         raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
     check_options(missing_key, policy)
     # What the guard refuses of it is raised now, and not for each message.
-    cast("Any", guard)._chosen(policy)
+    cast("Any", guard).check_policy(policy)
     if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
         raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
 
@@ -64,21 +57,12 @@ def check_options(missing_key: object, policy: object) -> None:
 
 def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
     """Refuse a handler with tx where the guard's store has no transactions, if that is known before it is opened."""
-    kind = _without_transactions(getattr(guard, "_source", None)) if takes_tx(handler) else ""
+    kind = without_transactions(guard.source) if takes_tx(handler) else ""
     if kind:
         raise UsageError(
             f"the handler takes tx, and {kind} has no transactions of its own: take a store in your database, such as "
             "sqlite:///app.db, or leave tx out"
         )
-
-
-def _without_transactions(source: object) -> str:
-    """What to call a store without transactions. Empty: it has them, or nobody knows yet."""
-    if isinstance(source, Store) and not isinstance(source, type):
-        return "" if isinstance(source, Joinable) else type(source).__name__
-    named = source.partition(":")[0].lower() if isinstance(source, str) else type(source).__module__
-    kind = re.split("[+.]", named)[0]
-    return kind if kind in WITHOUT_TRANSACTIONS else ""
 
 
 def whole(name: str, value: object, least: int) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from onefold import Guard, Policy, UsageError
+from onefold._checks import did_you_mean
 from onefold.durations import seconds
 from onefold.queues import keys
 from onefold.queues._shared.options import check, check_options, check_transactions, takes_tx
@@ -18,6 +18,9 @@ from onefold.queues.keys import KeyOf
 
 # What `guarded` takes besides Celery's own.
 OPTIONS: Final = ("key", "missing_key", "wait", "policy", "fingerprint")
+
+# A task has few arguments: one that is only a little alike is another one.
+ALIKE: Final = 0.8
 
 
 def check_class(kind: Any) -> None:
@@ -42,7 +45,7 @@ def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, opt
         _check_names(given["fingerprint"], run)
         for option in given:
             # Celery takes any word.
-            if not hasattr(base, option) and (meant := _meant(option, OPTIONS)):
+            if not hasattr(base, option) and (meant := did_you_mean(option, OPTIONS, ALIKE)):
                 raise UsageError(f"unknown option {option!r}{meant}")
         # A guard from a file refuses an operation that is not in it.
         (guard.transactional if takes_tx(run) else guard.idempotent)(operation, key="key")
@@ -90,7 +93,9 @@ def _check_names(fingerprint: Any, run: Callable[..., Any]) -> None:
     parameters = inspect.signature(run).parameters
     for name in names if isinstance(names, (list, tuple)) else ():
         if name not in parameters and name != "*":
-            raise UsageError(f"fingerprint={name!r}: the task has no argument {name!r}{_meant(name, parameters)}")
+            raise UsageError(
+                f"fingerprint={name!r}: the task has no argument {name!r}{did_you_mean(name, parameters, ALIKE)}"
+            )
 
 
 def _key_of(key: object, run: Callable[..., Any]) -> KeyOf:
@@ -99,10 +104,5 @@ def _key_of(key: object, run: Callable[..., Any]) -> KeyOf:
     name, parameters = key.partition(".")[0], inspect.signature(run).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     if name and name not in parameters and not takes_any:
-        raise UsageError(f"key={key!r}: the task has no argument {name!r}{_meant(name, parameters)}")
+        raise UsageError(f"key={key!r}: the task has no argument {name!r}{did_you_mean(name, parameters, ALIKE)}")
     return keys.field(key)
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1, 0.8)
-    return f": did you mean {near[0]}?" if near else ""

@@ -18,12 +18,16 @@ from onefold._model import Claim
 from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.django.connection import AtomicLink, RenewalLink, StoresLink, beside, database_of, in_transaction
+from onefold.stores.django.vendors import vendor_of
+from onefold.stores.kinds import StoreKind
 from onefold.stores.sql.connection import Link
 from onefold.stores.sql.joined import SqlTransaction
 from onefold.stores.sql.pool import Pool, Reserve
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sql.store import SqlStore
 from onefold.stores.urls import options_of
+
+KIND: Final = StoreKind(name="Django", has_transactions=True)
 
 
 class DjangoStore(SqlStore):
@@ -173,6 +177,11 @@ def apply_schema(url: str) -> list[str]:
     finally:
         store.close()
     return [f"{store.database.name}: the tables of Onefold are there, version {VERSION}"]
+
+
+def schema_versions(connection: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the statements that make the tables on this connection of Django's, version by version."""
+    return vendor_of(connection).sql.versions
 
 
 OPTIONS: Final = ("auto_schema", "purge")

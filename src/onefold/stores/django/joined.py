@@ -11,7 +11,7 @@ from onefold.stores.django.connection import InsideLink, StoresLink, database_of
 from onefold.stores.django.vendors import Place, place_of
 from onefold.stores.sql.dialect import Ask, Reply
 from onefold.stores.sql.joined import JoinedRecords
-from onefold.stores.sql.orm import rows_of, send_finding
+from onefold.stores.sql.orm import send_finding
 from onefold.stores.sqlite import orm as sqlite
 from onefold.transactions import Column
 
@@ -31,7 +31,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     database = database_of(wrapper)
     if record is None:
         return JoinedRecords(database, CallersLink(wrapper))
-    rows = rows_of(record, database)
+    rows = database.sql.rows_of(record)
     link = CallersLink(wrapper) if rows.needs_tables else InsideLink(wrapper)
     return JoinedRecords(database._replace(sql=rows), link)
 

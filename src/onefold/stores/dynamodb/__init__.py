@@ -22,6 +22,7 @@ from onefold.stores.dynamodb import clients, schema
 from onefold.stores.dynamodb.clients import AsyncClients, Settings
 from onefold.stores.dynamodb.clock import DateClock, GivenClock, Now
 from onefold.stores.dynamodb.items import ITEM_MAX, Request
+from onefold.stores.dynamodb.kind import KIND, TABLE
 from onefold.stores.dynamodb.records import LEASE_MIN, Pause, Records, Steps
 from onefold.stores.reserved import unsent
 from onefold.stores.urls import options_of
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 __all__ = [
     "ITEM_MAX",
+    "KIND",
     "LEASE_MIN",
     "TABLE",
     "AsyncDynamoDBStore",
@@ -40,8 +42,6 @@ __all__ = [
     "open_async_store",
     "open_store",
 ]
-
-TABLE: Final = "onefold_records"
 
 # What DynamoDB takes as the name of a table.
 TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")

@@ -243,7 +243,7 @@ def record_of(item: Item, now: Now) -> Record:
 def matches(record: Record, query: Query) -> bool:
     """Whether a record that a scan has found belongs to the page."""
     wanted = zip((query.scope, query.operation, query.key), record.address.parts, strict=True)
-    if record.stay_left <= 0 or any(asked is not None and asked != found for asked, found in wanted):
+    if record.is_expired or any(asked is not None and asked != found for asked, found in wanted):
         return False
     return query.after is None or record.address.parts > query.after.parts
 

@@ -283,12 +283,11 @@ class Records:
         if problem.item is None:
             return False
         record = record_of(problem.item, self.clock.now())
-        is_open = record.state in (State.RUNNING, State.HELD)
-        return record.token == claim.token and is_open and len(record.notes or b"") > len(notes)
+        return record.token == claim.token and record.is_renewable and len(record.notes or b"") > len(notes)
 
     def _alive(self, item: Item | None) -> Record | None:
         record = None if item is None else record_of(item, self.clock.now())
-        return None if record is None or record.stay_left <= 0 else record
+        return None if record is None or record.is_expired else record
 
     def _browse_one(self, query: Query, address: Address) -> Steps[list[Record]]:
         found = yield from self.read(address)

@@ -14,6 +14,7 @@ from typing import Any
 from onefold._generators import Work, run
 from onefold.errors import UsageError
 from onefold.stores.mysql.dialect import LOCK, MYSQL, UNLOCK, Mysql, dialect_of
+from onefold.stores.mysql.kind import KIND as KIND
 from onefold.stores.mysql.transaction import AsyncMysqlTransaction, MysqlTransaction
 from onefold.stores.mysql.urls import Place, place_of
 from onefold.stores.sql.connection import Database

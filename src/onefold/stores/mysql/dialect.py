@@ -5,14 +5,14 @@ on a flag of the connection, which SQLAlchemy and Django set: so there a plain I
 answer that a record is in the way. Never INSERT IGNORE, which would ignore whatever else is wrong.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, and of values as hexadecimal digits
+# ruff: noqa: S608 - statements are made of the names in `records`, and of values as hexadecimal digits
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import (
     KEY_MAX,
@@ -30,16 +30,13 @@ from onefold._model import (
 )
 from onefold.stores.base import Query
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
-from onefold.stores.mysql.literals import Name, as_read, filled, in_one, many, portions, read_well
+from onefold.stores.mysql.fragments import ADDRESSED, IN_THE_WAY, INTO, OR_LEAVE, ROW, spelled
+from onefold.stores.mysql.literals import Many, Name, as_read, filled, in_one, many, portions, read_well
 from onefold.stores.mysql.renew import at_once, extend_all
 from onefold.stores.sql.dialect import ROUNDS_MAX, Ask, Dialect, Reply, Talk, restless
 from onefold.stores.sql.records import (
-    ADDRESS,
-    ALIVE,
     AT,
     OURS,
-    READ,
-    REWRITTEN,
     TABLE,
     WRITTEN,
     Parameters,
@@ -52,12 +49,12 @@ from onefold.stores.sql.records import (
     record,
     records,
 )
+from onefold.stores.sql.statements import ENDED, assigned, settled
 
-# The server's own clock in seconds, with microseconds. In UTC, because the hour in which local clocks are set back
-# comes twice. The beginning of the statement, because each mention of SYSDATE() is another moment: a record could be
-# past its stay in one column and not yet in the next. A statement that waits for a row counts its lease from before the
-# wait, as its worker does.
-NOW: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
 
 # For people first: who and what on the left, bytes on the right. Times are seconds since 1970. Binary columns compare
 # bytes: `Key`, `KEY` and `key ` are three keys. A greatest length that is not used costs nothing.
@@ -98,31 +95,6 @@ CREATE TABLE IF NOT EXISTS onefold_schema (
 LOCK: Final = "SELECT GET_LOCK('onefold_schema', 30)"
 UNLOCK: Final = "SELECT RELEASE_LOCK('onefold_schema')"
 
-_COLUMNS: Final = ", ".join((*ADDRESS, *WRITTEN))
-_ROW: Final = f"(:scope, :operation, :key, {', '.join(WRITTEN.values())})"
-
-# Assignments are made from the left to the right, and each sees those before it: `expires`, which decides, comes last.
-_UNLESS_ALIVE: Final = ", ".join(
-    f"{column} = IF(expires <= :now, VALUES({column}), {column})"
-    for column in sorted(WRITTEN, key=lambda column: column == "expires")
-)
-
-_AFTER: Final = "(scope, operation, `key`) > (:after_scope, :after_operation, :after_key)"
-# The same, so that the server finds its place in the primary key: comparing rows, it would read from the start.
-_AFTER_IN_RANGES: Final = (
-    "(scope > :after_scope OR (scope = :after_scope AND operation > :after_operation) "
-    "OR (scope = :after_scope AND operation = :after_operation AND `key` > :after_key))"
-)
-
-_CLOCK: Final = re.compile(r":now\b")
-_KEY: Final = re.compile(r"(?<![:\w`])key\b")
-_WORD: Final = re.compile(r"(?<!\w)'(\w+)'")
-
-
-def spelled(statement: str) -> str:
-    """With the server's clock, with `key` quoted, and with words that are bytes whatever the session's charset."""
-    return _WORD.sub(r"_binary'\1'", _KEY.sub("`key`", _CLOCK.sub(NOW, statement)))
-
 
 class Mysql(Dialect):
     """MySQL 8, and whatever says that it is one. A new record costs one statement, a duplicate two."""
@@ -144,28 +116,27 @@ class Mysql(Dialect):
         f"AND table_name IN ('{TABLE}', 'onefold_schema')"
     )
 
-    insert = spelled(f"INSERT INTO {TABLE} ({_COLUMNS}) VALUES {_ROW}")
-
-    # A record past its stay is in the way of an INSERT.
-    seize = spelled(f"UPDATE {TABLE} SET {REWRITTEN} WHERE {AT} AND expires <= :now")
-
-    # What is alive stays as it is.
-    upsert = spelled(f"INSERT INTO {TABLE} ({_COLUMNS}) VALUES {{rows}} ON DUPLICATE KEY UPDATE {_UNLESS_ALIVE}")
-
     # In a caller's transaction a plain read may show an old snapshot. The lock is a shared one, as the refused INSERT
     # has it already: two duplicates at once that both wanted more would wait for each other.
-    read_in_the_way = spelled(f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE} LOCK IN SHARE MODE")
-    read_many = spelled(f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} WHERE {AT} AND {ALIVE} LOCK IN SHARE MODE")
-    look_many = spelled(f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}")
+    locking = "LOCK IN SHARE MODE"
 
-    # `end` and `leave_open` in one, for batches that have both.
-    settle = spelled(
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = :state, notes = :notes, remark = :remark, attempt = COALESCE(:attempt, attempt), "
-        "result = CASE WHEN :ends THEN :result ELSE result END, "
-        "omitted = CASE WHEN :ends THEN :omitted ELSE omitted END "
-        f"WHERE {OURS}"
+    # In three ranges, so that the server finds its place in the primary key: comparing rows, it would read from the
+    # start.
+    after = (
+        "(scope > :after_scope OR (scope = :after_scope AND operation > :after_operation) "
+        "OR (scope = :after_scope AND operation = :after_operation AND key > :after_key))"
     )
+
+    insert = f"{INTO} {ROW}"
+
+    # A record past its stay is in the way of an INSERT.
+    seize = spelled(f"UPDATE {TABLE} SET {assigned(WRITTEN)} WHERE {AT} AND expires <= :now")
+
+    # About many records at once.
+    read_many = Many(f"SELECT {ADDRESSED} FROM", f"{IN_THE_WAY} {locking}")
+    look_many = Many(f"SELECT {ADDRESSED} FROM", IN_THE_WAY)
+    settle_many = Many("UPDATE", spelled(f"SET {assigned(settled(ENDED))} WHERE {OURS}"))
+    forget_many = Many(f"DELETE {TABLE} FROM", spelled(f"WHERE {OURS}"))
 
     # What somebody else works on is left for the next purge. A table that is deleted from cannot be read, but a copy of
     # some of its rows can, and LIMIT makes one.
@@ -179,9 +150,20 @@ class Mysql(Dialect):
     def spell(cls, statement: str) -> str:
         return spelled(statement)
 
-    def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
-        statement, values = super().page(query, limit)
-        return statement.replace(_AFTER, _AFTER_IN_RANGES), values
+    @classmethod
+    def upserting(cls, rows: str) -> str:
+        """Return the statement that writes these rows, and leaves what is alive as it is."""
+        return f"{INTO} {rows} {OR_LEAVE}"
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        from onefold.stores.mysql.facts import facts
+
+        return facts(database)
+
+    def rows_of(self, column: Column) -> Rows:
+        from onefold.stores.mysql.own_column import MysqlRows
+
+        return MysqlRows(column, self)
 
     def lacks_savepoint(self, error: BaseException) -> bool:
         return number_of(error) == NO_SAVEPOINT
@@ -213,9 +195,8 @@ class Mysql(Dialect):
 
     def insert_all(self, entries: Sequence[Entry]) -> Ask:
         """As many as one statement may hold; the others are asked about in the next one."""
-        row = spelled(_ROW)
-        rows = next(portions(filled(Ask(row, of_entry(entry))) for entry in entries))
-        return Ask(self.upsert.replace("{rows}", ", ".join(rows)), {}, rows=self.answers)
+        rows = next(portions(filled(Ask(ROW, of_entry(entry))) for entry in entries))
+        return Ask(self.upserting(", ".join(rows)), {}, rows=self.answers)
 
     def read_all(self, addresses: Sequence[Address]) -> Ask:
         return many(self.read_many, [of_address(address) for address in addresses], back=True)[0]
@@ -250,8 +231,8 @@ class Mysql(Dialect):
 
     def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
         ours = sorted(closes, key=lambda close: close.claim.address.parts)
-        asks = many(self.settle, [_settled(close.claim, close.by) for close in ours if close.by is not None])
-        asks += many(self.forget, [of_claim(close.claim) for close in ours if close.by is None])
+        asks = many(self.settle_many, [_settled(close.claim, close.by) for close in ours if close.by is not None])
+        asks += many(self.forget_many, [of_claim(close.claim) for close in ours if close.by is None])
         found = yield from self._sent(asks, [close.claim for close in closes])
         if found is None:
             return [True] * len(closes)
@@ -277,14 +258,17 @@ class MariaDb(Mysql):
     name = "MariaDB"
     answers = True
 
-    telling = f"{Mysql.upsert.replace('{rows}', spelled(_ROW))} RETURNING {spelled(READ)}"
-    # The last column is for a link whose driver does not tell by itself whether a transaction is open.
-    upsert = f"{Mysql.upsert} RETURNING {spelled(', '.join(ADDRESS))}, {spelled(READ)}, @@in_transaction"
+    telling = f"{Mysql.upserting(ROW)} RETURNING {spelled(Mysql.selected())}"
 
     # A claim that marks its transaction, and an end that proves it: one message each.
     insert_marked = in_one(Mysql.insert, "SAVEPOINT :mark")
     seize_marked = in_one(Mysql.seize, "SAVEPOINT :mark")
     end_marked = in_one("RELEASE SAVEPOINT :mark", Mysql.end_joined)
+
+    @classmethod
+    def upserting(cls, rows: str) -> str:
+        # The last column is for a link whose driver does not tell by itself whether a transaction is open.
+        return f"{super().upserting(rows)} RETURNING {ADDRESSED}, @@in_transaction"
 
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
         statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {ask.statement}"
@@ -344,8 +328,8 @@ def dialect_of(server_version: str) -> Mysql:
 
 def _settled(claim: Claim, by: Ending | Memory) -> Parameters:
     if isinstance(by, Ending):
-        return of_claim(claim) | of_ending(by) | {"ends": 1, "attempt": None}
-    unchanged = {"ends": 0, "result": None, "omitted": None}
+        return of_claim(claim) | of_ending(by) | {"attempt": None}
+    unchanged = {"result": None, "omitted": None}
     return of_claim(claim) | of_memory(by) | {"state": State.OPEN.value} | unchanged
 
 

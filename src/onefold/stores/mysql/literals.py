@@ -4,19 +4,19 @@ Nothing here depends on a session's character set, time zone or SQL mode, nor on
 are sent as hexadecimal digits, and what comes back is brought into its form here.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, and of values as hexadecimal digits
+# ruff: noqa: S608 - statements are made of the names in `records`, and of values as hexadecimal digits
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX
 from onefold.errors import UsageError
 from onefold.stores.mysql.errors import DUPLICATE, number_of
 from onefold.stores.sql.dialect import Ask, Reply, Talk
-from onefold.stores.sql.records import PLACE, TABLE, Parameters, located
+from onefold.stores.sql.records import KINDS_READ, PLACE, TABLE, Parameters, located
 
 T = TypeVar("T")
 
@@ -88,20 +88,26 @@ def literal(value: str | bytes | float | None) -> str:
     return str(int(value))
 
 
-def many(statement: str, rows: Sequence[Parameters], *, back: bool = False) -> list[Ask]:
+class Many(NamedTuple):
+    """A statement about many records, in two halves: between them stands a table of their values, and ours."""
+
+    before: str
+    after: str
+
+
+def many(halves: Many, rows: Sequence[Parameters], *, back: bool = False) -> list[Ask]:
     """The statement for many records: what stood for a value becomes a column of a table that is sent along.
 
     Records are looked up, and locked, in the order of the rows: two batches that overlap do not wait for each other.
     """
-    names = sorted(set(PLACE.findall(statement)))
-    joined = PLACE.sub(r"asked_\1", statement).replace(f"DELETE FROM {TABLE}", f"DELETE {TABLE} FROM {TABLE}")
-    before, _, after = joined.rpartition(TABLE)
+    names = sorted(set(PLACE.findall(" ".join(halves))))
+    before, after = (PLACE.sub(r"asked_\1", half) for half in halves)
     selects = (f"SELECT {', '.join(_typed(_checked(name, row[name])) for name in names)}" for row in rows)
     named = ", ".join(f"NULL AS asked_{name}" for name in names)
     return [
         Ask(
-            f"{before}(SELECT {named} FROM DUAL WHERE FALSE UNION ALL {' UNION ALL '.join(portion)}) AS asked "
-            f"STRAIGHT_JOIN {TABLE}{after}",
+            f"{before} (SELECT {named} FROM DUAL WHERE FALSE UNION ALL {' UNION ALL '.join(portion)}) AS asked "
+            f"STRAIGHT_JOIN {TABLE} {after}",
             {},
             rows=back,
         )
@@ -156,11 +162,16 @@ def _text(cell: bytes | str) -> str:
     return cell if isinstance(cell, str) else bytes(cell).decode()
 
 
+_FORMS: Final[dict[str, Callable[[Any], Any]]] = {
+    "text": _text,
+    "integer": int,
+    "seconds": float,
+    "bytes": bytes,
+    "flag": int,
+}
+
 # The form of the columns in `READ`, and of those before them where the address is read, too.
-_RECORD: Final[tuple[Callable[[Any], Any], ...]] = (
-    *(bytes, int, _text, int, float, float, float),
-    *(int, bytes, bytes, bytes, int, _text),
-)
+_RECORD: Final = tuple(_FORMS[kind] for kind in KINDS_READ)
 _ADDRESSED: Final = (_text, _text, _text, *_RECORD)
 
 

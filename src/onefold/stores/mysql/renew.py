@@ -3,19 +3,21 @@
 A transaction that has met a running key keeps its row locked until it ends, and InnoDB would wait for that for 50 s.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, and of values as hexadecimal digits
+# ruff: noqa: S608 - statements are made of the names in `records`, and of values as hexadecimal digits
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from onefold._model import Address, Claim, Record, State
+from onefold._model import Address, Claim, Record
 from onefold.stores.mysql.errors import LOCKED, number_of
-from onefold.stores.mysql.literals import as_read, many
+from onefold.stores.mysql.fragments import spelled
+from onefold.stores.mysql.literals import Many, as_read, many
 from onefold.stores.sql.dialect import Ask, Reply, Talk
 from onefold.stores.sql.locked import WAIT_SECONDS, RowHeld, turns
-from onefold.stores.sql.records import AT, OURS, TABLE, Parameters, of_address, of_claim, of_notes, records
+from onefold.stores.sql.records import ADDRESS, AT, TABLE, Parameters, at, of_address, of_claim, of_notes, put, records
+from onefold.stores.sql.statements import LIVE, RENEWED, assigned
 
 # A row that was locked may be free, and another locked, by the time that it is written.
 ROUNDS_MAX: Final = 3
@@ -24,46 +26,50 @@ ROUNDS_MAX: Final = 3
 WAIT_LEAST: Final = WAIT_SECONDS
 
 # InnoDB locks whatever it looks at, and of a small table a server would rather look at everything.
-_RECORDS: Final = f"{TABLE} FORCE INDEX (PRIMARY)"
+_BY_KEY: Final = "FORCE INDEX (PRIMARY)"
 
-_LIVE: Final = f"{OURS} AND state IN ('running', 'held')"
+_WANTED: Final = (*ADDRESS, "lease", "stay")
 
 # LIMIT, because a server would merge what has none into the statement around it, and the lock would be forgotten.
-_HELD_FAST: Final = (
-    f"SELECT :scope AS free_scope, :operation AS free_operation, :key AS free_key, :lease AS free_lease, "
-    f":stay AS free_stay FROM {_RECORDS} WHERE {_LIVE} LIMIT 1000000 FOR UPDATE NOWAIT"
+_HELD_FAST: Final = Many(
+    f"SELECT {', '.join(f':{name} AS free_{name}' for name in _WANTED)} FROM",
+    spelled(f"{_BY_KEY} WHERE {LIVE}") + " LIMIT 1000000 FOR UPDATE NOWAIT",
 )
-_RENEW: Final = (
-    f"UPDATE ({{free}}) AS free STRAIGHT_JOIN {_RECORDS} SET revision = revision + 1, changed = :now, "
-    "lease_until = CASE state WHEN 'running' THEN :now + free_lease ELSE lease_until END, "
-    "expires = CASE state WHEN 'running' THEN :now + free_stay ELSE expires END "
-    f"WHERE {AT.replace(':', 'free_')}"
+# Many at once are renewed without notes.
+_RENEWED: Final = put(
+    spelled(assigned({name: value for name, value in RENEWED.items() if name != "notes"})), lambda name: f"free_{name}"
 )
-_HELD_NOW: Final = f"SELECT 1 FROM {_RECORDS} WHERE {AT} FOR UPDATE NOWAIT"
-_FREE: Final = f"SELECT :number FROM {_RECORDS} WHERE {_LIVE} FOR UPDATE SKIP LOCKED"
+_HELD_NOW: Final = spelled(f"SELECT 1 FROM {TABLE} {_BY_KEY} WHERE {AT} FOR UPDATE NOWAIT")
+_FREE: Final = Many("SELECT :number FROM", spelled(f"{_BY_KEY} WHERE {LIVE} FOR UPDATE SKIP LOCKED"))
+
+
+_AT_FREE: Final = spelled(at("free_"))
+
+
+def _renewing(free: str) -> str:
+    """Return the statement that renews the records which this one has locked."""
+    return f"UPDATE ({free}) AS free STRAIGHT_JOIN {TABLE} {_BY_KEY} SET {_RENEWED} WHERE {_AT_FREE}"
 
 
 class Renews(Protocol):
     """What a dialect has for it."""
 
     renew: str
-    look_many: str
+    look_many: Many
 
-    @classmethod
-    def spell(cls, statement: str) -> str: ...
     def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]: ...
 
 
 def extend_all(sql: Renews, claims: Sequence[Claim], shortest: float) -> Talk[list[bool | None]]:
     """Renew all in one statement. Where a row is locked, those that are not, and then each of the others by itself."""
     everyone = sorted(range(len(claims)), key=lambda place: claims[place].address.parts)
-    written = yield from _renewed(sql, claims, everyone)
+    written = yield from _renewed(claims, everyone)
     if written == len(claims):
         return [True] * len(claims)
     if written is not None:
         ours = yield from _still_ours(sql, claims, everyone)
         return [place in ours for place in range(len(claims))]
-    free = yield from _renewed_apart(sql, claims, everyone)
+    free = yield from _renewed_apart(claims, everyone)
     answers: list[bool | None] = [place in free for place in range(len(claims))]
     locked = yield from _still_ours(sql, claims, [place for place in everyone if place not in free])
     for place in locked:
@@ -72,20 +78,19 @@ def extend_all(sql: Renews, claims: Sequence[Claim], shortest: float) -> Talk[li
     for place in chosen:
         answers[place] = yield from _renewed_in_turn(sql, claims[place], int(seconds))
     # Most locks last for a moment: of duplicates that have met the key.
-    for place in (yield from _renewed_apart(sql, claims, [place for place in locked if answers[place] is None])):
+    for place in (yield from _renewed_apart(claims, [place for place in locked if answers[place] is None])):
         answers[place] = True
     return answers
 
 
-def _renewed(sql: Renews, claims: Sequence[Claim], places: Iterable[int]) -> Talk[int | None]:
+def _renewed(claims: Sequence[Claim], places: Iterable[int]) -> Talk[int | None]:
     """Renew those of these that are ours; how many they are, or None: one of them is locked."""
     rows = [of_claim(claims[place]) for place in places]
     written = 0
     # One by one, and not in one transaction: each statement is good by itself.
-    for inner in many(sql.spell(_HELD_FAST), rows) if rows else ():
-        statement = sql.spell(_RENEW).replace("{free}", inner.statement)
+    for free in many(_HELD_FAST, rows) if rows else ():
         try:
-            reply: Reply = yield Ask(statement, {})
+            reply: Reply = yield Ask(_renewing(free.statement), {})
         except Exception as error:
             if number_of(error) not in LOCKED:
                 raise
@@ -94,15 +99,15 @@ def _renewed(sql: Renews, claims: Sequence[Claim], places: Iterable[int]) -> Tal
     return written
 
 
-def _renewed_apart(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> Talk[set[int]]:
+def _renewed_apart(claims: Sequence[Claim], places: Sequence[int]) -> Talk[set[int]]:
     """Renew those that are ours and that nobody has locked; which they are."""
     for _ in range(ROUNDS_MAX if places else 0):
         rows: list[Parameters] = [of_claim(claims[place]) | {"number": place} for place in places]
         free: set[int] = set()
-        for ask in many(sql.spell(_FREE), rows, back=True):
+        for ask in many(_FREE, rows, back=True):
             reply: Reply = yield ask
             free |= {int(row[0]) for row in reply.rows}
-        written = yield from _renewed(sql, claims, [place for place in places if place in free])
+        written = yield from _renewed(claims, [place for place in places if place in free])
         if written == len(free):
             return free
     return set()
@@ -118,7 +123,7 @@ def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> 
 
     def is_ours(address: Address, token: bytes) -> bool:
         one = found.get(address)
-        return one is not None and one.token == token and one.state in (State.RUNNING, State.HELD)
+        return one is not None and one.token == token and one.is_renewable
 
     return [place for place in places if is_ours(claims[place].address, claims[place].token)]
 
@@ -126,7 +131,7 @@ def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> 
 def at_once(sql: Renews, ask: Ask, claim: Claim) -> Talk[Reply]:
     """Write one record without waiting for its row: it is looked at before, as InnoDB's shortest wait is a second."""
     try:
-        yield Ask(sql.spell(_HELD_NOW), of_address(claim.address), rows=True)
+        yield Ask(_HELD_NOW, of_address(claim.address), rows=True)
         # Somebody may lock it in between.
         return (yield from sql.waiting(ask, int(WAIT_LEAST)))
     except Exception as error:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
+from onefold.stores.postgres.kind import KIND as KIND
 from onefold.stores.postgres.urls import Place, place_of
 from onefold.stores.sql.connection import Database, Trouble
 from onefold.stores.sql.pool import AsyncPool, Pool

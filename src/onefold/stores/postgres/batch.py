@@ -1,6 +1,6 @@
 """Many addresses in one statement of PostgreSQL: their values come along as a table, one array for each column."""
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from onefold._model import Address, Claim, Close, Ending, Entry, Memory, State
 from onefold.stores.postgres.errors import LOCKED, code_of
 from onefold.stores.postgres.fragments import (
     AT_ADDRESS,
-    COLUMNS,
-    DUE,
-    HELD,
-    NOW,
-    READ_STORED,
+    ENDED,
+    INTO,
+    RENEWED,
+    SELECTED,
     TYPES,
     UNLESS_ALIVE,
     VALUES,
+    from_asked,
 )
 from onefold.stores.sql.dialect import Ask, Reply, Talk
 from onefold.stores.sql.locked import turns
@@ -27,9 +27,9 @@ from onefold.stores.sql.records import (
     ALIVE,
     AT,
     OURS,
-    PLACE,
     TABLE,
     Parameters,
+    at,
     of_address,
     of_claim,
     of_ending,
@@ -37,6 +37,7 @@ from onefold.stores.sql.records import (
     of_memory,
     records,
 )
+from onefold.stores.sql.statements import LIVE, assigned, settled
 
 # One message of a batch: results may be large, and the server takes no value above 1 GB.
 BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -55,40 +56,36 @@ def _asked(names: Sequence[str]) -> str:
     return f"asked AS (SELECT * FROM unnest({arrays}) WITH ORDINALITY AS asked ({columns}, asked_number))"
 
 
-def _from_asked(statement: str) -> str:
-    """What stood for a value is a column of the table that is sent along."""
-    return PLACE.sub(r"asked_\1", statement.replace(":now", NOW))
-
-
-_THERE: Final = (
-    f"SELECT {AT_ADDRESS}, {READ_STORED} FROM {TABLE} WHERE ({AT_ADDRESS}) IN "
+_THERE: Final = from_asked(
+    f"SELECT {AT_ADDRESS}, {SELECTED} FROM {TABLE} WHERE ({AT_ADDRESS}) IN "
     f"(SELECT asked_scope, asked_operation, asked_key FROM asked) AND {ALIVE}"
-).replace(":now", NOW)
+)
 
 _READ_ALL: Final = f"WITH {_asked(ADDRESS)} {_THERE}"
 
+_WRITTEN: Final = from_asked(
+    f"INSERT INTO {TABLE} ({INTO}) SELECT {VALUES} FROM asked "
+    f"WHERE NOT EXISTS (SELECT 1 FROM found WHERE {AT}) ORDER BY asked_number "
+    f"{UNLESS_ALIVE} RETURNING {AT_ADDRESS}, {SELECTED}"
+)
+
 # In the order of the addresses, which is the order in which they are locked.
 _INSERT_ALL: Final = (
-    f"WITH {_asked(_ENTRY)}, found AS MATERIALIZED ({_THERE}), "
-    f"written AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {_from_asked(VALUES)} FROM asked "
-    f"WHERE NOT EXISTS (SELECT 1 FROM found WHERE {_from_asked(AT)}) ORDER BY asked_number "
-    f"{UNLESS_ALIVE} RETURNING {AT_ADDRESS}, {READ_STORED}) "
+    f"WITH {_asked(_ENTRY)}, found AS MATERIALIZED ({_THERE}), written AS ({_WRITTEN}) "
     "SELECT * FROM found UNION ALL SELECT * FROM written"
-).replace(":now", NOW)
-
-_RENEWED: Final = (
-    f"UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, "
-    f"lease_until = CASE state WHEN 'running' THEN {NOW} + asked_lease ELSE lease_until END, "
-    f"expires = CASE state WHEN 'running' THEN {NOW} + asked_stay ELSE expires END, "
-    f"due = CASE state WHEN 'running' THEN {_from_asked(DUE)} ELSE due END "
 )
-_LIVE: Final = f"{_from_asked(OURS)} AND state IN ('running', 'held')"
+
+# Many at once are renewed without notes.
+_RENEWED: Final = from_asked(
+    f"UPDATE {TABLE} SET {assigned({name: value for name, value in RENEWED.items() if name != 'notes'})}"
+)
+_LIVE: Final = from_asked(LIVE)
 
 # It passes over what others have locked: the renewal of one claim must not wait for the row of another.
 _EXTEND_ALL: Final = (
     f"WITH {_asked(_CLAIM)}, free AS MATERIALIZED (SELECT asked.* FROM {TABLE} AS kept, asked WHERE {_LIVE} "
     "FOR NO KEY UPDATE OF kept SKIP LOCKED) "
-    f"{_RENEWED} FROM free WHERE {_from_asked(AT)} RETURNING asked_number"
+    f"{_RENEWED} FROM free WHERE {at('asked_')} RETURNING asked_number"
 )
 
 # For one that is locked. The setting ends with the statement: nothing may be left in a session behind a pooler.
@@ -99,16 +96,13 @@ _EXTEND_WAITING: Final = (
 )
 
 # A state says that the record stays: ended, or open with a memory.
+_SETTLED: Final = from_asked(
+    f"UPDATE {TABLE} SET {assigned(settled(ENDED))} FROM asked WHERE {OURS} AND asked_state IS NOT NULL"
+)
+_FORGOTTEN: Final = from_asked(f"DELETE FROM {TABLE} USING asked WHERE {OURS} AND asked_state IS NULL")
 _CLOSE_ALL: Final = (
-    f"WITH {_asked(_CLOSE)}, "
-    f"settled AS (UPDATE {TABLE} SET revision = revision + 1, changed = {NOW}, lease_until = NULL, "
-    f"expires = {NOW} + asked_stay, due = {_from_asked(DUE)}, state = asked_state, held = {_from_asked(HELD)}, "
-    "attempt = COALESCE(asked_attempt, attempt), notes = asked_notes, remark = asked_remark, "
-    "result = CASE asked_state WHEN 'open' THEN result ELSE asked_result END, "
-    "omitted = CASE asked_state WHEN 'open' THEN omitted ELSE NULLIF(asked_omitted, 0) END "
-    f"FROM asked WHERE {_from_asked(OURS)} AND asked_state IS NOT NULL RETURNING asked_number), "
-    f"forgotten AS (DELETE FROM {TABLE} USING asked "
-    f"WHERE {_from_asked(OURS)} AND asked_state IS NULL RETURNING asked_number) "
+    f"WITH {_asked(_CLOSE)}, settled AS ({_SETTLED} RETURNING asked_number), "
+    f"forgotten AS ({_FORGOTTEN} RETURNING asked_number) "
     "SELECT asked_number FROM settled UNION ALL SELECT asked_number FROM forgotten"
 )
 
@@ -148,7 +142,7 @@ def _still_ours(claims: Sequence[Claim], places: Sequence[int]) -> Talk[list[int
 
     def is_ours(claim: Claim) -> bool:
         one = found.get(claim.address)
-        return one is not None and one.token == claim.token and one.state in (State.RUNNING, State.HELD)
+        return one is not None and one.token == claim.token and one.is_renewable
 
     return [place for place in places if is_ours(claims[place])]
 

@@ -3,33 +3,42 @@
 A duplicate only reads: it writes no row, takes no lock and costs the vacuum nothing.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
-from onefold.stores.base import Query
 from onefold.stores.postgres import batch as many
 from onefold.stores.postgres.errors import LOCKED, code_of
 from onefold.stores.postgres.fragments import (
     AT_ADDRESS,
-    COLUMNS,
     DUE,
     DUE_SECONDS,
-    READ_STORED,
-    STORED,
+    ENDED,
+    INTO,
+    LEFT_OPEN,
+    READ,
+    RENEWED,
+    SELECTED,
     UNLESS_ALIVE,
     VALUES,
-    spelled,
+    WRITTEN,
     typed,
 )
 from onefold.stores.sql.dialect import GONE_MARK, Ask, Dialect, Reply, Talk
 from onefold.stores.sql.locked import RowHeld
-from onefold.stores.sql.records import ALIVE, AT, TABLE, Parameters, of_address, of_claim, of_entry
+from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, Parameters, of_address, of_claim, of_entry
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
+
+FAILED_TRANSACTION: Final = "25P02"
 
 # Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
 # The bytes of "onefold".
@@ -63,12 +72,11 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05, vacuum_truncate = off)
 """
 
-_REWRITTEN: Final = ", ".join(f"{column} = {value}" for column, value in STORED.items())
-
-
 # A condition that is always true, and is looked at before any row. The setting ends with the statement.
 _AT_ONCE: Final = f"(SELECT set_config('lock_timeout', '{round(many.WAIT_LEAST * 1000)}ms', true)) IS NOT NULL"
 
+# A row's `xmin` is the transaction, or the part of one behind a savepoint, that wrote it, and `age` counts from the
+# open transaction: whatever an earlier one wrote on this connection is older.
 OF_THIS_TRANSACTION: Final = "age(xmin) <= 0"
 
 
@@ -76,6 +84,14 @@ class Postgres(Dialect):
     name = "PostgreSQL"
     answers = True
     closes_in_one = True
+    searches_schemas = True
+
+    written = WRITTEN
+    read_as = READ
+    renewed = RENEWED
+    ended = ENDED
+    left_open = LEFT_OPEN
+    written_here = OF_THIS_TRANSACTION
 
     versions = (
         (
@@ -96,15 +112,15 @@ class Postgres(Dialect):
     )
 
     insert = typed(
-        f"WITH found AS MATERIALIZED (SELECT {READ_STORED} FROM {TABLE} WHERE {AT} AND {ALIVE}), "
-        f"written AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE NOT EXISTS (SELECT 1 FROM found) "
-        f"{UNLESS_ALIVE} RETURNING {READ_STORED}) "
+        f"WITH found AS MATERIALIZED (SELECT {SELECTED} FROM {TABLE} WHERE {AT} AND {ALIVE}), "
+        f"written AS (INSERT INTO {TABLE} ({INTO}) SELECT {VALUES} WHERE NOT EXISTS (SELECT 1 FROM found) "
+        f"{UNLESS_ALIVE} RETURNING {SELECTED}) "
         "SELECT * FROM found UNION ALL SELECT * FROM written"
     )
 
     # Whoever is refused has waited for the other's transaction, if it was open, and takes no lock.
     insert_new: ClassVar[str] = typed(
-        f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
+        f"INSERT INTO {TABLE} ({INTO}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
     # The same for a record without anything unusual, as nearly all are: fewer values, and the server has less to do.
@@ -114,14 +130,7 @@ class Postgres(Dialect):
         f":fingerprint) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
-    # A record of this transaction. A row's `xmin` is the transaction, or the part of one behind a savepoint, that wrote
-    # it, and `age` counts from the open transaction: whatever an earlier one wrote on this connection is older.
-    end_joined = spelled(f"{Dialect.end_joined} AND {OF_THIS_TRANSACTION}")
-    look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {AT} AND token = :token AND {OF_THIS_TRANSACTION}")
-
-    replace = typed(
-        f"UPDATE {TABLE} SET {_REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
-    )
+    look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {OF_TOKEN} AND {OF_THIS_TRANSACTION}")
 
     # In parentheses, because a moment that the server has to ask for again for each row cannot be looked up in an
     # index. What others work on, they keep.
@@ -141,13 +150,10 @@ class Postgres(Dialect):
 
     @classmethod
     def spell(cls, statement: str) -> str:
-        return spelled(statement)
+        return typed(statement)
 
-    def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
-        statement, values = super().page(query, limit)
-        if query.state is State.HELD:
-            statement = statement.replace("state = 'held'", "held")
-        return statement, values
+    def in_state(self, state: State) -> str:
+        return "held" if state is State.HELD else super().in_state(state)
 
     def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
         if replacing is None:
@@ -192,6 +198,29 @@ class Postgres(Dialect):
     def trickle(self, limit: int) -> Talk[int]:
         reply: Reply = yield Ask(self.remove_near, {"limit": limit})
         return reply.written
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        from onefold.stores.postgres.facts import facts
+
+        return facts(database)
+
+    def rows_of(self, column: Column) -> Rows:
+        from onefold.stores.postgres.own_column import PostgresRows
+
+        return PostgresRows(column)
+
+    def missing_in(self) -> Talk[str | None]:
+        if (yield from self.form()) > 0:
+            return None
+        reply: Reply = yield Ask("SELECT current_setting('search_path')", {}, rows=True)
+        return str(reply.rows[0][0])
+
+    def searching(self, path: str) -> Ask:
+        return Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
+
+    def was_given_up(self, error: BaseException) -> bool:
+        # psycopg, asyncpg and psycopg 2 have the code under two names.
+        return FAILED_TRANSACTION in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))
 
     def insert_all(self, entries: Sequence[Entry]) -> Ask:
         return many.inserting(entries)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold.stores.sql.records import ADDRESS, PLACE, READ, TABLE, WRITTEN
+from onefold.stores.sql import records as sql
+from onefold.stores.sql import statements
+from onefold.stores.sql.records import ADDRESS, COLUMNS, TABLE, put
 
 # The clock at that moment, never `now()`: that is the beginning of the transaction, which may be long ago.
 NOW: Final = "date_part('epoch', clock_timestamp())"
@@ -21,61 +23,64 @@ DUE: Final = f"CASE WHEN :stay < 1e12 THEN floor((:now + :stay) / {DUE_SECONDS})
 # True or nothing. For the same reason: an index on held records must not depend on the state, which a finish changes.
 HELD: Final = "CASE WHEN :state = 'held' THEN true END"
 
+_TYPES_OF_KINDS: Final = {
+    "text": "text",
+    "integer": "integer",
+    "seconds": "double precision",
+    "bytes": "bytea",
+    "flag": "smallint",
+}
+
+# Of the values that a claim writes.
 TYPES: Final = {
-    **dict.fromkeys(("scope", "operation", "key", "state", "remark"), "text"),
-    **dict.fromkeys(("attempt", "bypasses", "revision"), "integer"),
+    **dict.fromkeys(ADDRESS, "text"),
+    **{column.name: _TYPES_OF_KINDS[column.kind] for column in COLUMNS if column.written == f":{column.name}"},
     **dict.fromkeys(("age", "lease", "stay"), "double precision"),
-    **dict.fromkeys(("token", "fingerprint", "notes", "result"), "bytea"),
-    "omitted": "smallint",
 }
 
 AT_ADDRESS: Final = ", ".join(ADDRESS)
 
+_OMITTED: Final = "NULLIF(:omitted, 0)"
+
 # What a record has none of is NULL, which takes no space.
-STORED: Final = WRITTEN | {
+WRITTEN: Final = sql.WRITTEN | {
     "lease_until": "CASE WHEN :state = 'running' THEN :now + :lease END",
     "bypasses": "NULLIF(:bypasses, 0)",
-    "omitted": "NULLIF(:omitted, 0)",
+    "omitted": _OMITTED,
     "due": DUE,
     "held": HELD,
 }
 
-COLUMNS: Final = ", ".join((*ADDRESS, *STORED))
-VALUES: Final = ", ".join((*(f":{name}" for name in ADDRESS), *STORED.values()))
+READ: Final = sql.READ | {
+    "lease_left": "COALESCE(lease_until - :now, 0)",
+    "bypasses": "COALESCE(bypasses, 0)",
+}
 
-READ_STORED: Final = READ.replace("lease_until - :now", "COALESCE(lease_until - :now, 0)").replace(
-    "bypasses", "COALESCE(bypasses, 0)"
-)
+RENEWED: Final = statements.RENEWED | {"due": f"CASE state WHEN 'running' THEN {DUE} ELSE due END"}
+
+ENDED: Final = statements.ENDED | {"lease_until": "NULL", "omitted": _OMITTED, "due": DUE, "held": HELD}
+
+LEFT_OPEN: Final = statements.LEFT_OPEN | {"lease_until": "NULL", "due": DUE, "held": "NULL"}
+
+SELECTED: Final = ", ".join(READ.values())
+INTO: Final = statements.columns(WRITTEN)
+VALUES: Final = statements.values(WRITTEN)
 
 # What is past its stay gives way. A record that came while we waited for its transaction does not, and is not seen by
 # the same statement either: then nothing comes back, and it is asked again.
 UNLESS_ALIVE: Final = (
-    f"ON CONFLICT ({AT_ADDRESS}) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in STORED)} "
+    f"ON CONFLICT ({AT_ADDRESS}) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in WRITTEN)} "
     f"WHERE {TABLE}.expires <= :now"
 )
 
-_LATER: Final = "expires = CASE state WHEN 'running' THEN :now + :stay ELSE expires END"
-
-# How what is the same everywhere is written here.
-_SPELLED: Final = {
-    READ: READ_STORED,
-    "lease_until = :now,": "lease_until = NULL,",
-    "omitted = :omitted": "omitted = NULLIF(:omitted, 0)",
-    "expires = :now + :stay,": f"expires = :now + :stay, due = {DUE},",
-    _LATER: f"{_LATER}, due = CASE state WHEN 'running' THEN {DUE} ELSE due END",
-    "state = :state,": f"state = :state, held = {HELD},",
-    "state = 'open',": "state = 'open', held = NULL,",
-}
-
-
-def spelled(statement: str) -> str:
-    """A statement of `_sql_dialect`, for these tables."""
-    for usual, ours in _SPELLED.items():
-        statement = statement.replace(usual, ours)
-    return typed(statement)
+_TYPED: Final = {"now": NOW} | {name: f":{name}::{type_}" for name, type_ in TYPES.items()}
 
 
 def typed(statement: str) -> str:
     """With the clock, and with the type of each value: in a SELECT the server could not tell."""
-    told = PLACE.sub(lambda place: f"{place[0]}::{TYPES[place[1]]}" if place[1] in TYPES else place[0], statement)
-    return told.replace(":now", NOW)
+    return put(statement, lambda name: _TYPED.get(name, f":{name}"))
+
+
+def from_asked(statement: str) -> str:
+    """Take each value from a column of the table `asked`, which is sent along."""
+    return put(statement, lambda name: NOW if name == "now" else f"asked_{name}")

@@ -13,11 +13,12 @@ from onefold._generators import Work
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
 from onefold.stores.reserved import came_to_nothing
 from onefold.stores.sql.connection import Database, Kind, cause_of
-from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
+from onefold.stores.sql.dialect import Talk
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
 from onefold.stores.sql.joined_rules import ABORTED, Talks
+from onefold.stores.sql.orm import cannot_make
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
-from onefold.stores.sql.tables import make
+from onefold.stores.sql.tables import make_in
 
 T = TypeVar("T")
 
@@ -31,8 +32,6 @@ FAILED_BEFORE: Final = (
     "a statement failed in this transaction before, and PostgreSQL refuses everything until it is rolled back. Nothing "
     "ran. Roll back, or put what may fail into a savepoint: connection.transaction()"
 )
-
-FAILED_TRANSACTION: Final = "25P02"
 
 
 class CallersRules(Talks):
@@ -56,14 +55,14 @@ class CallersRules(Talks):
         return answer
 
     def _look(self) -> Work[None]:
-        path = yield from looking(self.database.sql)
+        path = yield from self.database.sql.missing_in()
         if path is not None:
             yield from self._make(path)
         looked.add(self._place)
 
     def _make(self, path: str) -> Work[None]:
         try:
-            yield partial(self._run_on, self._beside, partial(making, self.database, path))
+            yield partial(self._run_on, self._beside, partial(make_in, self.database, path))
         except Exception as error:
             if came_to_nothing(error):
                 raise cannot_make(self.database) from error
@@ -79,27 +78,10 @@ class AsyncCallersRecords(CallersRules, AsyncJoinedRecords):
     """The same, awaited."""
 
 
-def looking(sql: Dialect) -> Talk[str | None]:
-    """Where the tables are to be made, as the caller's session has it; None: they are there, and of a usable form."""
-    version = yield from sql.form()
-    if version > 0:
-        return None
-    reply: Reply = yield Ask("SELECT current_setting('search_path')", {}, rows=True)
-    return str(reply.rows[0][0])
-
-
-def making(database: Database, path: str, other: Any) -> Work[None]:
-    """Make the tables on another connection, where the caller's session looks for them first."""
-    yield other.begin
-    yield Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
-    yield from make(database)
-    yield other.commit
-
-
 def tell(error: Exception, database: Database, place: Place, *, first: bool) -> None:
     """Raise what the caller's driver cannot know. Everything else is the driver's to say."""
     for seen in (error, error.__cause__):
-        if getattr(seen, "sqlstate", None) == FAILED_TRANSACTION:
+        if seen is not None and database.sql.was_given_up(seen):
             raise UsageError(FAILED_BEFORE if first else ABORTED) from seen
     trouble = cause_of(error, database)
     if trouble is not None and trouble.kind is Kind.NO_TABLES and not isinstance(error, StoreUnavailable):
@@ -114,11 +96,4 @@ def not_in_transaction(how: str) -> NoReturn:
     raise NotInTransaction(
         "no transaction is open on this connection: the record and the work would not be committed together. "
         f"Nothing ran. {how}"
-    )
-
-
-def cannot_make(database: Database) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{database.name}: there are no tables of Onefold, and they cannot be made from here: that needs another "
-        "connection, which failed. Nothing ran. Make them with the command `onefold schema URL --apply`"
     )

@@ -27,18 +27,16 @@ from onefold.stores.redis.records import Call
 from onefold.stores.redis.reserved import Renewals
 from onefold.stores.redis.routing import Flight, Map, Wait, fly
 from onefold.stores.redis.sender import Line
-from onefold.stores.redis.urls import Settings, parsed
+from onefold.stores.redis.urls import KIND, PREFIX, Settings, parsed
 from onefold.stores.reserved import came_to_nothing, unsent
 
-__all__ = ["PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
+__all__ = ["KIND", "PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 # On Python 3.11 an enum gives its members out slowly.
 RUNNING: Final = State.RUNNING
-
-PREFIX: Final = "onefold:"
 
 # The prefix is in every key, and so in the memory of every record.
 PREFIX_MAX: Final = 128

@@ -8,6 +8,7 @@ redis+cluster://host[:port][,host[:port]]                      a cluster, found 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
@@ -15,11 +16,15 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from onefold._checks import at_least, did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
+from onefold.stores.identity import Identity, host_and_port, hosts_in, server
+from onefold.stores.kinds import StoreKind
 from onefold.stores.opening import check_password, without_password
 from onefold.stores.urls import options_of
 
 Kind = Literal["alone", "unix", "sentinel", "cluster"]
 KINDS: Final = {"": "alone", "unix": "unix", "sentinel": "sentinel", "cluster": "cluster"}
+
+PREFIX: Final = "onefold:"
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -165,3 +170,35 @@ SENTINEL_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
     "sentinel_username": _text,
     "sentinel_password": _text,
 }
+
+
+def identity(_url: str, parts: SplitResult, options: dict[str, str]) -> Identity:
+    """Say where the records are, whoever logs in."""
+    way = parts.scheme.partition("+")[2]
+    part = options.get("prefix", PREFIX)
+    if way == "unix":
+        path = os.path.normpath(unquote(parts.path))
+        return Identity("redis", frozenset({path}), _number(options.get("db", "")), part)
+    usual = str(SENTINEL_PORT if way == "sentinel" else PORT)
+    found = (host_and_port(one) for one in hosts_in(parts).split(","))
+    servers = frozenset(server(host, port or usual) for host, port in found)
+    service, _, number = unquote(parts.path).strip("/").rpartition("/")
+    if way == "sentinel" and not service:
+        service, number = number, ""
+    name = f"{service}/{_number(options.get('db', number))}"
+    return Identity(f"redis+{way}" if way else "redis", servers, name, part)
+
+
+def _number(written: str) -> str:
+    """Without a number it is the first database."""
+    return written.lstrip("0") or "0"
+
+
+KIND: Final = StoreKind(
+    name="Redis",
+    has_transactions=False,
+    expires_by_itself=True,
+    may_evict=True,
+    health="onefold.health.redis",
+    identity=identity,
+)

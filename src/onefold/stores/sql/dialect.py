@@ -5,13 +5,13 @@ end over whatever link sends statements. A talk begins and ends no transaction. 
 talk, and goes right through it, unless the dialect knows it for an answer.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record
 from onefold.errors import StoreUnavailable
@@ -19,10 +19,6 @@ from onefold.stores.base import Query
 from onefold.stores.sql.records import (
     ADDRESS,
     ALIVE,
-    AT,
-    OURS,
-    READ,
-    REWRITTEN,
     TABLE,
     VERSION,
     Parameters,
@@ -36,6 +32,12 @@ from onefold.stores.sql.records import (
     record,
     records,
 )
+from onefold.stores.sql.statements import Statements
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
 
 T = TypeVar("T")
 
@@ -45,9 +47,6 @@ ROUNDS_MAX: Final = 8
 
 # What a statement of `checking` makes the server say, in whatever language: its message quotes the value.
 GONE_MARK: Final = "onefold: gone"
-
-# The statements that are the same everywhere, but for how a database spells them.
-SPELLED: Final = ("look", "read_in_the_way", "replace", "renew", "end", "end_joined", "leave_open", "forget")
 
 
 class Ask(NamedTuple):
@@ -76,12 +75,8 @@ class Sends(Protocol):
     def send_all(self, asks: list[Ask]) -> list[Reply]: ...
 
 
-class Dialect:
-    """What is the same everywhere. Each database adds its own statements, and overrides what it does in another way.
-
-    The texts have `:now` for the store's clock, which the sender has to give. A database with a clock of its own
-    spells it in its own way.
-    """
+class Dialect(Statements):
+    """What is the same everywhere. Each database adds its own statements, and overrides what it does in another way."""
 
     # For people and errors.
     name: str
@@ -100,57 +95,13 @@ class Dialect:
     # Whether `close_all` sends one statement at a time, and not a list of them.
     closes_in_one: bool = False
 
+    # Whether each session chooses the schema in which our tables are looked for.
+    searches_schemas: bool = False
+
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
-
-    look: str = f"SELECT {READ} FROM {TABLE} WHERE {AT} AND {ALIVE}"
-
-    # After a refused write. A database whose reads show an old snapshot needs a locking one here.
-    read_in_the_way: str = look
-
-    # Writes if the record is still what its finder saw: neither token nor revision alone would be enough.
-    replace: str = (
-        f"UPDATE {TABLE} SET {REWRITTEN} WHERE {AT} AND token = :seen_token AND revision = :seen_revision AND {ALIVE}"
-    )
-
-    # A late heartbeat must not give an end to what is held.
-    renew: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, "
-        "notes = CASE WHEN :notes_length >= COALESCE(LENGTH(notes), 0) THEN :notes ELSE notes END, "
-        "lease_until = CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END, "
-        "expires = CASE state WHEN 'running' THEN :now + :stay ELSE expires END "
-        f"WHERE {OURS} AND state IN ('running', 'held')"
-    )
-
-    end: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = :state, notes = :notes, result = :result, omitted = :omitted, remark = :remark "
-        f"WHERE {OURS}"
-    )
-
-    leave_open: str = (
-        f"UPDATE {TABLE} SET revision = revision + 1, changed = :now, lease_until = :now, expires = :now + :stay, "
-        "state = 'open', attempt = :attempt, notes = :notes, remark = :remark "
-        f"WHERE {OURS}"
-    )
-
-    # The same in the transaction that wrote the record, also past its stay: a handler may take longer than it is kept.
-    end_joined: str = end.replace(f" AND {ALIVE}", "")
-
-    forget: str = f"DELETE FROM {TABLE} WHERE {OURS}"
 
     # Each database has a way of its own to find the oldest few.
     remove_expired: str
-
-    def __init_subclass__(cls) -> None:
-        for name in SPELLED:
-            # What a database wrote for itself is spelled right already.
-            if name not in vars(cls):
-                setattr(cls, name, cls.spell(getattr(cls, name)))
-
-    @classmethod
-    def spell(cls, statement: str) -> str:
-        """A statement of ours as this database wants it."""
-        return statement
 
     def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
         """The statement for one page, in the order of the primary key."""
@@ -158,13 +109,12 @@ class Dialect:
         values = {name: value for name, value in wanted.items() if value is not None}
         conditions = [ALIVE, *(f"{name} = :{name}" for name in values)]
         if query.state is not None:
-            # One of five words of ours; as a value, it would hide from the index on held records.
-            conditions.append(f"state = '{query.state.value}'")
+            conditions.append(self.in_state(query.state))
         if query.after is not None:
-            conditions.append("(scope, operation, key) > (:after_scope, :after_operation, :after_key)")
+            conditions.append(self.after)
             values |= {f"after_{name}": getattr(query.after, name) for name in ADDRESS}
         statement = (
-            f"SELECT {', '.join(ADDRESS)}, {READ} FROM {TABLE} "
+            f"SELECT {', '.join(ADDRESS)}, {self.selected()} FROM {TABLE} "
             f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(ADDRESS)} LIMIT :limit"
         )
         return self.spell(statement), values | {"limit": max(limit, 0)}
@@ -273,6 +223,29 @@ class Dialect:
     def end_unmarked(self, claim: Claim, ending: Ending) -> Talk[bool]:
         reply: Reply = yield Ask(self.end_joined, of_claim(claim) | of_ending(ending))
         return reply.written == 1
+
+    # What others ask a dialect for, so that they need not know which database it is. Each imports what it needs on use.
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        """Ask the database what the doctor wants to know."""
+        raise NotImplementedError(f"{type(self).__name__} tells nothing about its server")
+
+    def rows_of(self, column: Column) -> Rows:
+        """Return the operations of a store on rows of the caller's."""
+        raise NotImplementedError(f"{type(self).__name__} has no records in rows of the caller's")
+
+    def missing_in(self) -> Talk[str | None]:
+        """Where this session would make the tables; None: they are there. Only with `searches_schemas`."""
+        raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
+
+    def searching(self, path: str) -> Ask:
+        """Return the statement that makes a session look there, until its transaction ends."""
+        raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
+
+    def was_given_up(self, error: BaseException) -> bool:
+        """Whether an error says that a statement failed before, and that the transaction takes no more of them."""
+        del error
+        return False
 
     def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
         """Raise `InProgress` where a handler's error comes from a row of another delivery."""

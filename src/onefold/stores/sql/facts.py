@@ -23,17 +23,7 @@ EXPIRED_COUNTED_MAX: Final = 10_000
 
 def facts_of(database: Database) -> Talk[dict[str, Any]]:
     """The facts of this database, whichever it is."""
-    from onefold.stores.mysql import facts as _mysql_facts
-    from onefold.stores.postgres import facts as _postgres_facts
-    from onefold.stores.sqlite import facts as _sqlite_facts
-
-    by_name = {
-        "PostgreSQL": _postgres_facts.facts,
-        "MySQL": _mysql_facts.facts,
-        "MariaDB": _mysql_facts.facts,
-        "SQLite": _sqlite_facts.facts,
-    }
-    return by_name[database.sql.name](database)
+    return database.sql.facts(database)
 
 
 def rows(database: Database, statement: str) -> Talk[Rows | Untold]:

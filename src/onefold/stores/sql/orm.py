@@ -12,18 +12,11 @@ from typing import Any, Final
 
 from onefold._generators import run
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
-from onefold.stores.mysql.dialect import Mysql
-from onefold.stores.mysql.own_column import MysqlRows
-from onefold.stores.postgres.dialect import POSTGRES
-from onefold.stores.postgres.joined import FAILED_TRANSACTION, cannot_make, looking, making
-from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database, Kind, Link, cause_of
 from onefold.stores.sql.dialect import Ask, Reply, Sends
 from onefold.stores.sql.joined import explain
 from onefold.stores.sql.joined_rules import ABORTED
-from onefold.stores.sql.own_column import Rows
-from onefold.stores.sql.tables import ensure
-from onefold.transactions import Column
+from onefold.stores.sql.tables import ensure, make_in
 
 FAILED_BEFORE: Final = (
     "a statement failed in this transaction before, and the database refuses everything until it is rolled back. "
@@ -33,23 +26,16 @@ FAILED_BEFORE: Final = (
 Beside = Callable[[], AbstractContextManager[Link]]
 
 
-def rows_of(column: Column, database: Database) -> Rows:
-    """The operations of a store on rows of the caller's, as this database needs them."""
-    if database.sql is POSTGRES:
-        return PostgresRows(column)
-    return MysqlRows(column, database.sql) if isinstance(database.sql, Mysql) else Rows(column)
-
-
 def find_tables(database: Database, link: Sends, beside: Beside) -> None:
     """Find the tables, or make them."""
-    if database.sql is not POSTGRES:
+    if not database.sql.searches_schemas:
         # A read on the caller's connection would begin a snapshot.
         _on_another(database, beside, lambda other: run(ensure(database, other), other))
         return
     # They are in a schema, and which one is a matter of the session.
-    path = run(looking(database.sql), link)
+    path = run(database.sql.missing_in(), link)
     if path is not None:
-        _on_another(database, beside, lambda other: run(making(database, path, other), other))
+        _on_another(database, beside, lambda other: run(make_in(database, path, other), other))
 
 
 def _on_another(database: Database, beside: Beside, work: Callable[[Link], None]) -> None:
@@ -77,8 +63,8 @@ def send_finding(
             raise
         # Somebody has dropped them.
         found.discard(place)
-        if database.sql is POSTGRES:
-            # It has given the transaction up. The next delivery looks again.
+        if database.sql.searches_schemas:
+            # PostgreSQL has given the transaction up. The next delivery looks again.
             raise dropped(database) from error
     return _sent_there(ask, link, database, found, place, beside)
 
@@ -96,7 +82,7 @@ def _lacks_tables(error: Exception, database: Database, *, first: bool) -> bool:
     """Also raises what the library cannot know: that the transaction was given up before."""
     seen: BaseException | None = error
     while seen is not None:
-        if FAILED_TRANSACTION in (getattr(seen, "sqlstate", None), getattr(seen, "pgcode", None)):
+        if database.sql.was_given_up(seen):
             raise UsageError(FAILED_BEFORE if first else ABORTED) from error
         seen = seen.__cause__
     trouble = cause_of(error, database)
@@ -107,4 +93,11 @@ def dropped(database: Database) -> StoreUnavailable:
     return StoreUnavailable(
         f"{database.name}: the tables of Onefold were dropped, or this session does not see them. Nothing ran. Roll "
         "back, and deliver it again: then they are looked for, and made"
+    )
+
+
+def cannot_make(database: Database) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{database.name}: there are no tables of Onefold, and they cannot be made from here: that needs another "
+        "connection, which failed. Nothing ran. Make them with the command `onefold schema URL --apply`"
     )

@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import InProgress, UsageError
 from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
-from onefold.stores.sqlite.dialect import SQLITE as SQLITE_DIALECT
 from onefold.transactions import Column, not_unique
 
 
@@ -42,19 +41,6 @@ class Catalog(NamedTuple):
     folds_case: bool = True
 
 
-# The primary key besides, because INTEGER PRIMARY KEY has no index.
-SQLITE: Final = Catalog(
-    "SELECT '', one.name, part.name, '' FROM pragma_index_list(:table) AS one, pragma_index_info(one.name) AS part "
-    'WHERE one."unique" AND NOT one.partial '
-    "UNION ALL SELECT '', '', name, '' FROM pragma_table_info(:table) WHERE pk",
-    columns="SELECT name, type || COALESCE((SELECT ' COLLATE ' || part.coll FROM pragma_index_list(:table) AS one, "
-    "pragma_index_xinfo(one.name) AS part WHERE one.\"unique\" AND part.key AND part.name = field.name LIMIT 1), '') "
-    "FROM pragma_table_info(:table) AS field",
-    quote='"',
-    equal="{column} = :{name}",
-    exact="CAST({column} AS TEXT) COLLATE BINARY = :{name}",
-)
-
 # When to come again, if another delivery of the same key is in the way.
 RETRY_AFTER: Final = 1.0
 
@@ -71,9 +57,9 @@ class Found(NamedTuple):
 
 
 class Rows(Dialect):
-    """The operations of a store, on rows of the caller's. This is for SQLite, which has one writer at a time."""
+    """The operations of a store, on rows of the caller's. Each database adds its lock."""
 
-    catalog: Catalog = SQLITE
+    catalog: Catalog
     # Whether a record of ours is written, too.
     needs_tables: bool = False
     _found: Found
@@ -115,23 +101,9 @@ class Rows(Dialect):
         yield from ()
         return True
 
-    def lacks_savepoint(self, error: BaseException) -> bool:
-        return SQLITE_DIALECT.lacks_savepoint(error)
-
     def _was_written(self, entry: Entry) -> Talk[bool]:
         """Whether the row was there before. When this has ended, no other delivery of the key is let in."""
-        yield from self._become_writer()
-        yield from self._find()
-        return (yield from self._is_there(entry.address))
-
-    def _become_writer(self) -> Talk[None]:
-        """Write nothing, which waits for the other writer: a transaction may have begun without a word of writing."""
-        try:
-            yield Ask(f"DELETE FROM {self._quoted(self._column.table)} WHERE 0", {})
-        except Exception as error:
-            # A table that is not there, or is a view, gets its words soon.
-            if "locked" in str(error):
-                raise
+        raise NotImplementedError(f"{type(self).__name__} has to take a lock, and look")
 
     def _is_there(self, address: Address, after: str = "") -> Talk[bool]:
         """Whether there is a row with this very key."""

@@ -1,6 +1,6 @@
 """Records as SQL: the table, and the way from our words to parameters and from rows to records.
 
-Pure: no driver, no I/O, no clock. `_sql_dialect` makes statements and talks of it, and each driver sends them.
+Pure: no driver, no I/O, no clock. `statements` and `dialect` make statements and talks of it, and drivers send them.
 
 Parameters are named (`:token`). Durations go in and come out, and `:now` is the store's clock: a moment never crosses
 the seam. A duration without an end is NULL, and stays NULL whatever is added to it, so that NULL is forever.
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import asdict
 
 from onefold._model import Address, Claim, Ending, Entry, Memory, Record, State
 
@@ -26,35 +28,62 @@ Parameters = dict[str, Any]
 
 ADDRESS: Final = ("scope", "operation", "key")
 
-# What a claim writes besides the address: a whole record.
-WRITTEN: Final = {
-    "state": ":state",
-    "attempt": ":attempt",
-    "began": ":now - :age",
-    "changed": ":now",
-    "lease_until": ":now + :lease",
-    "expires": ":now + :stay",
-    "bypasses": ":bypasses",
-    "remark": ":remark",
-    "revision": ":revision",
-    "token": ":token",
-    "fingerprint": ":fingerprint",
-    "notes": ":notes",
-    "omitted": ":omitted",
-    "result": ":result",
-}
 
-REWRITTEN: Final = ", ".join(f"{column} = {value}" for column, value in WRITTEN.items())
+class Column(NamedTuple):
+    """A column of the table besides the address: of what kind, how a claim writes it, and how it is read."""
 
-# In the order in which `record` takes them.
-READ: Final = (
-    "token, revision, state, attempt, lease_until - :now, expires - :now, :now - began, "
-    "bypasses, fingerprint, notes, result, omitted, remark"
+    name: str
+    # "text", "integer", "seconds", "bytes" or "flag": each database has its own types for these.
+    kind: str
+    written: str
+    # The field of the record, and the expression that gives it. No field: nobody reads the column.
+    field: str = ""
+    read: str = ""
+
+    @classmethod
+    def plain(cls, name: str, kind: str) -> Column:
+        """Make a column that holds what the entry and the record have under its name."""
+        return cls(name, kind, f":{name}", name, name)
+
+
+# All that a record has. A new field is in `_model`, here, and in each database's schema.
+COLUMNS: Final = (
+    Column.plain("state", "text"),
+    Column.plain("attempt", "integer"),
+    Column("began", "seconds", ":now - :age", "age", ":now - began"),
+    Column("changed", "seconds", ":now"),
+    Column("lease_until", "seconds", ":now + :lease", "lease_left", "lease_until - :now"),
+    Column("expires", "seconds", ":now + :stay", "stay_left", "expires - :now"),
+    Column.plain("bypasses", "integer"),
+    Column.plain("remark", "text"),
+    Column.plain("revision", "integer"),
+    Column.plain("token", "bytes"),
+    Column.plain("fingerprint", "bytes"),
+    Column.plain("notes", "bytes"),
+    Column.plain("omitted", "flag"),
+    Column.plain("result", "bytes"),
 )
 
-AT: Final = "scope = :scope AND operation = :operation AND key = :key"
+# What a claim writes besides the address: a whole record.
+WRITTEN: Final = {column.name: column.written for column in COLUMNS}
+
+# What is read, by the record's fields, and of which kind it is.
+READ: Final = {column.field: column.read for column in COLUMNS if column.field}
+KINDS_READ: Final = tuple(column.kind for column in COLUMNS if column.field)
+
+_FIELDS: Final = tuple(READ)
+_STATES: Final = {state.value: state for state in State}
+
+
+def at(place: str = ":") -> str:
+    """Return the condition for one address, whose values stand at `:scope` or, with another prefix, in columns."""
+    return " AND ".join(f"{name} = {place}{name}" for name in ADDRESS)
+
+
+AT: Final = at()
 ALIVE: Final = "(expires IS NULL OR expires > :now)"
-OURS: Final = f"{AT} AND token = :token AND {ALIVE}"
+OF_TOKEN: Final = f"{AT} AND token = :token"
+OURS: Final = f"{OF_TOKEN} AND {ALIVE}"
 
 
 def of_address(address: Address) -> Parameters:
@@ -63,21 +92,12 @@ def of_address(address: Address) -> Parameters:
 
 def of_entry(entry: Entry, replacing: Record | None = None) -> Parameters:
     """What a claim writes. The revision goes on only where the token stays, as it does when a record is marked held."""
-    values = of_address(entry.address) | {
-        "state": entry.state.value,
-        "attempt": entry.attempt,
-        "age": entry.age,
-        "lease": entry.lease,
-        "stay": _or_null(entry.stay),
-        "bypasses": entry.bypasses,
-        "remark": entry.remark,
-        "revision": 1,
-        "token": entry.token,
-        "fingerprint": entry.fingerprint,
-        "notes": entry.notes,
-        "omitted": int(entry.omitted),
-        "result": entry.result,
-    }
+    values = asdict(entry)
+    values |= of_address(values.pop("address"))
+    values["state"] = entry.state.value
+    values["stay"] = _or_null(entry.stay)
+    values["omitted"] = int(entry.omitted)
+    values["revision"] = 1
     if replacing is not None:
         values |= {"seen_token": replacing.token, "seen_revision": replacing.revision}
         if replacing.token == entry.token:
@@ -95,45 +115,28 @@ def of_notes(notes: bytes | None) -> Parameters:
 
 
 def of_ending(ending: Ending) -> Parameters:
-    return {
-        "state": ending.state.value,
-        "stay": _or_null(ending.stay),
-        "notes": ending.notes,
-        "result": ending.result,
-        "omitted": int(ending.omitted),
-        "remark": ending.remark,
-    }
+    values = asdict(ending)
+    values["state"] = ending.state.value
+    values["stay"] = _or_null(ending.stay)
+    values["omitted"] = int(ending.omitted)
+    return values
 
 
 def of_memory(memory: Memory) -> Parameters:
-    return {
-        "stay": _or_null(memory.stay),
-        "attempt": memory.attempt,
-        "notes": memory.notes,
-        "remark": memory.remark,
-    }
+    values = asdict(memory)
+    values["stay"] = _or_null(memory.stay)
+    return values
 
 
 def record(address: Address, row: Sequence[Any]) -> Record:
     """The record of a row whose columns are those of `READ`."""
-    token, revision, state, attempt, lease_left, stay_left, age, bypasses, *contents = row
-    fingerprint, notes, result, omitted, remark = contents
-    return Record(
-        address=address,
-        token=token,
-        revision=revision,
-        state=State(state),
-        attempt=attempt,
-        lease_left=lease_left,
-        stay_left=math.inf if stay_left is None else stay_left,
-        age=age,
-        bypasses=bypasses,
-        fingerprint=fingerprint,
-        notes=notes,
-        result=result,
-        omitted=bool(omitted),
-        remark=remark,
-    )
+    fields = dict(zip(_FIELDS, row, strict=True))
+    fields["address"] = address
+    fields["state"] = _STATES[fields["state"]]
+    fields["omitted"] = bool(fields["omitted"])
+    if fields["stay_left"] is None:
+        fields["stay_left"] = math.inf
+    return Record(**fields)
 
 
 def records(rows: Iterable[Sequence[Any]]) -> list[Record]:
@@ -168,6 +171,14 @@ def located(statement: str, where: str) -> str:
 
 # Not a cast (`::text`), and no part of a word.
 PLACE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+
+
+def put(statement: str, form: Callable[[str], str]) -> str:
+    """Return the statement with `form(name)` at the place of each value. Raise where it has no such place."""
+    written, places = PLACE.subn(lambda place: form(place[1]), statement)
+    if not places:
+        raise ValueError(f"there is no place for a value in {statement!r}")
+    return written
 
 
 # Bounded, because savepoints have a name of their own each.

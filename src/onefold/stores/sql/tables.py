@@ -31,3 +31,11 @@ def make(database: Database) -> Work[None]:
     yield from database.sql.upgrade((yield from database.sql.form()))
     if database.unlock is not None:
         yield Ask(database.unlock, {}, rows=True)
+
+
+def make_in(database: Database, path: str, connection: Any) -> Work[None]:
+    """Make the tables in a transaction of their own, in the schema that a caller's session searches first."""
+    yield connection.begin
+    yield database.sql.searching(path)
+    yield from make(database)
+    yield connection.commit

@@ -27,11 +27,12 @@ except ImportError as missing:
 from onefold.stores.sql.pool import AsyncReserve, Reserve
 from onefold.stores.sql.store import AsyncSqlStore, SqlRules, SqlStore
 from onefold.stores.sqlalchemy.connection import AwaitedLink, HeldLink, RenewalLink, Source, StoresLink, database_of
-from onefold.stores.sqlalchemy.drivers import check_one_engine
+from onefold.stores.sqlalchemy.drivers import check_one_engine, driver_of
 
 if TYPE_CHECKING:
     import asyncio
 
+    from sqlalchemy.engine.interfaces import Dialect
     from sqlalchemy.pool import Pool
 
 
@@ -226,6 +227,11 @@ def _async_source(bind: AsyncEngine | async_sessionmaker[Any]) -> Source:
         return HeldLink(session.sync_session, session)
 
     return Source(_engine_of(bind().sync_session), opened_session)
+
+
+def schema_versions(dialect: Dialect) -> tuple[tuple[str, ...], ...]:
+    """Return the statements that make the tables in a database of this SQLAlchemy dialect, version by version."""
+    return driver_of(dialect).sql.versions
 
 
 def _engine_of(session: Session) -> Engine:

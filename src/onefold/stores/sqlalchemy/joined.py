@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session
 from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Ask, Reply
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
-from onefold.stores.sql.orm import rows_of, send_finding
+from onefold.stores.sql.orm import send_finding
 from onefold.stores.sqlalchemy.connection import AwaitedLink, Held, HeldLink, Source, StoresLink, database_of
 from onefold.stores.sqlalchemy.drivers import check_one_engine
 from onefold.stores.sqlite import orm as sqlite
@@ -31,7 +31,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedReco
     engine = _engine_of(held)
     database = database_of(engine)
     if record is not None:
-        rows = rows_of(record, database)
+        rows = database.sql.rows_of(record)
         link = RowAndRecordLink(held, tx) if rows.needs_tables else RowLink(held, tx)
         database = database._replace(sql=rows)
         return AsyncJoinedRecords(database, AwaitedLink(link)) if awaited else JoinedRecords(database, link)

@@ -26,6 +26,7 @@ from onefold.stores.opening import without_password
 from onefold.stores.sql.records import VERSION, is_own
 from onefold.stores.sqlite.connection import BUSY_PAUSE, Line
 from onefold.stores.sqlite.dialect import SQLITE
+from onefold.stores.sqlite.kind import KIND as KIND
 from onefold.stores.sqlite.opening import SYNCS, Sync, connect
 from onefold.stores.sqlite.records import Records
 from onefold.stores.sqlite.thread import OneThread

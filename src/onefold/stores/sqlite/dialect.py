@@ -1,14 +1,20 @@
 """SQLite's dialect: the tables of one file, and what it does in its own way."""
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import Claim
-from onefold.stores.sql.dialect import Dialect
-from onefold.stores.sql.records import ADDRESS, REWRITTEN, TABLE, WRITTEN
+from onefold.stores.sql.dialect import Dialect, Talk
+from onefold.stores.sql.records import ADDRESS, TABLE, WRITTEN
+from onefold.stores.sql.statements import assigned, columns, values
+
+if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.own_column import Rows
+    from onefold.transactions import Column
 
 # For people first: who and what on the left, bytes on the right. Times are seconds since 1970.
 # BINARY compares bytes: `Key`, `KEY` and `key ` are three keys. No type here has a converter in Python's sqlite3.
@@ -35,6 +41,9 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 )
 """
 
+# What is past its stay gives way.
+_AT_ADDRESS: Final = ", ".join(ADDRESS)
+UNLESS_ALIVE: Final = f"ON CONFLICT ({_AT_ADDRESS}) DO UPDATE SET {assigned(WRITTEN)} WHERE {TABLE}.expires <= :now"
 
 MARK: Final = "onefold_record"
 
@@ -51,24 +60,30 @@ class Sqlite(Dialect):
         ),
         # `onefold held` asks for a few records among millions.
         (
-            f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({', '.join(ADDRESS)}) WHERE state = 'held'",
+            f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({_AT_ADDRESS}) WHERE state = 'held'",
             "UPDATE onefold_schema SET version = 2 WHERE version < 2",
         ),
     )
 
     count_tables = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('{TABLE}', 'onefold_schema')"
 
-    insert = (
-        f"INSERT INTO {TABLE} ({', '.join((*ADDRESS, *WRITTEN))}) "
-        f"VALUES (:scope, :operation, :key, {', '.join(WRITTEN.values())}) "
-        f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
-    )
+    insert = f"INSERT INTO {TABLE} ({columns()}) VALUES ({values()}) {UNLESS_ALIVE}"
 
     # By the row's number, which is in every index.
     remove_expired = (
         f"DELETE FROM {TABLE} WHERE rowid IN "
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
     )
+
+    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+        from onefold.stores.sqlite.facts import facts
+
+        return facts(database)
+
+    def rows_of(self, column: Column) -> Rows:
+        from onefold.stores.sqlite.own_column import SqliteRows
+
+        return SqliteRows(column)
 
     def mark_of(self, claim: Claim) -> str:
         # Of several with one name it takes the last; and what is always the same need not be prepared each time.

@@ -27,15 +27,15 @@ from onefold.stores.sqlite.urls import is_read_only, may
 PURGE_INDEX: Final = f"{TABLE}_expires"
 INDEXES: Final = (PURGE_INDEX, f"{TABLE}_held")
 
-_EXPIRED: Final = f"{TABLE} WHERE expires <= :now ORDER BY expires LIMIT"
-
 # By SQLite's own clock, which is the machine's.
 _NOW: Final = "((julianday('now') - 2440587.5) * 86400.0)"
 
+_EXPIRED: Final = f"{TABLE} WHERE expires <= {_NOW} ORDER BY expires LIMIT"
+
 _OLDEST: Final = (
-    f"SELECT (SELECT :now - expires FROM {_EXPIRED} 1), "
+    f"SELECT (SELECT {_NOW} - expires FROM {_EXPIRED} 1), "
     f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} {ask.EXPIRED_COUNTED_MAX}))"
-).replace(":now", _NOW)
+)
 
 _INDEXES: Final = f"SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = '{TABLE}'"
 

@@ -4,7 +4,7 @@ Nothing here begins or ends a transaction of the caller's. A missing table is ma
 statement: SQLite rolls that back like everything else.
 """
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from onefold._interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.sql.joined_rules import INTERRUPTED, WHAT_STAYS
-from onefold.stores.sql.records import ADDRESS, REWRITTEN, TABLE, VERSION, WRITTEN, Parameters
+from onefold.stores.sql.records import TABLE, VERSION, Parameters
+from onefold.stores.sql.statements import columns, values
 from onefold.stores.sqlite.connection import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
-from onefold.stores.sqlite.dialect import SQLITE
+from onefold.stores.sqlite.dialect import SQLITE, UNLESS_ALIVE
 from onefold.stores.sqlite.records import Records
 
 T = TypeVar("T")
@@ -32,11 +33,7 @@ SAVEPOINT: Final = "onefold_handler"
 # delivery a statement: the write and the read look by themselves, and find nothing in tables of a newer version.
 USABLE: Final = f"(SELECT usable_from FROM onefold_schema) <= {VERSION}"
 LOOKING: Final = {
-    SQLITE.insert: (
-        f"INSERT INTO {TABLE} ({', '.join((*ADDRESS, *WRITTEN))}) "
-        f"SELECT :scope, :operation, :key, {', '.join(WRITTEN.values())} WHERE {USABLE} "
-        f"ON CONFLICT ({', '.join(ADDRESS)}) DO UPDATE SET {REWRITTEN} WHERE {TABLE}.expires <= :now"
-    ),
+    SQLITE.insert: f"INSERT INTO {TABLE} ({columns()}) SELECT {values()} WHERE {USABLE} {UNLESS_ALIVE}",
     SQLITE.look: f"{SQLITE.look} AND {USABLE}",
 }
 

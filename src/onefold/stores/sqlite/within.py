@@ -11,8 +11,8 @@ from onefold._generators import run
 from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores.sql.dialect import Ask, Reply
-from onefold.stores.sql.own_column import Rows
 from onefold.stores.sqlite.joined import ENDED, AsyncCallersRecords, CallersRecords, JoinedRecords, text_as_str
+from onefold.stores.sqlite.own_column import SqliteRows
 from onefold.transactions import Column
 
 
@@ -46,7 +46,7 @@ class ColumnRecords(JoinedRecords):
 
     def __init__(self, connection: sqlite3.Connection, column: Column) -> None:
         super().__init__(CallersRecords(connection))
-        self._rows = Rows(column)
+        self._rows = SqliteRows(column)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         found = run(self._rows.claim(entry, replacing), self)

@@ -148,7 +148,7 @@ class Case:
 
     def absent(self, address: Address) -> None:
         record = self.store.read(address)
-        assert record is None or record.stay_left <= 0, f"there should be no record: {record!r}"
+        assert record is None or record.is_expired, f"there should be no record: {record!r}"
 
     def free(self, address: Address) -> None:
         """Nobody has it: the next claim is written."""

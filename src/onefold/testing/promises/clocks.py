@@ -61,7 +61,7 @@ class Durations(Case):
 
         # It is for the caller to decide: the store neither frees the address, nor refuses the owner.
         shown = self.refused_by(self.store.claim(self.entry()), owner)
-        assert (shown.state, shown.lease_left <= 0) == (State.RUNNING, True)
+        assert shown.is_abandoned
         assert self.store.extend(claim_of(owner, lease=self.long)) is True
         assert self.about(self.found(owner).lease_left, self.long)
 
@@ -93,7 +93,7 @@ class Stays(Case):
 
             record = self.found(next_one)
             assert (record.token, record.revision, record.notes) == (next_one.token, 1, None)
-            assert record.stay_left > 0
+            assert not record.is_expired
 
     def test_the_stay_of_an_ending_and_of_a_memory_ends_too(self) -> None:
         finished, released = self.claimed("finished", stay=math.inf), self.claimed("released", stay=math.inf)

@@ -148,7 +148,7 @@ class Batches(Case):
         """An answer without what tells the two sets apart; an expired record may be shown or not."""
         if not isinstance(answer, Record):
             return answer
-        if answer.stay_left <= 0:
+        if answer.is_expired:
             return None
         return replace(at_rest(answer), address=self.address(), token=b"")
 

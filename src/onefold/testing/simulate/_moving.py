@@ -16,7 +16,7 @@ from onefold._delivery.drive import Ask, Claiming, Elsewhere, Finishing, LeaseLe
 from onefold._model import Claim, Ending, Entry, Memory, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
-from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, Scenario
+from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._stories import told
 from onefold.testing.simulate._worker import Choose, End, Fails, Moment, Node, Start, Watch
@@ -78,7 +78,7 @@ class Moving:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.careful = scenario.after_crash in ("hold", "probe")
-        self.store: MemoryStore = scenario.store(clock=lambda: 0.0)
+        self.store: MemoryStore = scenario.store(clock=lambda: NOW)
         self.plans = scenario.plans()
         self._first = tuple(Node(plan) for plan in self.plans)
         self._last = tuple(Node(scenario.plan(f"the last delivery to the {name} store")) for name in NAMES)
@@ -124,7 +124,7 @@ class Moving:
                 if isinstance(moment, Ask):
                     yield from (Action(who, way, fault=True) for way in ("no answer", "answer lost", "sent twice"))
         for place, row in enumerate(world.rows):
-            if row is not None and row.state is State.RUNNING and row.leased_until > 0:
+            if row is not None and row.is_live(NOW):
                 alive = any(not one.ended and one.token == row.token for one in world.movers)
                 if not alive or world.faults:
                     yield Action(NATURE, f"lease ends {place}", fault=alive)

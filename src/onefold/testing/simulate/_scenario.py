@@ -26,6 +26,7 @@ from onefold.testing.simulate._worker import Plan
 ADDRESS = address("charge", "pay_7f3a")
 
 # In units of the simulated clock. A lease is short beside a keep, as it is in life.
+NOW = 0.0
 LEASE = 10.0
 KEEP = 1000.0
 

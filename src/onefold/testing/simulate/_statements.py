@@ -13,7 +13,7 @@ from onefold._delivery.drive import Ask, Claiming, Closing, Extending, Finishing
 from onefold._model import Entry, Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
-from onefold.testing.simulate._scenario import Scenario
+from onefold.testing.simulate._scenario import NOW, Scenario
 from onefold.testing.simulate._worker import Effect, End, Moment, Returned
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Statements:
             # The owner of a claim counts the start of its handler in it.
             return past
         if before is not None and before.state is State.RUNNING:
-            if before.leased_until > 0:
+            if before.is_live(NOW):
                 self._broken(3, "a claim was taken over before its lease had ended")
             past = replace(past, take_overs=past.take_overs + 1)
         if entry.state is State.RUNNING:

@@ -7,6 +7,7 @@ from typing import Final
 from onefold._delivery.drive import Ask, Claiming
 from onefold._model import State
 from onefold.stores.memory import Row
+from onefold.testing.simulate._scenario import NOW
 from onefold.testing.simulate._worker import Choose, Effect, End, Moment
 
 FAULTS: Final = {
@@ -57,7 +58,7 @@ def _done_at(moment: Moment, way: str) -> str:
 def _seen(row: Row | None) -> str:
     if row is None:
         return "no record"
-    lease = "" if row.state is not State.RUNNING or row.leased_until > 0 else ", lease over"
+    lease = "" if row.state is not State.RUNNING or row.is_live(NOW) else ", lease over"
     # A record that was moved has a token that is made, and no text.
     token = row.token.decode() if row.token.isascii() else f"token {row.token.hex()[:6]}"
     return f"{row.state}, {token}, revision {row.revision}{lease}"

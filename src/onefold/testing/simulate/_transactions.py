@@ -16,7 +16,7 @@ from onefold import StoreUnavailable
 from onefold._delivery.drive import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
 from onefold._model import Commit
 from onefold.stores.memory import MemoryStore, Row
-from onefold.testing.simulate._scenario import ADDRESS, Scenario
+from onefold.testing.simulate._scenario import ADDRESS, NOW, Scenario
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._stories import told
 from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node
@@ -69,7 +69,7 @@ class Transactions:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.store: MemoryStore = scenario.store(clock=lambda: 0.0)
+        self.store: MemoryStore = scenario.store(clock=lambda: NOW)
         self.plans = scenario.plans()
         self._first = tuple(self.node_type(plan) for plan in self.plans)
         self._last = self.node_type(scenario.plan("the last delivery"))

@@ -18,7 +18,7 @@ from onefold._delivery.drive import Ask, Claiming, Extending, LeaseLeft
 from onefold._model import Claim, Entry, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
-from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, Scenario
+from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
 from onefold.testing.simulate._statements import Past, Statements
 from onefold.testing.simulate._stories import told
 from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Returned, Start, Watch
@@ -97,7 +97,7 @@ class Physics:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.statements = Statements(scenario)
-        self.store: MemoryStore = scenario.store(clock=lambda: 0.0)
+        self.store: MemoryStore = scenario.store(clock=lambda: NOW)
         self.plans = scenario.plans()
         self.names = [plan.name for plan in self.plans]
         self._first = tuple(Node(plan) for plan in self.plans)
@@ -156,7 +156,7 @@ class Physics:
         if row is None:
             return
         alive = any(not one.ended and one.claim is not None and one.claim.token == row.token for one in world.workers)
-        if row.state is State.RUNNING and row.leased_until > 0 and (not alive or world.faults):
+        if row.is_live(NOW) and (not alive or world.faults):
             yield Action(NATURE, "lease ends", fault=alive)
         if self.scenario.loses and world.faults:
             yield Action(NATURE, "loss", fault=True)
@@ -203,7 +203,7 @@ class Physics:
     def _beat(self, world: World, who: int, worker: Worker) -> World:
         assert worker.claim is not None
         world, ours = self._perform(world, Extending(worker.claim))
-        lapsed = worker.lapsed if not ours else world.row is None or world.row.leased_until <= 0
+        lapsed = worker.lapsed if not ours else world.row is None or world.row.leased_until <= NOW
         return _put(world, who, replace(worker, beats=worker.beats - 1, lost=not ours, lapsed=lapsed))
 
     def _ask(self, world: World, who: int, worker: Worker, step: Ask, way: str) -> World:

@@ -1,0 +1,65 @@
+"""Where a store has its records, whichever way its URL is written: two URLs of one place are one store.
+
+It opens nothing, and errs on the side of one store: two guards that write the same records are a lost message, and a
+finding too many is a line to read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, unquote
+
+# Where a server of this machine is reached without a network.
+SOCKETS: Final = re.compile(r"/(var/run|run|tmp)(/postgresql|/(mysqld/mysqld|mysql)\.sock)?")
+
+
+class Identity(NamedTuple):
+    """Where a store has its records."""
+
+    kind: str
+    # Any of them leads there.
+    servers: frozenset[str] = frozenset()
+    # The database, file or table.
+    name: str = ""
+    # What tells records apart in one database: a schema, or a prefix.
+    part: str = ""
+    # None: the one of the environment, which may be any.
+    region: str | None = None
+    # Whether it is in the memory of one connection, which no other could see.
+    volatile: bool = False
+
+    def may_be(self, other: Identity) -> bool:
+        """Return whether both are, or may be, one store."""
+        if (self.kind, self.name, self.part) != (other.kind, other.name, other.part):
+            return False
+        if not (self.servers & other.servers or self.servers == other.servers):
+            return False
+        return self.region == other.region or None in (self.region, other.region)
+
+
+def hosts_in(parts: SplitResult) -> str:
+    """Return hosts and ports without a login: whoever connects, the records are the same."""
+    return parts.netloc.rpartition("@")[2]
+
+
+def host_and_port(written: str) -> tuple[str, str]:
+    host, colon, port = written.rpartition(":")
+    return (host, port) if colon and not written.endswith("]") else (written, "")
+
+
+def server(written: str, port: str) -> str:
+    """Return one name for one server: this machine has several."""
+    import ipaddress
+
+    host = unquote(written)
+    if host.startswith("/"):
+        return f"localhost:{port}" if SOCKETS.fullmatch(host.rstrip("/")) else f"{os.path.normpath(host)}:{port}"
+    host = host.lower().strip("[]").rstrip(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"{host or 'localhost'}:{port.lstrip('0')}"
+    here = address.is_loopback or address.is_unspecified
+    return f"{'localhost' if here else address.compressed}:{port.lstrip('0')}"

@@ -1,0 +1,59 @@
+"""The statements of each database: composed of one list of columns, and complete."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from onefold._model import Entry, Record
+from onefold.stores.mysql.dialect import MARIADB, MYSQL
+from onefold.stores.postgres import batch
+from onefold.stores.postgres.dialect import POSTGRES
+from onefold.stores.sql.dialect import Dialect
+from onefold.stores.sql.records import ADDRESS, COLUMNS, PLACE, READ, WRITTEN, put
+from onefold.stores.sqlite.dialect import SQLITE
+
+DATABASES = [SQLITE, POSTGRES, MYSQL, MARIADB]
+
+# What PostgreSQL's indexes need besides.
+ADDED = {"PostgreSQL": {"due", "held"}}
+
+# Those of PostgreSQL that write what its indexes need, in whatever way.
+UPDATES = {
+    **{name: getattr(POSTGRES, name) for name in ("replace", "renew", "end", "end_joined", "leave_open")},
+    **{name: getattr(batch, name) for name in ("_EXTEND_ALL", "_EXTEND_WAITING", "_CLOSE_ALL")},
+}
+
+
+def test_every_field_of_a_record_has_its_column() -> None:
+    assert set(READ) == set(Record.__struct_fields__) - {"address"}
+
+
+def test_every_field_of_an_entry_is_written() -> None:
+    places = {place for value in WRITTEN.values() for place in PLACE.findall(value)}
+
+    assert places == set(Entry.__struct_fields__) - {"address"} | {"now", "revision"}
+
+
+@pytest.mark.parametrize("sql", DATABASES, ids=lambda sql: sql.name)
+def test_the_schema_has_the_columns_that_are_written(sql: Dialect) -> None:
+    table = sql.versions[0][0].partition("(\n")[2]
+    there = re.findall(r"^    `?([a-z_]+)`? [A-Za-z]", table, re.MULTILINE)
+
+    assert set(there) == {*ADDRESS, *(column.name for column in COLUMNS), *ADDED.get(sql.name, set())}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_what_postgres_looks_up_records_by_is_never_left_behind(name: str) -> None:
+    """A renewal that moved `expires` and not `due` would let a purge remove what is running."""
+    assigned = set(re.findall(r"\b([a-z_]+) = ", UPDATES[name].partition(" SET ")[2]))
+
+    assert "due" in assigned
+    assert ("held" in assigned) is ("state" in assigned)
+
+
+def test_a_statement_without_the_place_that_is_to_be_put_is_refused() -> None:
+    assert put("a = :key AND b = :now", lambda name: f"<{name}>") == "a = <key> AND b = <now>"
+    with pytest.raises(ValueError, match="no place"):
+        put("SELECT 1::text", str)
