@@ -21,7 +21,7 @@ from cancel_tools import DRIVERS as ASYNC_DRIVERS
 from cancel_tools import Driver, prepare
 from mysql_wallet import parameters
 from onefold import Guard
-from onefold._delivery import drive as _steps
+from onefold._delivery import steps as _steps
 from support import PATIENCE
 
 

@@ -8,12 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from onefold._delivery.batch import deliver_all
-from onefold._delivery.drive import Flow, drive_async
+from onefold._delivery.drive import drive_async
 from onefold._delivery.fresh import sort_out
 from onefold._delivery.joined import join
 from onefold._delivery.records import forget, read, resolve
+from onefold._delivery.steps import Flow
 from onefold._delivery.work import Work
-from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._guard.base import BATCH_MAX, Front, moment, sorted_by, unwrap
 from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.beats import AsyncHeartbeat

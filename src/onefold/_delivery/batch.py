@@ -15,7 +15,8 @@ import msgspec
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import RETRY_AFTER, claim_of, close, deliver, win, without_store
 from onefold._delivery.decide import Then
-from onefold._delivery.drive import (
+from onefold._delivery.seen import look
+from onefold._delivery.steps import (
     Ask,
     Claiming,
     ClaimingAll,
@@ -28,7 +29,6 @@ from onefold._delivery.drive import (
     Step,
     Watching,
 )
-from onefold._delivery.seen import look
 from onefold._delivery.work import Work, refused
 from onefold._model import Address, Entry, Outcome
 from onefold.errors import InProgress, KeyReused, StoreUnavailable

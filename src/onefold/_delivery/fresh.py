@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from onefold._delivery import decide as _decide
-from onefold._delivery.drive import Claiming, ClaimingAll, Flow
 from onefold._delivery.joined import insert
+from onefold._delivery.steps import Claiming, ClaimingAll, Flow
 from onefold._delivery.work import Work, refused
 from onefold._model import Address, Entry
 from onefold.errors import KeyReused, OnefoldError, ResultUnreadable

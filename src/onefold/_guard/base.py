@@ -10,15 +10,15 @@ from typing import Any, Final, TypeVar
 
 from onefold import keys
 from onefold._delivery.claim import deliver
-from onefold._delivery.context import Opened, Place, Toolbox
-from onefold._delivery.drive import Flow
 from onefold._delivery.joined import join, transact
 from onefold._delivery.migration import looking_back, looking_back_first, looking_back_joined
 from onefold._delivery.seen import look
+from onefold._delivery.steps import Flow
 from onefold._delivery.work import Work
 from onefold._fingerprint import of_whole, recipe_of_whole
 from onefold._fingerprint.canonical import has_no_form
 from onefold._forks import set_lock
+from onefold._guard.context import Opened, Place, Toolbox
 from onefold._handlers.arguments import (
     Call,
     FingerprintOf,

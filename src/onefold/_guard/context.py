@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from onefold._delivery.drive import Flow, Running
+from onefold._delivery.steps import Flow, Running
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
 from onefold.codecs import Codec
