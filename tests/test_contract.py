@@ -13,7 +13,7 @@ import pytest
 
 from broken_stores import BROKEN
 from file_store import AsyncFileStore, FileStore, open_in_a_file_of_its_own
-from onefold._guard.base import BATCH_MAX
+from onefold._delivery.batch import BATCH_MAX
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
 from onefold.testing.promises import powers

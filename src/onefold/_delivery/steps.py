@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
+from onefold._interrupts import When
 from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
 
 T = TypeVar("T")
@@ -171,6 +172,15 @@ class Judging(Once, frozen=True):
 
     def send(self, store: Any) -> Any:
         return store.judge(self.claim, self.error)
+
+
+class Spoiling(Once, frozen=True):
+    """Make sure that nothing of the transaction can be committed."""
+
+    cleans_up = True
+
+    def send(self, store: Any) -> Any:
+        return store.spoil(When.AFTER)
 
 
 class Watching(Step, frozen=True):

@@ -1,65 +1,41 @@
-"""What the two front doors have in common: everything but the colour."""
+"""What `Guard` and `AsyncGuard` share: everything but the driver, the heartbeat and the words `async` and `await`."""
 
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from onefold import keys
+from onefold._delivery.batch import BATCH_MAX, deliver_all
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import join, transact
 from onefold._delivery.migration import looking_back, looking_back_first, looking_back_joined
 from onefold._delivery.seen import look
 from onefold._delivery.steps import Flow
 from onefold._delivery.work import Work
-from onefold._fingerprint import of_whole, recipe_of_whole
-from onefold._fingerprint.canonical import has_no_form
 from onefold._forks import set_lock
 from onefold._guard.context import Opened, Place, Toolbox
-from onefold._handlers.arguments import (
-    Call,
-    FingerprintOf,
-    KeyOf,
-    ScopeOf,
-    check_function,
-    check_probe,
-    check_scope_is_no_argument,
-    full_name,
-    name_of,
-    named_scope,
-    returns_of,
-)
+from onefold._guard.options import Options
+from onefold._handlers.arguments import named_scope
+from onefold._handlers.nested import Nest
 from onefold._heartbeat.beats import AsyncHeartbeat, Heartbeat
-from onefold._model import Address, Asked, Fresh, Outcome, Policy
-from onefold.codecs import Codec, MsgspecCodec
-from onefold.current import is_inside
-from onefold.errors import InsideItself, ResultNotKept, UsageError
-from onefold.events import Listener, Teller
-from onefold.keys import Key
-from onefold.stores.base import Joinable
+from onefold._model import Asked, Outcome, Policy
+from onefold.codecs import Codec
+from onefold.current import is_inside, transaction_around
+from onefold.errors import InsideItself, UsageError
+from onefold.events import Listener
+from onefold.stores.base import Batching, Joinable
 from onefold.stores.opening import check_source, open_store, without_password
 
 T = TypeVar("T")
 M = TypeVar("M")
 
-TOKEN_BYTES: Final = 16
 
-# Bounds one round trip: larger batches are taken in parts of this size.
-BATCH_MAX: Final = 1_000
+class GuardBase(Options):
+    """Options, checks and the making of deliveries: each as a flow, and the context in which a driver performs it."""
 
-_PAYLOAD: Final = recipe_of_whole("payload")
-
-mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
-
-
-class Front:
-    """Options, checks and the making of a delivery. `Guard` and `AsyncGuard` add their colour."""
-
-    _awaited = False
-    # Of its colour: the driver of flows, and the heartbeat.
+    # Sync or async: the driver of flows, and the heartbeat.
     _conduct: Callable[..., Any]
     _heartbeat: type[Heartbeat | AsyncHeartbeat]
     _opening: threading.Lock
@@ -79,24 +55,12 @@ class Front:
             check_source(also_read, awaited=self._awaited)
             if also_read is store or also_read == store:
                 raise UsageError("also_read= names the store itself: name the one in which the records were before")
-        self.policy = Policy() if policy is None else self._checked(policy)
-        self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
-        self._codec: Codec = MsgspecCodec() if codec is None else codec
-        self._tell = Teller(on_event)
-        self._policies: dict[str, Policy] = {}
-        # By operation, the first function that was decorated for it.
-        self._functions: dict[str, str] = {}
-        # The type that the codec has accepted last: mostly it is the next one too.
-        self._storable: Any = object()
+        super().__init__(policy, scope, on_event, codec)
         self._source = store
         self._also_read = also_read
         self._opened: Opened | None = None
         set_lock(self, "_opening")
         self._closed = False
-
-    def address(self, operation: str, key: Key, *, scope: str | None = None) -> Address:
-        """Where the record of this key is. Its `digest` belongs into logs, where the key does not."""
-        return keys.address(operation, key, self._scoped(scope))
 
     @property
     def store(self) -> Any:
@@ -118,6 +82,15 @@ class Front:
                     old, old_is_ours = open_store(self._also_read, awaited=self._awaited)
                 self._opened = Opened(self._toolbox(store), ours, old, old_is_ours)
             return self._opened
+
+    def _close(self) -> list[Any]:
+        """Stop the heartbeat, refuse further deliveries, and return the stores that are ours to close."""
+        with self._opening:
+            opened, self._opened, self._closed = self._opened, None, True
+        if opened is None:
+            return []
+        opened.tools.close()
+        return opened.to_close()
 
     def _looking(self, flow: Flow[T]) -> Flow[T]:
         """The flow, with what the store knows that is read as well."""
@@ -181,92 +154,59 @@ class Front:
             self._source, self._also_read, self._opened, self._closed = place
         return before
 
-    def _work(
-        self,
-        asked: Asked,
-        call: Callable[[], Any],
-        returns: Any,
-        policy: Policy | None,
-    ) -> Work:
-        return Work(asked, self._chosen(policy), call, returns, self._codec, self._tell, mint)
-
-    def _chosen(self, policy: Policy | None) -> Policy:
-        """The policy that is passed replaces the guard's."""
-        return self.policy if policy is None else self._checked(policy)
-
-    def _checked(self, policy: object) -> Policy:
-        if not isinstance(policy, Policy):
-            raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
-        check_probe(policy.after_crash, awaited=self._awaited)
-        return policy
-
     def _check_outside(self, asked: Asked, home: object = None) -> None:
         if is_inside(asked.address, self._tools().home if home is None else home):
             raise InsideItself.about(asked.address)
 
-    def _joined_policy(self, policy: Policy | None) -> Policy:
-        """The policy inside a transaction of the caller's, whose rollback would take a remembered failure back."""
-        found = self._chosen(policy)
-        if found.remember:
-            raise UsageError(
-                "within() cannot remember a failure: the rollback takes it back. Use transactional(), or pass "
-                "policy=guard.policy.but(remember=())"
-            )
-        return found
+    def _deliver(
+        self, asked: Asked, call: Callable[[], Any], returns: Any, policy: Policy | None
+    ) -> tuple[Flow[Outcome[Any]], Toolbox]:
+        """Return the flow of one delivery, and what its driver works with."""
+        tools = self._tools()
+        work = self._work(asked, call, returns, self._chosen(policy))
+        if is_inside(asked.address, tools.home):
+            raise InsideItself.about(asked.address)
+        flow = look(work) if work.policy.mode == "seen" else deliver(work)
+        return flow if self._also_read is None else self._looking(flow), tools
 
-    def _fresh_works(
+    def _deliver_all(
         self,
-        messages: Sequence[M],
         operation: str,
+        messages: Sequence[M],
         key: Callable[[M], object],
+        handler: Callable[[M], Any],
+        returns: Any,
         scope: str | Callable[[M], str] | None,
         fingerprint: Callable[[M], object] | None,
         policy: Policy | None,
-        joined: tuple[Any, object],
-    ) -> list[Work | Exception]:
-        """The works of a batch in a transaction of the caller's, which nobody calls: the caller does the work."""
-        connection, record = joined
-        if record is not None:
-            raise UsageError("fresh() writes records of its own, and cannot with record=. Use run() for each message")
-        policy = self._joined_policy(policy)
-        return [
-            self._batch_work(message, operation, key, _nothing, Any, scope, fingerprint, policy, connection)
+    ) -> tuple[list[Flow[list[Outcome[Any] | Exception]]], Toolbox]:
+        """Return the flows of a batch, each of at most BATCH_MAX messages, and what their driver works with."""
+        tools, returns = self._tools(), self._returns_now(handler, returns, policy)
+        policy = self._chosen(policy)
+        works = [
+            self._batch_work(
+                message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
+            )
             for message in messages
         ]
+        # Where another store is read as well, it is read for each message.
+        batching = isinstance(tools.store, Batching) and self._also_read is None
+        flows = [
+            self._looking(deliver_all(works[start : start + BATCH_MAX], batching=batching))
+            for start in range(0, len(works), BATCH_MAX)
+        ]
+        return flows, tools
 
-    def _deliver(self, work: Work, tools: Toolbox) -> Flow[Outcome[Any]]:
-        if is_inside(work.asked.address, tools.home):
-            raise InsideItself.about(work.asked.address)
-        flow = look(work) if work.policy.mode == "seen" else deliver(work)
-        return flow if self._also_read is None else self._looking(flow)
+    def _transaction(self) -> tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]:
+        """Return a context manager around a transaction, and the flow for it: our own, or the one open around us."""
+        around, nest = transaction_around(self._tools().home)
+        if nest is None:
+            return self._joinable().transaction(), self._transact
+        return self._nested(around, nest), self._join
 
-    def _asked(
-        self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool = False
-    ) -> Asked:
-        address = keys.address(operation, key, self._scoped(scope))
-        try:
-            fingerprint = None if payload is None else of_whole(_PAYLOAD, address.parts, payload)
-        except Exception as error:
-            if not has_no_form(payload):
-                raise
-            raise UsageError(
-                f"{operation}: fingerprint={type(payload).__name__}: the payload cannot be fingerprinted: {error}. "
-                "Nothing ran"
-            ) from error
-        return Asked(address, fingerprint, bypass)
-
-    def _asked_by(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False) -> Asked:
-        scope, key, fingerprint = call.read(args, kwargs)
-        return Asked(Address(scope, call.operation, key), fingerprint, bypass)
-
-    def _scoped(self, scope: str | None) -> str | None:
-        if scope is not None or not callable(self._scope):
-            return self._scope if scope is None else scope  # type: ignore[return-value]
-        return named_scope(self._scope(), "the guard's scope=")
-
-    def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Work:
-        """What the record tools need: an address, and nothing to run."""
-        return self._work(self._asked(operation, key, scope), _nothing, returns, self._policies.get(operation))
+    def _nested(self, around: Any, nest: Nest) -> Any:
+        """Return a context manager that gives the transaction around us, once it is our turn in it."""
+        raise NotImplementedError
 
     def _batch_work(
         self,
@@ -277,7 +217,7 @@ class Front:
         returns: Any,
         scope: str | Callable[[M], str] | None,
         fingerprint: Callable[[M], object] | None,
-        policy: Policy | None,
+        policy: Policy,
         home: object = None,
     ) -> Work | Exception:
         """The work for one message; where its key is unusable, the error that takes its place."""
@@ -290,118 +230,7 @@ class Front:
         except Exception as error:  # noqa: BLE001 - one poison message never fails its neighbours
             return error
 
-    def _prepared(
-        self,
-        function: Callable[..., Any],
-        operation: str,
-        key: KeyOf,
-        scope: ScopeOf,
-        fingerprint: FingerprintOf,
-        policy: Policy | None,
-        returns: Any,
-        *,
-        injects_tx: bool = False,
-    ) -> tuple[Call, Callable[[], Any]]:
-        """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
-        check_function(function, awaited=self._awaited, guard=type(self).__name__)
-        if policy is not None:
-            # Whoever resolves a record by hand names its operation, and means that operation's own policy.
-            self._policies[operation] = self._checked(policy)
-        if isinstance(scope, str):
-            check_scope_is_no_argument(function, scope)
-        if scope is None:
-            scope = self._scope if not callable(self._scope) else lambda *_args, **_kwargs: self._scoped(None)
-        call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
-        self._tell_if_shared(operation, full_name(function))
-
-        @functools.cache
-        def result_type() -> Any:
-            return self._returns(function, returns, policy)
-
-        try:
-            result_type()
-        except NameError:
-            # The annotation names something that is defined further down; the first call looks again.
-            return call, functools.partial(_named, function, result_type)
-        return call, result_type
-
-    def _tell_if_shared(self, operation: str, name: str) -> None:
-        """Two functions under one operation share their records, which is hardly ever meant."""
-        first = self._functions.setdefault(operation, name)
-        if first != name:
-            self._tell.warn(
-                operation,
-                f"{first}() and {name}() are both this operation, and so share its records: a key that one has "
-                "finished is replayed by the other, and only arguments of the same name are compared. Give each "
-                "an operation of its own, unless both do the same thing",
-                about=name,
-            )
-
-    def _returns(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
-        """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""
-        if returns is Any:
-            returns = returns_of(function)
-        if returns is not self._storable and self._chosen(policy).keep_result:
-            self._check_returns(function, returns)
-        return returns
-
-    def _returns_now(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
-        try:
-            return self._returns(function, returns, policy)
-        except NameError as error:
-            raise _unreadable(function, error) from error
-
-    def _check_returns(self, function: Callable[..., Any], returns: Any) -> None:
-        try:
-            self._codec.check(returns)
-        except UsageError as error:
-            raise UsageError(f"what {name_of(function)}() returns cannot be remembered: {error}") from error
-        self._storable = returns
-
     def __repr__(self) -> str:
         source = self._source
         shown = repr(without_password(source)) if isinstance(source, str) else type(source).__name__
         return f"{type(self).__name__}({shown})"
-
-
-def unwrap(outcome: Outcome[T], asked: Asked, returns: Any) -> T:
-    """The value, as a decorated function hands it out."""
-    if outcome.replayed and outcome.omitted and returns is not type(None):
-        raise ResultNotKept.about(asked.address, remark=outcome.remark)
-    return outcome.value
-
-
-def _nothing() -> None:
-    """For work that runs no handler."""
-
-
-def _named(function: Callable[..., Any], result_type: Callable[[], Any]) -> Any:
-    try:
-        return result_type()
-    except NameError as error:
-        raise _unreadable(function, error) from error
-
-
-def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
-    return UsageError(
-        f"the return annotation of {name_of(function)}() cannot be read: {error}. Nothing ran. "
-        "Pass the type as returns="
-    )
-
-
-def moment() -> str:
-    """Return the time in words for people: when somebody resolved a record. Nothing is decided by it."""
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def sorted_by(messages: Sequence[M], verdicts: Sequence[bool | Exception]) -> Fresh[M]:
-    """A batch as its caller sees it."""
-    pairs = list(zip(messages, verdicts, strict=True))
-    return Fresh(
-        new=[message for message, verdict in pairs if verdict is True],
-        seen=[message for message, verdict in pairs if verdict is False],
-        unsettled=[message for message, verdict in pairs if isinstance(verdict, Exception)],
-        problems=[verdict for verdict in verdicts if isinstance(verdict, Exception)],
-    )
