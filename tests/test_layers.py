@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_generators", "_interrupts", "_model"}
 RULES = BOTTOM | {"_fingerprint", "codecs", "events", "keys"}
 CORE = RULES | {"_handlers", "_heartbeat", "_delivery", "current", "stores.base"}
 # What everybody may use: what a user imports, too.
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_checks": {"errors", "durations"},
     "_driver_connections": set(),
     "_forks": set(),
+    "_generators": set(),
     "_interrupts": {"errors"},
     "_model": {"_checks", "durations", "errors"},
     "_fingerprint": set(),
@@ -71,12 +72,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http._asgi": PUBLIC | {"http._answers", "http._exchange", "http._requests", "http._shared"},
     "http._django": PUBLIC | {"http._asgi", "http._exchange"},
     "http.client": PUBLIC | {"http._shared"},
-    "queues": PUBLIC | {"queues._kafka", "queues._rabbitmq", "queues._shared", "stores"},
+    "queues": PUBLIC | {"_generators", "queues._kafka", "queues._rabbitmq", "queues._shared", "stores"},
     "queues.keys": PUBLIC,
-    "queues.kafka_offsets": PUBLIC | {"queues.keys", "queues._kafka"},
-    "queues._shared": PUBLIC | {"queues.keys", "stores", "transactions"},
-    "queues._kafka": PUBLIC | {"queues._shared", "queues.keys", "queues.kafka_offsets"},
-    "queues._rabbitmq": PUBLIC | {"queues._shared", "queues.keys", "stores"},
+    "queues.kafka_offsets": PUBLIC | {"_generators", "queues.keys", "queues._kafka"},
+    "queues._shared": PUBLIC | {"_generators", "queues.keys", "stores", "transactions"},
+    "queues._kafka": PUBLIC | {"_generators", "queues._shared", "queues.keys", "queues.kafka_offsets"},
+    "queues._rabbitmq": PUBLIC | {"_generators", "queues._shared", "queues.keys", "stores"},
     "queues.celery": PUBLIC | {"queues", "queues._rabbitmq", "queues._shared", "queues.keys", "stores"},
     "config": PUBLIC | {"queues.keys"},
     "lint": PUBLIC | {"config", "stores"},
