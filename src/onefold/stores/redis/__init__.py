@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from onefold._checks import at_least, finite, positive
+from onefold._generators import run, run_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration, in_words
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
@@ -103,7 +104,7 @@ class RedisStore:
         """Renew the leases, on the connections that are reserved for it."""
         try:
             line = self._renewing().line
-            return line.fly(self._operations.extend_all(line, claims))
+            return run(self._operations.extend_all(line, claims), line)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
@@ -154,14 +155,14 @@ class RedisStore:
     def _call(self, call: Call, wait: Wait | None = None) -> Any:
         try:
             line = self._line or self._open()
-            return line.call(call) if wait is None else line.fly(fly(line, [call], wait))[0]
+            return line.call(call) if wait is None else run(fly(line, [call], wait), line)[0]
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
     def _fly(self, operation: Callable[Concatenate[Map, P], Flight[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             line = self._line or self._open()
-            return line.fly(operation(line, *args, **kwargs))
+            return run(operation(line, *args, **kwargs), line)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
@@ -228,7 +229,7 @@ class AsyncRedisStore:
         """Renew the leases, on the connections that are reserved for it."""
         try:
             line = await self._loops.renewals()
-            return await line.fly(self._operations.extend_all(line, claims))
+            return await run_async(self._operations.extend_all(line, claims), line)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
@@ -261,7 +262,7 @@ class AsyncRedisStore:
     async def _fly(self, operation: Callable[Concatenate[Map, P], Flight[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             line = await self._loops.line()
-            return await line.fly(operation(line, *args, **kwargs))
+            return await run_async(operation(line, *args, **kwargs), line)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 

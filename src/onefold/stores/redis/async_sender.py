@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from onefold.stores.redis.records import packed
-from onefold.stores.redis.routing import Exchange, Flight, Leg, Pause, Step
+from onefold.stores.redis.routing import Exchange, Leg, Pause, Step
 from onefold.stores.redis.sender import named
 from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
 from onefold.stores.reserved import connecting
-
-T = TypeVar("T")
 
 # A thousand tasks may ask at the same moment. So many connections serve them, and the others wait for their turn.
 CONNECTIONS_MAX: Final = 50
@@ -32,16 +30,8 @@ class AsyncLine(Alone):
     async def begin(self) -> None:
         """Before a flight: what a client has to know."""
 
-    async def fly(self, flight: Flight[T]) -> T:
-        reply: Any = None
-        while True:
-            try:
-                step = flight.send(reply)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            reply = await self._perform(step)
-
-    async def _perform(self, step: Step) -> Any:
+    async def send(self, step: Step) -> Any:
+        """Perform one step of a flight."""
         if isinstance(step, Exchange):
             if len(step.legs) == 1:
                 return [await self._leg(step.legs[0])]

@@ -1,6 +1,6 @@
 """How calls reach the servers: which are sent where, what is sent again, and what is not.
 
-Written once, as generators of steps; `_redis_lines` performs the steps, blocking or awaited. No I/O, no clock.
+Written once, as generators of steps; `sender` and `async_sender` perform them. No I/O, no clock.
 
 Every call may be sent twice, because every operation is idempotent by its token. So a call whose connection was lost
 is sent again, at once and then after a pause. One that timed out is not: it has had all the time that it may take.

@@ -10,14 +10,13 @@ import inspect
 import os
 import time
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
+from onefold._generators import run
 from onefold.stores.redis.records import Call, packed
-from onefold.stores.redis.routing import Exchange, Flight, Leg, Pause, Step, fly
+from onefold.stores.redis.routing import Exchange, Leg, Pause, Step, fly
 from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
 from onefold.stores.reserved import connecting
-
-T = TypeVar("T")
 
 
 class Lender:
@@ -111,18 +110,10 @@ class Line(Alone):
             self.lender.give_back(pool, connection)
             return reply
         except (self.errors.ConnectionError, self.errors.ResponseError, self.errors.SlotNotCoveredError):
-            return self.fly(fly(self, [call]))[0]
+            return run(fly(self, [call]), self)[0]
 
-    def fly(self, flight: Flight[T]) -> T:
-        reply: Any = None
-        while True:
-            try:
-                step = flight.send(reply)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            reply = self._perform(step)
-
-    def _perform(self, step: Step) -> Any:
+    def send(self, step: Step) -> Any:
+        """Perform one step of a flight."""
         if isinstance(step, Exchange):
             return self._exchange(step.legs)
         if isinstance(step, Pause):
