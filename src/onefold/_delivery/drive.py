@@ -1,4 +1,4 @@
-"""The two drivers that perform the steps of a flow.
+"""Perform the steps of a flow: one driver blocks, the other awaits.
 
 A flow is a generator: it yields a step and is sent the reply. `drive` performs steps blocking, `drive_async` awaiting;
 nothing else in the rules tells them apart. What a store raises is thrown into the flow; what a handler raises is

@@ -1,4 +1,4 @@
-"""What a flow asks its driver to do: one class for each kind of step, and `Ended`, the reply of a handler.
+"""Name what a flow asks its driver to do: one class for each kind of step, and `Ended`, the reply of a handler.
 
 A step that the store performs is an `Ask`: it knows which operation to call, and what an interrupt means for it.
 """

@@ -1,4 +1,4 @@
-"""What `Guard` and `AsyncGuard` share: everything but the driver, the heartbeat and the words `async` and `await`."""
+"""Make deliveries for `Guard` and `AsyncGuard`, which add the driver, the heartbeat, and `async` and `await`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deliveries work with, once a guard has opened its store. Of either colour."""
+"""Hold what deliveries work with, once a guard has opened its store."""
 
 from __future__ import annotations
 

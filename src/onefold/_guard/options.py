@@ -1,4 +1,4 @@
-"""What a guard was told: its policy, scope, codec and listeners, and how a call is checked and read by them."""
+"""Check what a guard was told (policy, scope, codec, listeners), and read calls by it."""
 
 from __future__ import annotations
 

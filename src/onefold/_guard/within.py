@@ -1,4 +1,4 @@
-"""What `Within` and `AsyncWithin` share: deliveries inside a transaction that the caller owns."""
+"""Make deliveries inside a transaction that the caller owns, for `Within` and `AsyncWithin`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guarded consumers of both Kafka clients share: what they were given, and which messages are handled now."""
+"""Share between both Kafka clients what a guarded consumer was given, and which messages are handled now."""
 
 from __future__ import annotations
 

@@ -51,7 +51,20 @@ TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 TIMEOUT: Final = 2.0
 
 
-class DynamoDBStore:
+class _Table:
+    """The records of both stores, in one table."""
+
+    _records: Records
+
+    @property
+    def table(self) -> str:
+        return self._records.table
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.table!r})"
+
+
+class DynamoDBStore(_Table):
     """A `Store` and `Browsable` in one table; safe to share between threads, and over a fork.
 
     `client` is a boto3 client, a `Table` or a session of your own; without one the store makes a client on first use,
@@ -73,13 +86,6 @@ class DynamoDBStore:
         settings = _settings(region, endpoint_url, profile, timeout)
         self._clients, named = (clients.own(settings), None) if client is None else clients.brought(client, settings)
         self._records = _records(table or named, clock, auto_schema=auto_schema)
-
-    @property
-    def table(self) -> str:
-        return self._records.table
-
-    def __repr__(self) -> str:
-        return f"DynamoDBStore({self.table!r})"
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         return self._take(self._records.claim(entry, replacing))
@@ -142,7 +148,7 @@ class DynamoDBStore:
         return run(steps, Sender(self._records, client))
 
 
-class AsyncDynamoDBStore:
+class AsyncDynamoDBStore(_Table):
     """The same store, awaited, by aiobotocore. It has a client for each event loop, and closes it with the loop."""
 
     def __init__(
@@ -163,13 +169,6 @@ class AsyncDynamoDBStore:
         )
         self._renewing = clients.for_renewals(client, settings)
         self._records = _records(table or named, clock, auto_schema=auto_schema)
-
-    @property
-    def table(self) -> str:
-        return self._records.table
-
-    def __repr__(self) -> str:
-        return f"AsyncDynamoDBStore({self.table!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is State.RUNNING:
