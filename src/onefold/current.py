@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from onefold._delivery.drive import Flow, Left
 from onefold._delivery.handler_steps.flow import StepLog, handler_ended, take_step
 from onefold._delivery.handler_steps.left import NONE_LEFT
+from onefold._delivery.steps import Flow, Left
 from onefold._driver_connections import driver_connection
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.beats import Beat

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._delivery.batch import deliver_all
-from onefold._delivery.drive import Flow, drive
-from onefold._delivery.fresh import sort_out
-from onefold._delivery.joined import join
+from onefold._delivery.drive import drive
 from onefold._delivery.records import forget, read, resolve
-from onefold._delivery.work import Work
-from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._guard.base import GuardBase
+from onefold._guard.options import moment, unwrap
+from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._handlers.nested import Nest
 from onefold._heartbeat.threaded import Heartbeat
-from onefold._interrupts import When
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold.codecs import Codec
-from onefold.current import transaction_around
 from onefold.events import Listener
 from onefold.keys import Key
-from onefold.stores.base import Batching
 from onefold.stores.opening import StoreSource
-from onefold.transactions import Column, check_compared
-from onefold.transactions import join as join_connection
+from onefold.transactions import Column
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -55,7 +50,7 @@ class Guarded(Protocol[P, R]):
     def __get__(self: Guarded[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Guarded[Q, R]: ...
 
 
-class Guard(Front):
+class Guard(GuardBase):
     """Makes at-least-once deliveries safe: whatever is delivered twice happens once.
 
     `store` is a URL (`memory:`), a `Store`, or a function that returns one, asked on first use. Thread-safe, nestable,
@@ -102,9 +97,9 @@ class Guard(Front):
 
             def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
-                tools, wanted = self._tools(), result_type()
-                work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
-                outcome = drive(self._deliver(work, tools), tools)
+                wanted = result_type()
+                handler = functools.partial(function, *args, **kwargs)
+                outcome = drive(*self._deliver(asked, handler, wanted, policy))
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
@@ -152,8 +147,9 @@ class Guard(Front):
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
                 self._check_outside(asked)
                 wanted = result_type()
-                with self._transaction() as (transaction, flow):
-                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, policy)
+                around, flow = self._transaction()
+                with around as transaction:
+                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy))
                     outcome = drive(flow(work), self._inside(transaction))
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
@@ -161,18 +157,9 @@ class Guard(Front):
 
         return decorate
 
-    def _transaction(self) -> AbstractContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
-        """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
-        around, nest = transaction_around(self._tools().home)
-        if nest is None:
-            return self._own_transaction()
+    def _nested(self, around: Any, nest: Nest) -> AbstractContextManager[Any]:
         nest.check_thread()
-        return nullcontext((around, self._join))
-
-    @contextmanager
-    def _own_transaction(self) -> Iterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
-        with self._joinable().transaction() as transaction:
-            yield transaction, self._transact
+        return nullcontext(around)
 
     def within(self, connection: Any, *, record: Column | None = None) -> Within:
         """Deliver inside a transaction that you own: the record is written on your connection, and commits with it.
@@ -200,9 +187,7 @@ class Guard(Front):
         `bypass=True` runs it although it is finished; if that fails, the earlier ending stands.
         """
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
-        tools = self._tools()
-        work = self._work(asked, call, self._returns_now(call, returns, policy), policy)
-        return drive(self._deliver(work, tools), tools)
+        return drive(*self._deliver(asked, call, self._returns_now(call, returns, policy), policy))
 
     def run_batch(
         self,
@@ -221,20 +206,8 @@ class Guard(Front):
         One round trip claims all, one ends all. One poison message never fails its neighbours; of equal keys one runs,
         and the others share its outcome.
         """
-        tools, returns = self._tools(), self._returns_now(handler, returns, policy)
-        works = [
-            self._batch_work(
-                message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
-            )
-            for message in messages
-        ]
-        # Where another store is read as well, it is read for each message.
-        batching = isinstance(tools.store, Batching) and self._also_read is None
-        results: list[Outcome[R] | Exception] = []
-        for start in range(0, len(works), BATCH_MAX):
-            flow = self._looking(deliver_all(works[start : start + BATCH_MAX], batching=batching))
-            results += drive(flow, tools)
-        return results
+        flows, tools = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
+        return [result for flow in flows for result in drive(flow, tools)]
 
     def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """The record of this key, if there is one."""
@@ -268,12 +241,8 @@ class Guard(Front):
 
     def close(self) -> None:
         """Stop the heartbeat, and close the store if it was opened here."""
-        with self._opening:
-            opened, self._opened, self._closed = self._opened, None, True
-        if opened is not None:
-            opened.tools.close()
-            for store in opened.to_close():
-                store.close()
+        for store in self._close():
+            store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -282,13 +251,8 @@ class Guard(Front):
         self.close()
 
 
-class Within:
+class Within(WithinBase[Guard]):
     """A guard inside a transaction that the caller owns. Made by `guard.within`."""
-
-    def __init__(self, guard: Guard, connection: Any, record: Column | None) -> None:
-        self._guard = guard
-        self._connection = connection
-        self._record = record
 
     def run(
         self,
@@ -307,16 +271,8 @@ class Within:
         Raises `NotInTransaction` where none is open. If `call` raises, the record is taken back, so that a caller who
         catches the error and commits does not lose the delivery.
         """
-        guard = self._guard
-        check_compared(self._record, fingerprint)
-        asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
-        policy = guard._joined_policy(policy)
-        guard._check_outside(asked, self._connection)
-        self._check_thread()
-        work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
-        joined = join_connection(self._connection, self._record, awaited=False)
-        tools = guard._tools_on(joined, self._connection)
-        return drive(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
+        flow, tools, _ = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
+        return drive(flow, tools)
 
     def fresh(
         self,
@@ -333,27 +289,5 @@ class Within:
         Work on `new` and commit: the records and the work are committed together, or neither. Acknowledge `new` and
         `seen` after that, and never `unsettled`. Raises `NotInTransaction` where no transaction is open.
         """
-        guard = self._guard
-        works = guard._fresh_works(
-            messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
-        )
-        self._check_thread()
-        joined = join_connection(self._connection, None, awaited=False)
-        tools = guard._tools_on(joined, self._connection)
-        verdicts: list[bool | Exception] = []
-        for start in range(0, len(works), BATCH_MAX):
-            flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
-            try:
-                verdicts += drive(flow, tools)
-            except Exception:
-                if verdicts:
-                    # Earlier parts are recorded as done, and nobody learns which: they must not be committed.
-                    joined.spoil(When.AFTER)
-                raise
-        return sorted_by(messages, verdicts)
-
-    def _check_thread(self) -> None:
-        """Raise `UsageError` inside of a handler of another thread, on the same connection."""
-        _, nest = transaction_around(self._connection)
-        if nest is not None:
-            nest.check_thread()
+        flow, tools, _ = self._sort_out(operation, messages, key, scope, fingerprint, policy)
+        return drive(flow, tools)

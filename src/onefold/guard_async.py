@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from onefold._delivery.batch import deliver_all
-from onefold._delivery.drive import Flow, drive_async
-from onefold._delivery.fresh import sort_out
-from onefold._delivery.joined import join
+from onefold._delivery.drive import drive_async
 from onefold._delivery.records import forget, read, resolve
-from onefold._delivery.work import Work
-from onefold._guard_base import BATCH_MAX, Front, moment, sorted_by, unwrap
+from onefold._guard.base import GuardBase
+from onefold._guard.options import moment, unwrap
+from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.loops import AsyncHeartbeat
-from onefold._interrupts import When, brought_to_its_end
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
 from onefold.codecs import Codec
-from onefold.current import transaction_around
 from onefold.events import Listener
 from onefold.keys import Key
-from onefold.stores.base import AsyncBatching
 from onefold.stores.opening import AsyncStoreSource
-from onefold.transactions import Column, check_compared
-from onefold.transactions import join as join_connection
+from onefold.transactions import Column
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -58,7 +52,7 @@ class AsyncGuarded(Protocol[P, R]):
     ) -> AsyncGuarded[Q, R]: ...
 
 
-class AsyncGuard(Front):
+class AsyncGuard(GuardBase):
     """`Guard`, awaited: the same names, the same rules. One guard may be used from several event loops in turn."""
 
     _awaited = True
@@ -94,9 +88,9 @@ class AsyncGuard(Front):
 
             async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
-                tools, wanted = self._tools(), result_type()
-                work = self._work(asked, functools.partial(function, *args, **kwargs), wanted, policy)
-                outcome = await drive_async(self._deliver(work, tools), tools)
+                wanted = result_type()
+                handler = functools.partial(function, *args, **kwargs)
+                outcome = await drive_async(*self._deliver(asked, handler, wanted, policy))
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
@@ -141,8 +135,9 @@ class AsyncGuard(Front):
                 asked = self._asked_by(call, args, kwargs, bypass=bypass)
                 self._check_outside(asked)
                 wanted = result_type()
-                async with self._transaction() as (transaction, flow):
-                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, policy)
+                around, flow = self._transaction()
+                async with around as transaction:
+                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy))
                     outcome = await drive_async(flow(work), self._inside(transaction))
                 return unwrap(outcome, asked, wanted) if bare else outcome
 
@@ -150,22 +145,8 @@ class AsyncGuard(Front):
 
         return decorate
 
-    def _transaction(self) -> AbstractAsyncContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
-        """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
-        around, nest = transaction_around(self._tools().home)
-        return self._own_transaction() if nest is None else self._joined_transaction(around, nest)
-
-    @asynccontextmanager
-    async def _joined_transaction(
-        self, around: Any, nest: Nest
-    ) -> AsyncIterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
-        async with nest.turn():
-            yield around, self._join
-
-    @asynccontextmanager
-    async def _own_transaction(self) -> AsyncIterator[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
-        async with self._joinable().transaction() as transaction:
-            yield transaction, self._transact
+    def _nested(self, around: Any, nest: Nest) -> AbstractAsyncContextManager[Any]:
+        return nest.turn(around)
 
     def within(self, connection: Any, *, record: Column | None = None) -> AsyncWithin:
         """Deliver inside a transaction that you own. See `Guard.within`."""
@@ -186,9 +167,7 @@ class AsyncGuard(Front):
     ) -> Outcome[R]:
         """Await `call` once for this key; a duplicate gets the stored result. See `Guard.run`."""
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
-        tools = self._tools()
-        work = self._work(asked, call, self._returns_now(call, returns, policy), policy)
-        return await drive_async(self._deliver(work, tools), tools)
+        return await drive_async(*self._deliver(asked, call, self._returns_now(call, returns, policy), policy))
 
     async def run_batch(
         self,
@@ -203,20 +182,8 @@ class AsyncGuard(Front):
         policy: Policy | None = None,
     ) -> list[Outcome[R] | Exception]:
         """Await `handler` for each message that is new, one after the other. See `Guard.run_batch`."""
-        tools, returns = self._tools(), self._returns_now(handler, returns, policy)
-        works = [
-            self._batch_work(
-                message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
-            )
-            for message in messages
-        ]
-        # Where another store is read as well, it is read for each message.
-        batching = isinstance(tools.store, AsyncBatching) and self._also_read is None
-        results: list[Outcome[R] | Exception] = []
-        for start in range(0, len(works), BATCH_MAX):
-            flow = self._looking(deliver_all(works[start : start + BATCH_MAX], batching=batching))
-            results += await drive_async(flow, tools)
-        return results
+        flows, tools = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
+        return [result for flow in flows for result in await drive_async(flow, tools)]
 
     async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """The record of this key, if there is one."""
@@ -248,12 +215,8 @@ class AsyncGuard(Front):
 
     async def aclose(self) -> None:
         """Stop the heartbeat, and close the store if it was opened here."""
-        with self._opening:
-            opened, self._opened, self._closed = self._opened, None, True
-        if opened is not None:
-            opened.tools.close()
-            for store in opened.to_close():
-                await store.aclose()
+        for store in self._close():
+            await store.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -262,13 +225,8 @@ class AsyncGuard(Front):
         await self.aclose()
 
 
-class AsyncWithin:
+class AsyncWithin(WithinBase[AsyncGuard]):
     """An async guard inside a transaction that the caller owns. Made by `guard.within`."""
-
-    def __init__(self, guard: AsyncGuard, connection: Any, record: Column | None) -> None:
-        self._guard = guard
-        self._connection = connection
-        self._record = record
 
     async def run(
         self,
@@ -283,16 +241,9 @@ class AsyncWithin:
         bypass: bool = False,
     ) -> Outcome[R]:
         """Await `call` once for this key, in the transaction of the connection. See `Within.run`."""
-        guard = self._guard
-        check_compared(self._record, fingerprint)
-        asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
-        policy = guard._joined_policy(policy)
-        guard._check_outside(asked, self._connection)
-        work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
-        joined = join_connection(self._connection, self._record, awaited=True)
-        tools = guard._tools_on(joined, self._connection)
-        async with self._turn():
-            return await drive_async(guard._looking_joined(join(work, confirm=self._record is not None)), tools)
+        flow, tools, nest = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
+        async with _turn_in(nest):
+            return await drive_async(flow, tools)
 
     async def fresh(
         self,
@@ -305,25 +256,11 @@ class AsyncWithin:
         policy: Policy | None = None,
     ) -> Fresh[M]:
         """Which of these messages are new, recorded in the transaction of the connection. See `Within.fresh`."""
-        guard = self._guard
-        works = guard._fresh_works(
-            messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
-        )
-        joined = join_connection(self._connection, None, awaited=True)
-        tools = guard._tools_on(joined, self._connection)
-        verdicts: list[bool | Exception] = []
-        async with self._turn():
-            for start in range(0, len(works), BATCH_MAX):
-                flow = guard._looking_joined(sort_out(works[start : start + BATCH_MAX]))
-                try:
-                    verdicts += await drive_async(flow, tools)
-                except Exception:
-                    if verdicts:
-                        await brought_to_its_end(joined.spoil(When.AFTER), joined.abandon)
-                    raise
-        return sorted_by(messages, verdicts)
+        flow, tools, nest = self._sort_out(operation, messages, key, scope, fingerprint, policy)
+        async with _turn_in(nest):
+            return await drive_async(flow, tools)
 
-    def _turn(self) -> AbstractAsyncContextManager[None]:
-        """Wait for what else runs inside of a handler around us, on the same connection."""
-        _, nest = transaction_around(self._connection)
-        return nullcontext() if nest is None else nest.turn()
+
+def _turn_in(nest: Nest | None) -> AbstractAsyncContextManager[None]:
+    """Wait for what else runs inside of a handler around us, on the same connection."""
+    return nullcontext() if nest is None else nest.turn()

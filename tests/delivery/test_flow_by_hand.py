@@ -10,7 +10,10 @@ import pytest
 
 from onefold import OutcomeUnknown, Policy, StoreUnavailable
 from onefold._delivery.claim import insist
-from onefold._delivery.drive import (
+from onefold._delivery.handler_steps.flow import StepLog, take_step
+from onefold._delivery.joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
+from onefold._delivery.seen import write_seen
+from onefold._delivery.steps import (
     Beginning,
     Claiming,
     Committing,
@@ -23,9 +26,6 @@ from onefold._delivery.drive import (
     Running,
     Took,
 )
-from onefold._delivery.handler_steps.flow import StepLog, take_step
-from onefold._delivery.joined import RETRY_PAUSE_MAX, TRANSACTIONS_MAX, transact
-from onefold._delivery.seen import write_seen
 from onefold._delivery.work import Work
 from onefold._model import GONE, Asked, Claim, Commit, Ending, Entry, Record, State
 from onefold.codecs import MsgspecCodec

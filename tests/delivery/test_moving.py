@@ -12,7 +12,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, Record, StoreUnavailable, UsageError, done, keys
 from onefold._delivery import migration as moving
-from onefold._delivery.drive import Claiming, Elsewhere, Flow, Reading, Releasing
+from onefold._delivery.steps import Claiming, Elsewhere, Flow, Reading, Releasing
 from onefold._model import Claim, Entry, State
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from onefold.testing import use

@@ -12,7 +12,7 @@ import pytest
 from onefold import AsyncGuard, Guard, OnHold, Outcome, Policy, StoreUnavailable, keys
 from onefold._delivery import migration as moving
 from onefold._delivery.claim import claim_of
-from onefold._delivery.drive import Claiming, Flow
+from onefold._delivery.steps import Claiming, Flow
 from onefold._model import Entry, Memory, State
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import Scenario, search

@@ -24,7 +24,7 @@ from onefold import (
     Policy,
     UsageError,
 )
-from onefold._guard_base import BATCH_MAX
+from onefold._delivery.batch import BATCH_MAX
 from onefold.stores.sqlite import SqliteStore
 from onefold.testing import Clock
 from tests.wallet import add, balance, connected, never_opened, records

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from onefold import Guard
-from onefold._delivery import drive as _steps
+from onefold._delivery import steps as _steps
 from tests.faults.cancel_tools import DRIVERS as ASYNC_DRIVERS
 from tests.faults.cancel_tools import Driver, prepare
 from tests.stores.mysql.wallet import parameters

@@ -38,13 +38,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_handlers": {"_checks", "_fingerprint", "_interrupts", "_model", "errors", "keys"},
     "_heartbeat": {"_model", "durations", "errors", "events", "stores.base"},
     "_delivery": RULES | {"_handlers", "_delivery.handler_steps"},
-    # What is told of a delivery, and what the handler sees of it: the one module that knows the guard's own world.
-    "_delivery.context": RULES | {"_handlers", "_heartbeat", "_delivery", "current"},
     "_delivery.handler_steps": RULES | {"_delivery"},
     "current": RULES | {"_delivery", "_delivery.handler_steps", "_handlers", "_heartbeat"},
-    "_guard_base": CORE | {"_delivery.context", "_delivery.handler_steps", "stores"},
-    "guard": CORE | {"_delivery.context", "_delivery.handler_steps", "_guard_base", "stores", "transactions"},
-    "guard_async": CORE | {"_delivery.context", "_delivery.handler_steps", "_guard_base", "stores", "transactions"},
+    "_guard": CORE | {"_delivery.handler_steps", "stores", "transactions"},
+    "guard": CORE | {"_delivery.handler_steps", "_guard", "stores", "transactions"},
+    "guard_async": CORE | {"_delivery.handler_steps", "_guard", "stores", "transactions"},
     "_load": {"codecs", "config", "events"},
     "": {"_load", "_model", "current", "durations", "errors", "events", "guard", "guard_async", "transactions"},
     # Stores know nothing of deliveries.
@@ -67,16 +65,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http._shared": PUBLIC,
     "http._requests": PUBLIC | {"http._shared"},
     "http._answers": PUBLIC | {"http._requests", "http._shared"},
-    "http._exchange": PUBLIC | {"http", "http._answers", "http._requests", "http._shared"},
+    "http._exchange": PUBLIC | {"_generators", "http", "http._answers", "http._requests", "http._shared"},
     "http._asgi": PUBLIC | {"http._answers", "http._exchange", "http._requests", "http._shared"},
     "http._django": PUBLIC | {"http._asgi", "http._exchange"},
-    "http.client": PUBLIC | {"http._shared"},
-    "queues": PUBLIC | {"queues._kafka", "queues._rabbitmq", "queues._shared", "stores"},
+    "http.client": PUBLIC | {"_generators", "http._shared"},
+    "queues": PUBLIC | {"_generators", "queues._kafka", "queues._rabbitmq", "queues._shared", "stores"},
     "queues.keys": PUBLIC,
-    "queues.kafka_offsets": PUBLIC | {"queues.keys", "queues._kafka"},
-    "queues._shared": PUBLIC | {"queues.keys", "stores", "transactions"},
-    "queues._kafka": PUBLIC | {"queues._shared", "queues.keys", "queues.kafka_offsets"},
-    "queues._rabbitmq": PUBLIC | {"queues._shared", "queues.keys", "stores"},
+    "queues.kafka_offsets": PUBLIC | {"_generators", "queues.keys", "queues._kafka"},
+    "queues._shared": PUBLIC | {"_generators", "queues.keys", "stores", "transactions"},
+    "queues._kafka": PUBLIC | {"_generators", "queues._shared", "queues.keys", "queues.kafka_offsets"},
+    "queues._rabbitmq": PUBLIC | {"_generators", "queues._shared", "queues.keys", "stores"},
     "queues.celery": PUBLIC | {"queues", "queues._rabbitmq", "queues._shared", "queues.keys", "stores"},
     "config": PUBLIC | {"queues.keys"},
     "lint": PUBLIC | {"config", "stores"},
@@ -99,12 +97,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing.swap": PUBLIC | {"guard", "guard_async", "stores"},
     "testing.promises": PUBLIC | {"_model", "stores", "testing"},
     # It runs the production flows, and so it has to reach them.
-    "testing.simulate": PUBLIC | CORE | {"_delivery.context", "_delivery.handler_steps", "stores", "stores.sql"},
+    "testing.simulate": PUBLIC | CORE | {"_delivery.handler_steps", "_guard", "stores", "stores.sql"},
 }
 
 PURE = {"_delivery", "_delivery.handler_steps", "_fingerprint", "http._shared", "http._requests", "http._answers"}
 # The drivers perform what the flows only ask for.
-PERFORMING = {"_delivery.drive", "_delivery.context", "_delivery.handler_steps.log_writes"}
+PERFORMING = {"_delivery.drive", "_delivery.handler_steps.log_writes"}
 # It has to know the types of moments, and asks for none.
 KNOWS_MOMENTS = {"_fingerprint.canonical"}
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "secrets", "datetime"}
@@ -156,11 +154,7 @@ def may(module: str, target: str) -> bool:
         return True
     is_package = MODULES[other].name == "__init__.py"
     parent = other.rpartition(".")[0]
-    return not is_package and other not in APART and parent != "" and parent in allowed
-
-
-# Modules that whoever may import their package may not import for that.
-APART = {"_delivery.context"}
+    return not is_package and parent != "" and parent in allowed
 
 
 def is_pure(module: str) -> bool:
@@ -196,11 +190,11 @@ def test_no_room_imports_what_it_must_not_know(module: str) -> None:
         ("_delivery.decide", "def f():\n    from random import random"),
         ("_model", "from onefold._delivery import claim"),
         ("http.asgi", "from onefold._delivery.claim import deliver"),
-        ("cli.app", "from onefold import _guard_base"),
+        ("cli.app", "from onefold._guard import base"),
         ("alembic", "from onefold._delivery import decide"),
         ("django.operations", "from onefold.guard import Guard"),
         ("testing.swap", "from onefold._delivery import drive"),
-        ("queues._shared.options", "from onefold._guard_base import GuardBase"),
+        ("queues._shared.options", "from onefold._guard.base import GuardBase"),
     ],
 )
 def test_a_breach_is_found(module: str, source: str) -> None:

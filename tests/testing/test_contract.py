@@ -11,7 +11,7 @@ from unittest import SkipTest
 
 import pytest
 
-from onefold._guard_base import BATCH_MAX
+from onefold._delivery.batch import BATCH_MAX
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
 from onefold.testing.promises import powers

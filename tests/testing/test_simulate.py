@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from onefold import Policy, Record, State, StoreUnavailable, _interrupts
 from onefold._delivery import carried as _bypass
-from onefold._delivery.drive import Flow
 from onefold._delivery.handler_steps import flow as _flow_steps
+from onefold._delivery.steps import Flow
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import EVERYDAY, Report, Scenario, Story, _scenario, read_code, search, tell

@@ -1,6 +1,6 @@
 """Many deliveries at once: one round trip claims them, one ends them, the handler is called for each.
 
-The rules are those of `_flow`: each message has a flow of its own, and what the flows ask of the store at the same
+The rules are those of `claim`: each message has a flow of its own, and what the flows ask of the store at the same
 point is asked together. One message never fails its neighbours: each gets its own outcome or error, in order.
 """
 
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import RETRY_AFTER, claim_of, close, deliver, win, without_store
 from onefold._delivery.decide import Then
-from onefold._delivery.drive import (
+from onefold._delivery.seen import look
+from onefold._delivery.steps import (
     Ask,
     Claiming,
     ClaimingAll,
@@ -28,11 +29,13 @@ from onefold._delivery.drive import (
     Step,
     Watching,
 )
-from onefold._delivery.seen import look
 from onefold._delivery.work import Work, refused
 from onefold._model import Address, Entry, Outcome
 from onefold.errors import InProgress, KeyReused, StoreUnavailable
 from onefold.events import Kind
+
+# Bounds one round trip: larger batches are taken in portions of this size.
+BATCH_MAX: Final = 1_000
 
 Result = Outcome[Any] | Exception
 

@@ -8,7 +8,7 @@ import msgspec
 
 from onefold._delivery import carried as _bypass
 from onefold._delivery import decide as _decide
-from onefold._delivery.drive import Claiming, Ended, Flow, Reading
+from onefold._delivery.steps import Claiming, Ended, Flow, Reading
 from onefold._delivery.work import Work
 from onefold._model import Entry, Record, State
 from onefold.events import Kind

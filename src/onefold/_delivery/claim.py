@@ -13,7 +13,9 @@ from onefold._delivery import carried as _bypass
 from onefold._delivery import decide as _decide
 from onefold._delivery.bypass import alone, put_back
 from onefold._delivery.decide import Then
-from onefold._delivery.drive import (
+from onefold._delivery.handler_steps.left import as_remark
+from onefold._delivery.probe import ask, refusal
+from onefold._delivery.steps import (
     Ask,
     Claiming,
     Ended,
@@ -27,8 +29,6 @@ from onefold._delivery.drive import (
     Took,
     Watching,
 )
-from onefold._delivery.handler_steps.left import as_remark
-from onefold._delivery.probe import ask, refusal
 from onefold._delivery.work import (
     Work,
     done,

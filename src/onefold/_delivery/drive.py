@@ -1,7 +1,7 @@
-"""The steps that a flow may ask for, and the two drivers that perform them.
+"""Perform the steps of a flow: one driver blocks, the other awaits.
 
 A flow is a generator: it yields a step and is sent the reply. `drive` performs steps blocking, `drive_async` awaiting;
-nothing else in the rules knows of colours. What a store raises is thrown into the flow; what a handler raises is
+nothing else in the rules tells them apart. What a store raises is thrown into the flow; what a handler raises is
 data (`Ended`), because it is the user's and must surface unmasked.
 
 An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not tear it: the
@@ -13,234 +13,28 @@ be committed by itself. There the flow is given up, and the store makes sure tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
+from onefold._delivery.steps import (
+    Ask,
+    Ended,
+    Flow,
+    LeaseLeft,
+    Left,
+    Pausing,
+    Running,
+    Step,
+    Took,
+    Unwatching,
+    Watching,
+)
 from onefold._handlers.returned import SUSPENDED, mistake, mistaken_probe
 from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
-from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
+from onefold._model import Claim, Record
 
 T = TypeVar("T")
-
-
-class Step(msgspec.Struct, frozen=True, gc=False):
-    """Something that a flow asks its driver to do."""
-
-
-class Ask(Step, frozen=True):
-    """A step that one operation of the store performs."""
-
-    # Whether a lease may be counted from the moment at which it was sent.
-    counts: ClassVar[bool] = True
-    # What an interrupt means for it (`_interrupts`): whether it must not be sent twice, whether it is outside of the
-    # transaction in which a store works, and whether it ends what was begun, so that an interrupt waits for it.
-    once: ClassVar[bool] = False
-    outside: ClassVar[bool] = False
-    cleans_up: ClassVar[bool] = False
-
-    def send(self, store: Any) -> Any:
-        """The reply, or in colour the awaitable of it."""
-        raise NotImplementedError
-
-    def send_async(self, store: Any) -> Any:
-        """Return the awaitable of the reply."""
-        return self.send(store)
-
-
-class Claiming(Ask, frozen=True):
-    entry: Entry
-    replacing: Record | None = None
-
-    def send(self, store: Any) -> Any:
-        return store.claim(self.entry, replacing=self.replacing)
-
-
-class Reading(Ask, frozen=True):
-    address: Address
-
-    def send(self, store: Any) -> Any:
-        return store.read(self.address)
-
-
-class Extending(Ask, frozen=True):
-    claim: Claim
-    notes: bytes | None = None
-
-    def send(self, store: Any) -> Any:
-        return store.extend(self.claim, self.notes)
-
-
-class Closing(Ask, frozen=True):
-    """A step that ends a claim."""
-
-    claim: Claim
-    by: Any
-
-
-class Finishing(Closing, frozen=True):
-    by: Ending
-
-    def send(self, store: Any) -> Any:
-        return store.finish(self.claim, self.by)
-
-
-class Releasing(Closing, frozen=True):
-    cleans_up = True
-
-    by: Memory | None = None
-
-    def send(self, store: Any) -> Any:
-        return store.release(self.claim, self.by)
-
-
-class ClaimingAll(Ask, frozen=True):
-    steps: Sequence[Claiming]
-
-    def send(self, store: Any) -> Any:
-        return store.claim_all([step.entry for step in self.steps])
-
-
-class ClosingAll(Ask, frozen=True):
-    steps: Sequence[Closing]
-
-    def send(self, store: Any) -> Any:
-        return store.close_all([Close(step.claim, step.by) for step in self.steps])
-
-
-class Elsewhere(Ask, frozen=True):
-    """An operation of another store than the guard's own."""
-
-    counts = False
-    outside = True
-
-    there: Any
-    ask: Ask
-
-    def send(self, store: Any) -> Any:  # noqa: ARG002 - it is not for this one
-        return self.ask.send(self.there)
-
-
-class Once(Ask, frozen=True):
-    """A step that must not be sent twice."""
-
-    once = True
-
-
-class Beginning(Once, frozen=True):
-    """Open a transaction."""
-
-    def send(self, store: Any) -> Any:
-        return store.begin()
-
-
-class Saving(Once, frozen=True):
-    """Set a savepoint before the handler, so that its writes can be undone alone."""
-
-    def send(self, store: Any) -> Any:
-        return store.save()
-
-
-class Committing(Once, frozen=True):
-    """Commit; the reply is a `Commit`."""
-
-    cleans_up = True
-
-    def send(self, store: Any) -> Any:
-        return store.commit()
-
-
-class RollingBack(Once, frozen=True):
-    """Undo the transaction, or what followed the savepoint. True: the database asks to try it again."""
-
-    cleans_up = True
-
-    error: BaseException
-    to_savepoint: bool = False
-
-    def send(self, store: Any) -> Any:
-        return store.rollback(self.error, to_savepoint=self.to_savepoint)
-
-
-class StillOpen(Once, frozen=True):
-    """Raise unless the record of this claim is still there, in the transaction that wrote it."""
-
-    claim: Claim
-
-    def send(self, store: Any) -> Any:
-        return store.check_open(self.claim)
-
-
-class Judging(Once, frozen=True):
-    """Raise `InProgress` where a handler's error says that another delivery has written the row that is the record."""
-
-    claim: Claim
-    error: BaseException
-
-    def send(self, store: Any) -> Any:
-        return store.judge(self.claim, self.error)
-
-
-class Watching(Step, frozen=True):
-    """From now on the heartbeat keeps these claims alive, until the flow ends.
-
-    The reply is how long the first to end is certainly still ours.
-    """
-
-    claims: Sequence[Claim]
-
-
-class Unwatching(Step, frozen=True):
-    """From now on the heartbeat leaves these claims alone, although the flow goes on."""
-
-    claims: Sequence[Claim]
-
-
-class LeaseLeft(Step, frozen=True):
-    """How long the claim is certainly still ours, by the worker's own monotonic clock."""
-
-    claim: Claim
-
-
-class Took(Step, frozen=True):
-    """How long the last operation of the store took, which has failed."""
-
-
-class Running(Step, frozen=True):
-    """Call the handler (or a probe) as the owner of this entry; the reply is how it `Ended`.
-
-    Without an entry it is a part of a handler that is already inside (`current().step`).
-    """
-
-    call: Callable[..., Any]
-    entry: Entry | None = None
-    probing: bool = False
-    cancel_when_lost: bool = False
-
-
-class Pausing(Step, frozen=True):
-    """Wait; the reply is how long it took."""
-
-    seconds: float
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """How a handler ended. `started` is False where an interrupt came before its first line."""
-
-    value: Any = None
-    error: BaseException | None = None
-    notes: bytes | None = None
-    started: bool = True
-    # Of its steps, those whose outcome is unknown.
-    steps: StepsLeft = NONE_LEFT
-
-
-# What is left of a handler when it ends: the log of its finished steps, and those whose outcome is unknown.
-Left = tuple[bytes | None, StepsLeft]
-
-Flow = Generator[Step, Any, T]
 
 
 class Hands(Protocol):

@@ -1,24 +1,51 @@
 """A batch in the caller's transaction: which of its messages are new, asked and recorded in one statement.
 
-The rules are those of `_flow_joined`: each message has the flow of a joined claim, and all that ask at once are asked
+The rules are those of `joined`: each message has the flow of a joined claim, and all that ask at once are asked
 together. An error of the database is the caller's own, because the transaction is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from onefold._delivery import decide as _decide
-from onefold._delivery.drive import Claiming, ClaimingAll, Flow
+from onefold._delivery.batch import BATCH_MAX
 from onefold._delivery.joined import insert
+from onefold._delivery.steps import Claiming, ClaimingAll, Flow, Spoiling
 from onefold._delivery.work import Work, refused
-from onefold._model import Address, Entry
+from onefold._model import Address, Entry, Fresh
 from onefold.errors import KeyReused, OnefoldError, ResultUnreadable
 from onefold.events import Kind
 
+M = TypeVar("M")
+
 # True: new. False: seen. An error: unsettled.
 Verdict = bool | Exception
+
+
+def sort_out_all(messages: Sequence[M], works: Sequence[Work | Exception]) -> Flow[Fresh[M]]:
+    """Sort out a batch of any size, in portions of at most BATCH_MAX messages."""
+    verdicts: list[Verdict] = []
+    for start in range(0, len(works), BATCH_MAX):
+        try:
+            verdicts += yield from sort_out(works[start : start + BATCH_MAX])
+        except Exception:
+            if verdicts:
+                # Earlier portions are recorded as done, and nobody learns which: they must not be committed.
+                yield Spoiling()
+            raise
+    return _by_verdict(messages, verdicts)
+
+
+def _by_verdict(messages: Sequence[M], verdicts: Sequence[Verdict]) -> Fresh[M]:
+    pairs = list(zip(messages, verdicts, strict=True))
+    return Fresh(
+        new=[message for message, verdict in pairs if verdict is True],
+        seen=[message for message, verdict in pairs if verdict is False],
+        unsettled=[message for message, verdict in pairs if isinstance(verdict, Exception)],
+        problems=[verdict for verdict in verdicts if isinstance(verdict, Exception)],
+    )
 
 
 def sort_out(works: Sequence[Work | Exception]) -> Flow[list[Verdict]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
 from onefold._delivery.decide import Then
-from onefold._delivery.drive import (
+from onefold._delivery.steps import (
     Beginning,
     Claiming,
     Committing,

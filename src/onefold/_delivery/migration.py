@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar
 
 from onefold._delivery.claim import RETRY_AFTER, claim_of
-from onefold._delivery.drive import Ask, Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step
+from onefold._delivery.steps import Ask, Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step
 from onefold._model import GONE, Address, Claim, Entry, Gone, Record, State
 from onefold.errors import InProgress, StoreUnavailable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from onefold._delivery.drive import Ended, Extending, Flow, Running, Unwatching
+from onefold._delivery.steps import Ended, Extending, Flow, Running, Unwatching
 from onefold._delivery.work import Work, refused
 from onefold._model import Answer, Claim, Done, Entry, NotDone, Unknown
 from onefold.errors import ProbeFailed, UsageError

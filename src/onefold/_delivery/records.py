@@ -7,7 +7,7 @@ from typing import Any, Final
 from onefold._delivery import carried as _bypass
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX
-from onefold._delivery.drive import Claiming, Flow, Reading, Releasing
+from onefold._delivery.steps import Claiming, Flow, Reading, Releasing
 from onefold._delivery.work import Work, as_stored, done, failed, plain, refused
 from onefold._model import BEFORE, RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
 from onefold.errors import InProgress, UsageError

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import FINISH_PAUSE_FIRST, answer, without_store
 from onefold._delivery.decide import Then
-from onefold._delivery.drive import Claiming, Ended, Flow, Pausing, Reading, Running
+from onefold._delivery.steps import Claiming, Ended, Flow, Pausing, Reading, Running
 from onefold._delivery.work import Work, done, failed, tell_not_remembered
 from onefold._model import GONE, Ending, Entry, Outcome, Record
 from onefold.errors import StoreUnavailable

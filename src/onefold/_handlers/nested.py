@@ -58,8 +58,11 @@ class Nest:
             )
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until no other delivery runs inside of this handler. A nested one of its own has a nest of its own."""
+    async def turn(self, transaction: Any = None) -> AsyncIterator[Any]:
+        """Wait until no other delivery runs inside of this handler; then give its transaction.
+
+        A nested delivery of its own has a nest of its own.
+        """
         from asyncio import Lock
 
         self.check_thread()
@@ -69,7 +72,7 @@ class Nest:
             async with self._turn:
                 if self._failed:
                     raise UsageError(f"not run: the handler around it, {self._named()}, failed meanwhile. {AWAIT_IT}")
-                yield
+                yield transaction
         except BaseException as error:
             if self._over:
                 self._failure = error

@@ -10,10 +10,12 @@ The consumer needs `enable_auto_commit=False`: only what is finished is committe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Unpack
 
 from onefold import AsyncGuard, Policy, UsageError
+from onefold._generators import run_async
 from onefold.durations import Duration
 from onefold.queues._kafka.aiokafka_messages import (
     AIOKafkaConsumer,
@@ -24,13 +26,14 @@ from onefold.queues._kafka.aiokafka_messages import (
     send,
 )
 from onefold.queues._kafka.aiokafka_partitions import Partitions
+from onefold.queues._kafka.consumer import Deliver, Sender, consuming_of
 from onefold.queues._kafka.messages import NotConfirmed, check_wait
-from onefold.queues._kafka.notices import AddressOf, Undeliverable
+from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
 from onefold.queues._shared.batches import Polls
 from onefold.queues._shared.consumer import WAIT, AsyncConsuming
-from onefold.queues._shared.options import check_transactions, takes_tx
+from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.transactional_batches import JoinedPolls
 from onefold.queues._shared.verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
@@ -38,7 +41,6 @@ from onefold.queues.keys import KeyOf
 
 __all__ = ["DeadLetters", "Guarded", "NotConfirmed", "Offsets", "Undeliverable", "guarded", "guarded_batches", "send"]
 
-Deliver = Callable[[Sequence[Delivery]], Awaitable[list[Verdict]]]
 Records = Mapping[TopicPartition, Sequence[Any]]
 
 
@@ -58,17 +60,10 @@ def guarded(
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
-    offsets, asked = options.get("offsets"), asked_of(key, options, policy)
+    asked = asked_of(key, options, policy)
     check_wait(wait, getattr(consumer, "_max_poll_interval_ms", None))
-
-    def consuming(handler: Callable[..., Any]) -> AsyncConsuming:
-        return AsyncConsuming(guard, operation, handler, wait=wait, **asked)
-
-    # Of the wrong colour it is refused before it is wrapped.
-    one = consuming(handler)
-    check_transactions(guard, handler)
-    if offsets is not None:
-        one = consuming(saving(handler, offsets))
+    consuming = partial(AsyncConsuming, guard, operation, wait=wait, **asked)
+    one = consuming_of(consuming, guard, handler, options.get("offsets"), saving)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [await one.deliver(delivery.message, delivery.native) for delivery in taken]
@@ -94,7 +89,7 @@ def guarded_batches(
     `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-    # It refuses the wrong colour.
+    # It refuses a handler that is async where the guard is not, and the reverse.
     one = AsyncConsuming(guard, operation, handler, **asked)
     polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
@@ -107,20 +102,6 @@ def guarded_batches(
 class Guarded(Partitions):
     """A guarded handler. Await it in the task that reads: one message, or one poll, at a time."""
 
-    def __init__(
-        self,
-        consumer: AIOKafkaConsumer,
-        dead_letter: DeadLetters | Literal["stop"],
-        operation: str,
-        options: Options,
-        address_of: AddressOf,
-        one: Deliver,
-        many: Deliver | None,
-    ) -> None:
-        super().__init__(consumer, dead_letter, operation, options, address_of)
-        self._one = one
-        self._many = many
-
     async def __call__(self, message: Any) -> None:
         """Handle what `consumer.getone()` or `async for` gave."""
         if not hasattr(message, "offset"):
@@ -131,27 +112,23 @@ class Guarded(Partitions):
 
     async def batch(self, messages: Records) -> None:
         """Handle what `consumer.getmany()` gave, in a few round trips for all. Of equal keys one runs."""
-        if self._many is None:
-            raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+        deliver = self._deliver_polls()
         if not isinstance(messages, Mapping):
             raise UsageError(
                 f"handle.batch() takes what getmany() gave, not {type(messages).__name__}: for getone() say handle()"
             )
-        await self._handle([message for several in messages.values() for message in several], self._many)
+        await self._handle([message for several in messages.values() for message in several], deliver)
 
     async def _handle(self, messages: Sequence[Any], deliver: Deliver) -> None:
-        await self._perform(self._ledger.wake())
-        deliveries = [delivery_of(message, self._ledger) for message in messages]
-        await self._perform(self._ledger.look())
-        taken = [delivery for delivery in deliveries if await self._perform(self._ledger.admit(delivery.spot))]
-        if taken and not self._hears:
-            self._warn_of_silence()
+        sender = Sender(self._step)
+        read = (delivery_of(message, self._ledger) for message in messages)
+        taken = await run_async(self._admit(read), sender)
         verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
         try:
             if taken:
                 verdicts = await deliver(taken)
         finally:
             try:
-                await self._perform(self._ledger.settle(taken, verdicts))
+                await run_async(self._ledger.settle(taken, verdicts), sender)
             finally:
                 self._set_alarm()

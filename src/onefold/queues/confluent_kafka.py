@@ -11,27 +11,28 @@ The consumer needs `"enable.auto.offset.store": False`: only what is finished is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Unpack
 
 from onefold import Guard, Policy, UsageError
+from onefold._generators import run
 from onefold.durations import Duration
 from onefold.queues._kafka.confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
 from onefold.queues._kafka.confluent_partitions import Partitions
+from onefold.queues._kafka.consumer import Deliver, Sender, consuming_of
 from onefold.queues._kafka.messages import NotConfirmed
-from onefold.queues._kafka.notices import AddressOf, Undeliverable
+from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
 from onefold.queues._shared.batches import Polls
 from onefold.queues._shared.consumer import WAIT, Consuming
-from onefold.queues._shared.options import check_transactions, takes_tx
+from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.transactional_batches import JoinedPolls
 from onefold.queues._shared.verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
 
 __all__ = ["DeadLetters", "Guarded", "NotConfirmed", "Offsets", "Undeliverable", "guarded", "guarded_batches", "send"]
-
-Deliver = Callable[[Sequence[Delivery]], list[Verdict]]
 
 
 def guarded(
@@ -50,16 +51,9 @@ def guarded(
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
-    offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-
-    def consuming(handler: Callable[..., Any]) -> Consuming:
-        return Consuming(guard, operation, handler, wait=wait, **asked)
-
-    # Of the wrong colour it is refused before it is wrapped.
-    one = consuming(handler)
-    check_transactions(guard, handler)
-    if offsets is not None:
-        one = consuming(saving(handler, offsets))
+    asked = asked_of(key, options, policy)
+    consuming = partial(Consuming, guard, operation, wait=wait, **asked)
+    one = consuming_of(consuming, guard, handler, options.get("offsets"), saving)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [one.deliver(delivery.message, delivery.native) for delivery in taken]
@@ -85,7 +79,7 @@ def guarded_batches(
     `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-    # It refuses the wrong colour.
+    # It refuses a handler that is async where the guard is not, and the reverse.
     one = Consuming(guard, operation, handler, **asked)
     polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
@@ -98,20 +92,6 @@ def guarded_batches(
 class Guarded(Partitions):
     """A guarded handler. It is called in the thread that polls, and never sleeps; a running duplicate waits in it."""
 
-    def __init__(
-        self,
-        consumer: Consumer,
-        dead_letter: DeadLetters | Literal["stop"],
-        operation: str,
-        options: Options,
-        address_of: AddressOf,
-        one: Deliver,
-        many: Deliver | None,
-    ) -> None:
-        super().__init__(consumer, dead_letter, operation, options, address_of)
-        self._one = one
-        self._many = many
-
     def __call__(self, message: Message | None) -> None:
         """Handle what `consumer.poll()` gave. Call it with None too: partitions that waited go on then."""
         if message is not None and not isinstance(message, Message):
@@ -122,24 +102,20 @@ class Guarded(Partitions):
 
     def batch(self, messages: Sequence[Message]) -> None:
         """Handle what `consumer.consume()` gave, in a few round trips for all. Of equal keys one runs."""
-        if self._many is None:
-            raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+        deliver = self._deliver_polls()
         if not isinstance(messages, list | tuple):
             raise UsageError(
                 f"handle.batch() takes what consume() gave, not {type(messages).__name__}: for poll() say handle()"
             )
-        self._handle(messages, self._many)
+        self._handle(messages, deliver)
 
     def _handle(self, messages: Sequence[Message], deliver: Deliver) -> None:
-        self._perform(self._ledger.wake())
-        deliveries = [delivery_of(message, self._ledger) for message in messages if not is_news(message)]
-        self._perform(self._ledger.look())
-        taken = [delivery for delivery in deliveries if self._perform(self._ledger.admit(delivery.spot))]
-        if taken and not self._hears:
-            self._warn_of_silence()
+        sender = Sender(self._step)
+        read = (delivery_of(message, self._ledger) for message in messages if not is_news(message))
+        taken = run(self._admit(read), sender)
         verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
         try:
             if taken:
                 verdicts = deliver(taken)
         finally:
-            self._perform(self._ledger.settle(taken, verdicts))
+            run(self._ledger.settle(taken, verdicts), sender)

@@ -144,7 +144,7 @@ def _work(
     policy: Policy | None,
 ) -> Work:
     asked = guard._asked(operation, key, scope, fingerprint)
-    return guard._work(asked, _nothing, returns, policy)
+    return guard._work(asked, _nothing, returns, guard._chosen(policy))
 
 
 def _entry(work: Work, value: Any) -> Entry:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pymysql.constants import CLIENT
 
-from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError, guard_async
-from onefold import guard as sync_guard
+from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
+from onefold._delivery import fresh as fresh_flow
 from onefold._delivery.fresh import sort_out
 from onefold.stores.mysql import joined as _mysql
 from onefold.stores.mysql.asyncmy import joined as asyncmy
@@ -316,8 +316,7 @@ def test_what_a_delivery_costs(worker: Worker, ledger: Ledger, case: str) -> Non
 def test_a_fresh_of_which_a_later_part_fails_cannot_be_committed(
     worker: Worker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for door in (sync_guard, guard_async):
-        monkeypatch.setattr(door, "BATCH_MAX", 2)
+    monkeypatch.setattr(fresh_flow, "BATCH_MAX", 2)
     keys, refused = ["m1", "m2", "m3"], list[bool]()
     # To close what is closed already is an error of PyMySQL's.
     with suppress(worker.error.Error), worker.connection(ledger.url) as connection, connected(ledger.url) as other:
@@ -351,9 +350,8 @@ def test_a_fresh_that_is_interrupted_in_a_later_part_cannot_be_committed(
     with suppress(worker.error.Error), worker.connection(ledger.url) as connection:
         worker.fresh(connection, ["earlier"])
         worker.on(connection, COMMIT)
-        for door in (sync_guard, guard_async):
-            monkeypatch.setattr(door, "BATCH_MAX", 2)
-            monkeypatch.setattr(door, "sort_out", struck)
+        monkeypatch.setattr(fresh_flow, "BATCH_MAX", 2)
+        monkeypatch.setattr(fresh_flow, "sort_out", struck)
         with pytest.raises(Struck):
             worker.fresh(connection, ["m1", "m2", "m3"])
         worker.on(connection, COMMIT)

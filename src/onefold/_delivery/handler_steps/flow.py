@@ -9,9 +9,9 @@ import msgspec
 
 from onefold._delivery.carried import EARLIER
 from onefold._delivery.claim import claim_of, insist
-from onefold._delivery.drive import Ended, Flow, Left, Running
 from onefold._delivery.handler_steps.left import StepsLeft
 from onefold._delivery.handler_steps.log_writes import Logging, Turns
+from onefold._delivery.steps import Ended, Flow, Left, Running
 from onefold._delivery.work import encoded
 from onefold._model import Address, Entry
 from onefold.codecs import Codec, Unreadable, type_name

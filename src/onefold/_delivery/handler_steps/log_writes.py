@@ -11,7 +11,7 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from onefold._delivery.drive import Ask
+from onefold._delivery.steps import Ask
 from onefold._interrupts import NotAnswered
 from onefold._model import Claim
 

@@ -1,4 +1,4 @@
-"""One request, asked of a guard: the same in both colours.
+"""One request, asked of a guard, sync or async.
 
 An answer is stored with its type. A person who resolves a request may have given a plain value, which reads back
 without one: it is asked for again, and becomes an answer.
@@ -7,11 +7,13 @@ without one: it is asked for again, and becomes an answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from onefold import AsyncGuard, Guard, Outcome, Policy, ResultUnreadable
+from onefold._generators import Work, run, run_async
 from onefold.http._answers.rules import NotFinal
 from onefold.http._exchange.rules import Ask
 from onefold.http._requests.tenants import joined
@@ -20,26 +22,26 @@ from onefold.http._shared.messages import Answer, plain_answer
 
 def deliver(guard: Guard, asked: Ask, perform: Callable[[], Answer], policy: Policy) -> Outcome[Answer]:
     """Run it once for this key, or find its answer. Raises what the guard raises, and `NotFinal`."""
-    asks = _asks(guard, asked, policy)
-    try:
-        return guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
-    except ResultUnreadable as unreadable:
-        try:
-            return _as_answer(guard.run(asked.operation, asked.key, _gone, **asks))
-        except (NotFinal, ResultUnreadable, TypeError):
-            raise unreadable from None
+    return run(_deliver(guard, asked, perform, _gone, policy))
 
 
 async def deliver_async(
     guard: AsyncGuard, asked: Ask, perform: Callable[[], Awaitable[Answer]], policy: Policy
 ) -> Outcome[Answer]:
-    """The same, awaited."""
+    """Await it once for this key, or find its answer. See `deliver`."""
+    return await run_async(_deliver(guard, asked, perform, _gone_async, policy))
+
+
+def _deliver(
+    guard: Any, asked: Ask, perform: Callable[[], Any], gone: Callable[[], Any], policy: Policy
+) -> Work[Outcome[Answer]]:
     asks = _asks(guard, asked, policy)
     try:
-        return await guard.run(asked.operation, asked.key, perform, returns=Answer, **asks)
+        found: Outcome[Answer] = yield partial(guard.run, asked.operation, asked.key, perform, returns=Answer, **asks)
+        return found
     except ResultUnreadable as unreadable:
         try:
-            return _as_answer(await guard.run(asked.operation, asked.key, _gone_awaited, **asks))
+            return _as_answer((yield partial(guard.run, asked.operation, asked.key, gone, **asks)))
         except (NotFinal, ResultUnreadable, TypeError):
             raise unreadable from None
 
@@ -63,5 +65,5 @@ def _gone() -> Any:
     raise NotFinal
 
 
-async def _gone_awaited() -> Any:
+async def _gone_async() -> Any:
     raise NotFinal

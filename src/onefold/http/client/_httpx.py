@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.http.client._answers import BODYLESS
+from onefold._generators import Work, run, run_async
+from onefold.http.client._answers import BODYLESS, Answer
 from onefold.http.client._handler_keys import Keyed, Request, following, keyed
 from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import (
@@ -52,59 +55,45 @@ NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, 
 NOT_AGAIN: Final = (httpx.PoolTimeout,)
 
 
-class Transport(httpx.BaseTransport):
-    """Mints a key for each POST and PATCH without one, and sends the call again until its answer is final."""
+class _Sending:
+    """Sends a request until its answer is final. What blocks or is awaited the two transports add."""
 
-    def __init__(self, transport: httpx.BaseTransport | None = None, *, retries: Retries = Retries()) -> None:  # noqa: B008
-        self._transport = httpx.HTTPTransport() if transport is None else transport
+    def __init__(self, retries: Retries) -> None:
         self._plan = plan(retries, LOST, NOT_AGAIN)
         self._retries = retries
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if request.method not in METHODS:
-            return self._follow(request)
-        # Read in whole, so that it can be sent again.
-        asked, around = _asked(request, request.read()), current_intent()
-        with keyed(asked) if around is None else around.call_for(asked) as chosen:
-            return self._call(_with_key(request, chosen), Call(chosen.key), chosen)
-
-    def _follow(self, request: httpx.Request) -> httpx.Response:
+    def _follow(self, request: httpx.Request) -> Work[httpx.Response]:
         """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
         redirected = _redirected(request)
         with following(redirected):
-            response = self._transport.handle_request(request)
+            response: httpx.Response = yield partial(self._handle, request)
         if redirected is None:
             return response
         answer = redirected.heard_there(response.status_code, response.headers, problem(response))
-        return Response.of(response, Watched(response.stream, answer), answer)
+        return Response.of(response, self._watched(response.stream, answer), answer)
 
-    def _call(self, request: httpx.Request, call: Call, chosen: Keyed) -> httpx.Response:
-        response = self._ask(request, call, self._plan)
+    def _call(self, request: httpx.Request, call: Call, chosen: Keyed) -> Work[httpx.Response]:
+        response = yield from self._ask(request, call, self._plan)
         answer = chosen.heard(response.status_code, response.headers, problem(response))
         response.extensions[EXTENSION] = call.sent(response.headers)
-
-        def again(error: httpx.TransportError) -> httpx.Response:
-            with chosen.again():
-                return self._ask(request, call, resumed(self._plan, self._retries, call), error)
-
         stream: Any = response.stream
         if not isinstance(stream, httpx.ByteStream):
-            stream = Resumed(response, call, again)
-        return Response.of(response, Watched(stream, answer), answer)
+            stream = self._resumed(response, call, partial(self._ask_again, request, call, chosen))
+        return Response.of(response, self._watched(stream, answer), answer)
+
+    def _ask_again(
+        self, request: httpx.Request, call: Call, chosen: Keyed, lost: httpx.TransportError
+    ) -> Work[httpx.Response]:
+        with chosen.again():
+            return (yield from self._ask(request, call, resumed(self._plan, self._retries, call), lost))
 
     def _ask(
         self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
-    ) -> httpx.Response:
+    ) -> Work[httpx.Response]:
         """Send until the answer is final. `lost`: how the last one was lost, if one was there."""
         errors = [] if lost is None else [lost]
-
-        def send() -> httpx.Response:
-            if errors:
-                raise errors.pop()
-            return self._send(call, request)
-
         try:
-            response: httpx.Response = tenacity.Retrying(**how, before_sleep=_let_go)(send)
+            response: httpx.Response = yield partial(self._retrying(how), self._attempt, call, request, errors)
         except Wanted as wanted:
             response = wanted.response
         except LOST as error:
@@ -112,92 +101,90 @@ class Transport(httpx.BaseTransport):
             raise
         return response
 
-    def _send(self, call: Call, request: httpx.Request) -> httpx.Response:
+    def _send(self, call: Call, request: httpx.Request, errors: list[httpx.TransportError]) -> Work[httpx.Response]:
+        """Make one attempt. An answer that broke off before counts as the first."""
+        if errors:
+            raise errors.pop()
         try:
-            response = self._transport.handle_request(request)
+            response: httpx.Response = yield partial(self._handle, request)
             if _is_read_at_once(response):
-                response = read(response)
+                response = yield partial(self._read, response)
         except LOST as error:
             call.failed(error, sent=not isinstance(error, NOT_SENT))
             raise
         call.answered(response, response.status_code, response.headers)
         return response
+
+    # The same names, sync and async.
+    _handle: Callable[[httpx.Request], Any]
+    _attempt: Callable[..., Any]
+    _read: Callable[[httpx.Response], Any]
+    _retrying: Callable[[Any], Any]
+    _resumed: Callable[[httpx.Response, Call, Any], Any]
+    _watched: Callable[[Any, Answer], Any]
+
+
+class Transport(_Sending, httpx.BaseTransport):
+    """Mints a key for each POST and PATCH without one, and sends the call again until its answer is final."""
+
+    _read = staticmethod(read)
+    _resumed = Resumed
+    _watched = Watched
+
+    def __init__(self, transport: httpx.BaseTransport | None = None, *, retries: Retries = Retries()) -> None:  # noqa: B008
+        super().__init__(retries)
+        self._transport = httpx.HTTPTransport() if transport is None else transport
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method not in METHODS:
+            return run(self._follow(request))
+        # Read in whole, so that it can be sent again.
+        asked, around = _asked(request, request.read()), current_intent()
+        with keyed(asked) if around is None else around.call_for(asked) as chosen:
+            return run(self._call(_with_key(request, chosen), Call(chosen.key), chosen))
 
     def close(self) -> None:
         self._transport.close()
 
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        return self._transport.handle_request(request)
 
-class AsyncTransport(httpx.AsyncBaseTransport):
-    """The same for an `httpx.AsyncClient`."""
+    def _attempt(self, call: Call, request: httpx.Request, errors: list[httpx.TransportError]) -> httpx.Response:
+        return run(self._send(call, request, errors))
+
+    def _retrying(self, how: Any) -> tenacity.Retrying:
+        return tenacity.Retrying(**how, before_sleep=_let_go)
+
+
+class AsyncTransport(_Sending, httpx.AsyncBaseTransport):
+    """Does for an `httpx.AsyncClient` what `Transport` does for an `httpx.Client`."""
+
+    _read = staticmethod(read_async)
+    _resumed = AsyncResumed
+    _watched = AsyncWatched
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None, *, retries: Retries = Retries()) -> None:  # noqa: B008
+        super().__init__(retries)
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
-        self._plan = plan(retries, LOST, NOT_AGAIN)
-        self._retries = retries
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.method not in METHODS:
-            return await self._follow(request)
+            return await run_async(self._follow(request))
         asked, around = _asked(request, await request.aread()), current_intent()
         with keyed(asked) if around is None else await around.call_for_awaited(asked) as chosen:
-            return await self._call(_with_key(request, chosen), Call(chosen.key), chosen)
-
-    async def _follow(self, request: httpx.Request) -> httpx.Response:
-        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
-        redirected = _redirected(request)
-        with following(redirected):
-            response = await self._transport.handle_async_request(request)
-        if redirected is None:
-            return response
-        answer = redirected.heard_there(response.status_code, response.headers, problem(response))
-        return Response.of(response, AsyncWatched(response.stream, answer), answer)
-
-    async def _call(self, request: httpx.Request, call: Call, chosen: Keyed) -> httpx.Response:
-        response = await self._ask(request, call, self._plan)
-        answer = chosen.heard(response.status_code, response.headers, problem(response))
-        response.extensions[EXTENSION] = call.sent(response.headers)
-
-        async def again(error: httpx.TransportError) -> httpx.Response:
-            with chosen.again():
-                return await self._ask(request, call, resumed(self._plan, self._retries, call), error)
-
-        stream: Any = response.stream
-        if not isinstance(stream, httpx.ByteStream):
-            stream = AsyncResumed(response, call, again)
-        return Response.of(response, AsyncWatched(stream, answer), answer)
-
-    async def _ask(
-        self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
-    ) -> httpx.Response:
-        errors = [] if lost is None else [lost]
-
-        async def send() -> httpx.Response:
-            if errors:
-                raise errors.pop()
-            return await self._send(call, request)
-
-        try:
-            response: httpx.Response = await tenacity.AsyncRetrying(**how, before_sleep=_let_go_async)(send)
-        except Wanted as wanted:
-            response = wanted.response
-        except LOST as error:
-            call.gave_up(error)
-            raise
-        return response
-
-    async def _send(self, call: Call, request: httpx.Request) -> httpx.Response:
-        try:
-            response = await self._transport.handle_async_request(request)
-            if _is_read_at_once(response):
-                response = await read_async(response)
-        except LOST as error:
-            call.failed(error, sent=not isinstance(error, NOT_SENT))
-            raise
-        call.answered(response, response.status_code, response.headers)
-        return response
+            return await run_async(self._call(_with_key(request, chosen), Call(chosen.key), chosen))
 
     async def aclose(self) -> None:
         await self._transport.aclose()
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        return await self._transport.handle_async_request(request)
+
+    async def _attempt(self, call: Call, request: httpx.Request, errors: list[httpx.TransportError]) -> httpx.Response:
+        return await run_async(self._send(call, request, errors))
+
+    def _retrying(self, how: Any) -> tenacity.AsyncRetrying:
+        return tenacity.AsyncRetrying(**how, before_sleep=_let_go_async)
 
 
 def _asked(request: httpx.Request, body: bytes) -> Request:

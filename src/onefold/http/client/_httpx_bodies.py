@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Self
 
 import httpx
 
+from onefold._generators import Work, run, run_async
 from onefold.http.client._answers import BODYLESS, Answer, watching
-from onefold.http.client._resuming import Another, HandedOut
+from onefold.http.client._resuming import Another, HandedOut, Rest
 from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, Call, is_problem
 
 # What the wire does. A wrong URL, or a request that cannot be written, is not among them.
@@ -105,87 +106,75 @@ def problem(response: httpx.Response) -> bytes | None:
     return None if encoding not in ("", "identity") and body == sent else body
 
 
-class Resumed(httpx.SyncByteStream):
+class _Resuming:
+    """What was handed out of an answer, and how it goes on where it breaks off."""
+
+    def __init__(self, response: httpx.Response, call: Call, ask_again: Callable[..., Work[httpx.Response]]) -> None:
+        self._response, self._call, self._ask_again = response, call, ask_again
+        self._handed_out = HandedOut(response.status_code, response.headers)
+        self._lost: httpx.TransportError | None = None
+        self._has_ended = False
+
+    @contextmanager
+    def _reading(self) -> Iterator[Rest]:
+        """Read the answer, or its repetition, to its end, or note how it was lost."""
+        self._has_ended = False
+        try:
+            rest = self._handed_out.rest_of(self._response.status_code, self._response.headers)
+            yield rest
+            rest.check_end()
+            self._has_ended, self._lost = True, None
+        except LOST as error:
+            self._lost = error
+        except Another:
+            assert self._lost is not None
+            give_up(self._lost, self._call)
+
+    def _again(self) -> Work[httpx.Response]:
+        """Ask for the answer once more. Raise how it was lost where that is not worth while."""
+        assert self._lost is not None
+        self._call.broke_off(self._lost)
+        if not self._handed_out.can_go_on:
+            give_up(self._lost, self._call)
+        return (yield from self._ask_again(self._lost))
+
+
+class Resumed(_Resuming, httpx.SyncByteStream):
     """The body of an answer that is read by the client: where it breaks off, it is asked for again."""
 
-    def __init__(
-        self,
-        response: httpx.Response,
-        call: Call,
-        again: Callable[[httpx.TransportError], httpx.Response],
-    ) -> None:
-        self._response, self._call, self._again = response, call, again
-        self._handed_out = HandedOut(response.status_code, response.headers)
-
     def __iter__(self) -> Iterator[bytes]:
-        lost: httpx.TransportError | None = None
         while True:
-            response = self._response
-            assert isinstance(response.stream, httpx.SyncByteStream)
-            try:
-                rest = self._handed_out.rest_of(response.status_code, response.headers)
-                for part in response.stream:
+            assert isinstance(self._response.stream, httpx.SyncByteStream)
+            with self._reading() as rest:
+                for part in self._response.stream:
                     if new := rest.of(part):
                         yield self._handed_out.add(new)
-                rest.check_end()
-            except LOST as error:
-                lost = error
-            except Another:
-                assert lost is not None
-                give_up(lost, self._call)
-            else:
+            if self._has_ended:
                 return
-            response.close()
-            break_off(lost, self._call, self._handed_out)
-            self._response = self._again(lost)
+            self._response.close()
+            self._response = run(self._again())
 
     def close(self) -> None:
         self._response.close()
 
 
-class AsyncResumed(httpx.AsyncByteStream):
-    """The same for an async client."""
-
-    def __init__(
-        self,
-        response: httpx.Response,
-        call: Call,
-        again: Callable[[httpx.TransportError], Awaitable[httpx.Response]],
-    ) -> None:
-        self._response, self._call, self._again = response, call, again
-        self._handed_out = HandedOut(response.status_code, response.headers)
+class AsyncResumed(_Resuming, httpx.AsyncByteStream):
+    """Does for an async client what `Resumed` does for a blocking one."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        lost: httpx.TransportError | None = None
         while True:
-            response = self._response
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            try:
-                rest = self._handed_out.rest_of(response.status_code, response.headers)
-                async for part in response.stream:
+            assert isinstance(self._response.stream, httpx.AsyncByteStream)
+            with self._reading() as rest:
+                async for part in self._response.stream:
                     if new := rest.of(part):
                         yield self._handed_out.add(new)
-                rest.check_end()
-            except LOST as error:
-                lost = error
-            except Another:
-                assert lost is not None
-                give_up(lost, self._call)
-            else:
+            if self._has_ended:
                 return
-            await response.aclose()
-            break_off(lost, self._call, self._handed_out)
-            self._response = await self._again(lost)
+            await self._response.aclose()
+            self._response = await run_async(self._again())
 
     async def aclose(self) -> None:
         await self._response.aclose()
-
-
-def break_off(error: httpx.TransportError, call: Call, handed_out: HandedOut) -> None:
-    """Note that the answer broke off. Raise the error where it cannot go on with another one."""
-    call.broke_off(error)
-    if not handed_out.can_go_on:
-        give_up(error, call)
 
 
 def give_up(error: httpx.TransportError, call: Call) -> NoReturn:

@@ -6,7 +6,9 @@ of this name (another process after a crash, say) sends the same key, and is ref
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
+from functools import partial
 from typing import Any, Final, Self
 
 from onefold import (
@@ -21,6 +23,7 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
+from onefold._generators import Work, run, run_async
 from onefold.durations import Duration, in_words, seconds
 from onefold.http._shared.intents import OPERATION
 from onefold.http.client._handler_keys import Keyed, Request
@@ -68,7 +71,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         assert isinstance(self._guard, Guard)
         try:
             if error is None and self.settled:
-                self._forget(self._guard)
+                run(self._forget(self._guard, _nothing_kept))
         finally:
             if self._guard is not self._store:
                 self._guard.close()
@@ -84,7 +87,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         assert isinstance(self._guard, AsyncGuard)
         try:
             if error is None and self.settled:
-                await self._forget_awaited(self._guard)
+                await run_async(self._forget(self._guard, _nothing_kept_async))
         finally:
             if self._guard is not self._store:
                 await self._guard.aclose()
@@ -95,17 +98,16 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         """End it by hand, where it is known what became of it: the next one of this name is a new request."""
         guard, self._is_used = self._blocking(), True
         try:
-            # Inside its block it knows its own key, and ends no other.
-            self._forget(guard) if self._key else guard.forget(OPERATION, self.name)
+            run(self._end(guard, _nothing_kept))
         finally:
             if guard is not self._store:
                 guard.close()
 
     async def aend(self) -> None:
-        """The same, awaited."""
+        """End it by hand, awaited. See `end`."""
         guard, self._is_used = self._awaited(), True
         try:
-            await (self._forget_awaited(guard) if self._key else guard.forget(OPERATION, self.name))
+            await run_async(self._end(guard, _nothing_kept_async))
         finally:
             if guard is not self._store:
                 await guard.aclose()
@@ -115,32 +117,27 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         self._is_used = True
         if not isinstance(self._guard, Guard):
             raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
-        if self._is_sent_on(request):
-            return self._key or ""
-        payload = self._payload(request)
-        try:
-            found = self._guard.run(OPERATION, self.name, mint, returns=str, fingerprint=payload, policy=POLICY)
-        except KeyReused as reused:
-            raise self._another(reused) from None
-        return self._kept(found, self._guard.read(OPERATION, self.name) if found.replayed else None)
+        return run(self._key_for(request, self._guard, mint))
 
     async def key_for_awaited(self, request: Request) -> str:
-        """The same, awaited."""
+        """Return the key of this request, awaited. See `key_for`."""
         self._is_used = True
         if not isinstance(self._guard, AsyncGuard):
             raise UsageError("this intent was entered with `with`, and the client is an async one")
+        return await run_async(self._key_for(request, self._guard, _mint_async))
+
+    def _key_for(self, request: Request, guard: Any, mint: Callable[[], Any]) -> Work[str]:
         if self._is_sent_on(request):
             return self._key or ""
-
-        async def minted() -> str:
-            return mint()
-
         payload = self._payload(request)
         try:
-            found = await self._guard.run(OPERATION, self.name, minted, returns=str, fingerprint=payload, policy=POLICY)
+            found = yield partial(
+                guard.run, OPERATION, self.name, mint, returns=str, fingerprint=payload, policy=POLICY
+            )
         except KeyReused as reused:
             raise self._another(reused) from None
-        return self._kept(found, await self._guard.read(OPERATION, self.name) if found.replayed else None)
+        record = (yield partial(guard.read, OPERATION, self.name)) if found.replayed else None
+        return self._kept(found, record)
 
     @property
     def settled(self) -> bool:
@@ -153,43 +150,32 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         return call
 
     async def call_for_awaited(self, request: Request) -> Keyed:
-        """The same, awaited."""
+        """Return the call of this request, awaited. See `call_for`."""
         call = self._call = Keyed(await self.key_for_awaited(request), request, self)
         return call
 
-    def _forget(self, guard: Guard) -> None:
+    def _end(self, guard: Any, nothing_kept: Callable[[], Any]) -> Work[None]:
+        if self._key:
+            # Inside its block it knows its own key, and ends no other.
+            yield from self._forget(guard, nothing_kept)
+        else:
+            yield partial(guard.forget, OPERATION, self.name)
+
+    def _forget(self, guard: Any, nothing_kept: Callable[[], Any]) -> Work[None]:
         """Forget our own key. A slow sender may find a newer one under the name, which is not ours to end."""
+        look = partial(
+            guard.run, OPERATION, self.name, nothing_kept, returns=str, fingerprint=self._sent, policy=LOOKING
+        )
         for _ in range(FORGET_ROUNDS):
-            record = guard.read(OPERATION, self.name)
+            record = yield partial(guard.read, OPERATION, self.name)
             if record is None or record.state != "done":
                 return
             try:
                 # Our key is never minted again: where it is found after the reading, it was there at the reading.
-                found = guard.run(
-                    OPERATION, self.name, _nothing_kept, returns=str, fingerprint=self._sent, policy=LOOKING
-                )
+                found = yield look
             except (_NothingKept, InProgress, KeyReused):
                 return
-            if found.value != self._key or guard.forget(OPERATION, self.name, only=record):
-                return
-
-    async def _forget_awaited(self, guard: AsyncGuard) -> None:
-        """The same, awaited."""
-
-        async def nothing_kept() -> str:
-            return _nothing_kept()
-
-        for _ in range(FORGET_ROUNDS):
-            record = await guard.read(OPERATION, self.name)
-            if record is None or record.state != "done":
-                return
-            try:
-                found = await guard.run(
-                    OPERATION, self.name, nothing_kept, returns=str, fingerprint=self._sent, policy=LOOKING
-                )
-            except (_NothingKept, InProgress, KeyReused):
-                return
-            if found.value != self._key or await guard.forget(OPERATION, self.name, only=record):
+            if found.value != self._key or (yield partial(guard.forget, OPERATION, self.name, only=record)):
                 return
 
     def _blocking(self) -> Guard:
@@ -256,7 +242,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         return error
 
     def _ending(self) -> str:
-        """Return the line that ends it by hand, as code of the same colour writes it."""
+        """Return the line that ends it by hand, as sync or async code writes it."""
         named = f"intent({self.name!r}, store=…)"
         return f"await {named}.aend()" if isinstance(self._guard, AsyncGuard) else f"{named}.end()"
 
@@ -280,6 +266,14 @@ class _NothingKept(Exception):
 
 def _nothing_kept() -> str:
     raise _NothingKept
+
+
+async def _nothing_kept_async() -> str:
+    raise _NothingKept
+
+
+async def _mint_async() -> str:
+    return mint()
 
 
 def _old(age: float) -> str:

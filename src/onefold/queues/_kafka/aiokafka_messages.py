@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onefold import UsageError
+from onefold._generators import run_async
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.messages import (
     WITHIN,
+    DeadLettersBase,
+    Letter,
     NotConfirmed,
-    check_letters,
     letter_forms,
     letter_headers,
     message_of,
     sent_headers,
 )
-from onefold.queues._kafka.notices import log
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import Ledger
-from onefold.queues._shared.options import takes_tx
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KEY_HEADER, Key
 
@@ -33,29 +33,25 @@ except ImportError as error:
 __all__ = ["AIOKafkaConsumer", "ConsumerRebalanceListener", "DeadLetters", "KafkaError", "TopicPartition", "send"]
 
 
-class DeadLetters:
+class DeadLetters(DeadLettersBase):
     """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
 
+    sends_by = "send_and_wait"
+
     def __init__(self, producer: AIOKafkaProducer, topic: str, *, within: Duration = WITHIN) -> None:
-        check_letters(producer, "send_and_wait", topic)
-        self._producer = producer
-        self._topic = topic
-        self._within = seconds(within, "within")
+        super().__init__(producer, topic, within=within)
 
     async def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
         """Whether the broker has confirmed it."""
         message = delivery.native
         headers = letter_headers(message.headers, delivery.spot, operation, reason)
-        why: object = None
-        for value, carried in letter_forms(message.value, headers):
-            try:
-                why = await _confirmed(self._producer, self._topic, value, message.key, carried, self._within)
-                break
-            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
-                why = f"the producer refuses to write it ({type(error).__name__})"
-        if why is not None:
-            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
-        return why is None
+
+        async def produce(letter: Letter) -> object:
+            return await _confirmed(
+                self._producer, self._topic, letter.value, message.key, letter.headers, self._within
+            )
+
+        return await run_async(self._bury(letter_forms(message.value, headers), produce))
 
 
 async def send(
@@ -104,8 +100,6 @@ def _bytes(value: bytes | str | None) -> bytes | None:
 
 def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
     """The handler, and the next offset in its transaction."""
-    if not takes_tx(handler):
-        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
 
     async def handle(message: Any, *, tx: Any) -> None:
         await handler(message, tx=tx)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onefold import UsageError
+from onefold._generators import run
 from onefold.queues._kafka.aiokafka_messages import (
     AIOKafkaConsumer,
     ConsumerRebalanceListener,
@@ -19,8 +20,8 @@ from onefold.queues._kafka.aiokafka_messages import (
     KafkaError,
     TopicPartition,
 )
-from onefold.queues._kafka.messages import check_consumer, check_undecoded, dead_letter_stops
-from onefold.queues._kafka.notices import UNHEARD, AddressOf, log
+from onefold.queues._kafka.consumer import GuardedConsumer, Sender
+from onefold.queues._kafka.notices import log
 from onefold.queues._kafka.offsets import Partition
 from onefold.queues._kafka.partitions import (
     Assigned,
@@ -28,32 +29,25 @@ from onefold.queues._kafka.partitions import (
     Commit,
     FindEnds,
     GoBack,
-    Ledger,
-    Options,
     Position,
     Resume,
     Step,
-    Steps,
 )
 from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
-class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
+class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
     """What is done to the partitions, and heard of them."""
 
-    def __init__(
-        self, consumer: AIOKafkaConsumer, dead_letter: Any, operation: str, options: Options, address_of: AddressOf
-    ) -> None:
-        stops = dead_letter_stops(dead_letter, DeadLetters)
-        self._ledger = Ledger(options, stops=stops, address_of=address_of)
-        self._consumer = _checked(consumer)
-        self._dead_letter = dead_letter
-        self._operation = operation
-        self._offsets = options.get("offsets")
+    _takes = AIOKafkaConsumer
+    _letters = DeadLetters
+    _refusal = KafkaError
+    _listeners = "handle.on_partitions_assigned and handle.on_partitions_revoked"
+
+    def __init__(self, consumer: AIOKafkaConsumer, *given: Any) -> None:
+        super().__init__(consumer, *given)
         self._pause, self._resume = self._listen(consumer)
         self._alarm: asyncio.TimerHandle | None = None
-        # Whether somebody tells us of partitions that come and go.
-        self._hears = False
 
     def _listen(self, consumer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
         """Hear of the user's own pauses, and return the methods by which to pause and resume unheard.
@@ -92,21 +86,9 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
             for partition, offset in (await self._offsets.load_async(assigned)).items():
                 self._consumer.seek(TopicPartition(*partition), offset)
 
-    def _warn_of_silence(self) -> None:
-        """Once. Where a consumer is assigned by hand, its partitions do not come and go."""
+    def _is_subscribed(self) -> bool:
         subscription = getattr(self._consumer, "_subscription", None)
-        if not self._hears and getattr(subscription, "partitions_auto_assigned", bool)():
-            log.warning(UNHEARD, "handle.on_partitions_assigned and handle.on_partitions_revoked")
-        self._hears = True
-
-    async def _perform(self, steps: Steps) -> Any:
-        answer = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value
-            answer = await self._step(step)
+        return bool(getattr(subscription, "partitions_auto_assigned", bool)())
 
     async def _step(self, step: Step) -> Any:
         match step:
@@ -118,7 +100,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
                 at = TopicPartition(*partition)
                 return await self._consumer.position(at) if at in self._consumer.assignment() else -1
             case Assigned():
-                return {Partition(*one) for one in self._consumer.assignment()}
+                return self._assignment()
             case FindEnds(partition):
                 return await self._ends(TopicPartition(*partition))
             case _:
@@ -157,15 +139,8 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
             # A rebalance came between; whoever reads them now finds that they are done.
             log.info("offsets not committed: %s", type(error).__name__)
 
-    def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
-        """False: not now, or not ours any more."""
-        try:
-            call()
-        except KafkaError:
-            if TopicPartition(*partition) not in self._consumer.assignment():
-                self._ledger.forget([partition])
-            return False
-        return True
+    def _assignment(self) -> set[Partition]:
+        return {Partition(*one) for one in self._consumer.assignment()}
 
     def _set_alarm(self) -> None:
         """`getone` and `async for` do not come back while all partitions wait: the loop's clock wakes them."""
@@ -175,24 +150,16 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
         self._alarm = None if due is None else asyncio.get_running_loop().call_later(due, self._ring)
 
     def _ring(self) -> None:
-        steps, answer = self._ledger.wake(), None
-        while True:
-            try:
-                answer = self._step_now(steps.send(answer))
-            except StopIteration:
-                break
+        run(self._ledger.wake(), Sender(self._step_now))
         self._set_alarm()
 
-
-def _checked(consumer: AIOKafkaConsumer) -> AIOKafkaConsumer:
-    """The consumer, if it leaves the offsets to us."""
-    check_consumer(consumer, AIOKafkaConsumer)
-    check_undecoded(consumer)
-    if getattr(consumer, "_group_id", "") is None:
-        raise UsageError("the consumer has no group, and nothing can be committed for it. Make it with group_id=...")
-    if getattr(consumer, "_enable_auto_commit", False):
-        raise UsageError(
-            "the consumer commits offsets before their messages are handled. Make it with enable_auto_commit=False; "
-            "otherwise a crash loses messages"
-        )
-    return consumer
+    def _check_commits(self, consumer: AIOKafkaConsumer) -> None:
+        if getattr(consumer, "_group_id", "") is None:
+            raise UsageError(
+                "the consumer has no group, and nothing can be committed for it. Make it with group_id=..."
+            )
+        if getattr(consumer, "_enable_auto_commit", False):
+            raise UsageError(
+                "the consumer commits offsets before their messages are handled. Make it with "
+                "enable_auto_commit=False; otherwise a crash loses messages"
+            )

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from onefold import UsageError
+from onefold._generators import run
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.messages import (
     WITHIN,
+    DeadLettersBase,
+    Letter,
     NotConfirmed,
     Unreadable,
-    check_letters,
     letter_forms,
     letter_headers,
     message_of,
@@ -22,7 +24,6 @@ from onefold.queues._kafka.messages import (
 from onefold.queues._kafka.notices import log
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import Ledger
-from onefold.queues._shared.options import takes_tx
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KEY_HEADER, Key
 
@@ -42,30 +43,24 @@ _asked_for_headers: Final = operator.methodcaller("headers")
 TOO_LATE: Final = "Set max.poll.interval.ms above your longest handler, or poll, and above wait="
 
 
-class DeadLetters:
+class DeadLetters(DeadLettersBase):
     """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
 
+    sends_by = "produce"
+
     def __init__(self, producer: Producer, topic: str, *, within: Duration = WITHIN) -> None:
-        check_letters(producer, "produce", topic)
-        self._producer = producer
-        self._topic = topic
-        self._within = seconds(within, "within")
+        super().__init__(producer, topic, within=within)
 
     def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
         """Whether the broker has confirmed it."""
         message = delivery.native
         headers = letter_headers(message.headers(), delivery.spot, operation, reason)
         whole = not isinstance(delivery.message.headers, Unreadable)
-        why: object = None
-        for value, carried in letter_forms(message.value(), headers, whole=whole):
-            try:
-                why = _confirmed(self._producer, self._topic, value, message.key(), carried, self._within)
-                break
-            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
-                why = f"the producer refuses to write it ({type(error).__name__})"
-        if why is not None:
-            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
-        return why is None
+
+        def produce(letter: Letter) -> object:
+            return _confirmed(self._producer, self._topic, letter.value, message.key(), letter.headers, self._within)
+
+        return run(self._bury(letter_forms(message.value(), headers, whole=whole), produce))
 
 
 def send(
@@ -142,8 +137,6 @@ def is_news(message: Any) -> bool:
 
 def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
     """The handler, and the next offset in its transaction."""
-    if not takes_tx(handler):
-        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
 
     def handle(message: Any, *, tx: Any) -> None:
         handler(message, tx=tx)

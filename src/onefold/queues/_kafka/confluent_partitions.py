@@ -5,15 +5,14 @@ A partition that is not ours any more is forgotten, and nothing is committed for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from onefold import UsageError
 from onefold.queues._kafka.confluent_messages import Consumer, DeadLetters, KafkaException, TopicPartition
-from onefold.queues._kafka.messages import check_consumer, check_undecoded, dead_letter_stops
-from onefold.queues._kafka.notices import UNHEARD, AddressOf, log
+from onefold.queues._kafka.consumer import GuardedConsumer
 from onefold.queues._kafka.offsets import Partition
 from onefold.queues._kafka.partitions import (
     Assigned,
@@ -21,30 +20,20 @@ from onefold.queues._kafka.partitions import (
     Commit,
     FindEnds,
     GoBack,
-    Ledger,
-    Options,
     Position,
     Resume,
     Step,
-    Steps,
 )
 from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
-class Partitions:
+class Partitions(GuardedConsumer):
     """What is done to the partitions, and heard of them."""
 
-    def __init__(
-        self, consumer: Consumer, dead_letter: Any, operation: str, options: Options, address_of: AddressOf
-    ) -> None:
-        stops = dead_letter_stops(dead_letter, DeadLetters)
-        self._ledger = Ledger(options, stops=stops, address_of=address_of)
-        self._consumer = _checked(consumer)
-        self._dead_letter = dead_letter
-        self._operation = operation
-        self._offsets = options.get("offsets")
-        # Whether somebody tells us of partitions that come and go.
-        self._hears = False
+    _takes = Consumer
+    _letters = DeadLetters
+    _refusal = KafkaException
+    _listeners = "handle.assigned, handle.revoked and handle.lost"
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe the consumer, and hear of its partitions' coming and going."""
@@ -93,20 +82,9 @@ class Partitions:
         """For an `on_lost` of your own."""
         self._ledger.forget((one.topic, one.partition) for one in partitions)
 
-    def _warn_of_silence(self) -> None:
-        """Once. A consumer without a member id is assigned by hand: its partitions do not come and go."""
-        if not self._hears and self._consumer.memberid():
-            log.warning(UNHEARD, "handle.assigned, handle.revoked and handle.lost")
-        self._hears = True
-
-    def _perform(self, steps: Steps) -> Any:
-        answer = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value
-            answer = self._step(step)
+    def _is_subscribed(self) -> bool:
+        # A consumer that is assigned by hand has no member id.
+        return bool(self._consumer.memberid())
 
     def _step(self, step: Step) -> Any:
         consumer = self._consumer
@@ -149,29 +127,15 @@ class Partitions:
             with suppress(KafkaException):
                 self._consumer.commit(offsets=ours, asynchronous=True)
 
-    def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
-        """False: not now, or not ours any more."""
-        try:
-            call()
-        except KafkaException:
-            if partition not in self._assignment():
-                self._ledger.forget([partition])
-            return False
-        return True
-
     def _assignment(self) -> set[Partition]:
         return {Partition(one.topic, one.partition) for one in self._consumer.assignment()}
 
-
-def _checked(consumer: Consumer) -> Consumer:
-    """The consumer, if it leaves the offsets to us: it refuses to store any where it stores them itself."""
-    check_consumer(consumer, Consumer)
-    check_undecoded(consumer)
-    try:
-        consumer.store_offsets(offsets=[])
-    except KafkaException as error:
-        raise UsageError(
-            'the consumer stores the offset of a message before it is handled. Make it with "enable.auto.offset.store":'
-            " False; otherwise a crash loses messages"
-        ) from error
-    return consumer
+    def _check_commits(self, consumer: Consumer) -> None:
+        try:
+            # It refuses to store any where it stores them itself.
+            consumer.store_offsets(offsets=[])
+        except KafkaException as error:
+            raise UsageError(
+                "the consumer stores the offset of a message before it is handled. Make it with "
+                '"enable.auto.offset.store": False; otherwise a crash loses messages'
+            ) from error

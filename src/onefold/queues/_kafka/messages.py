@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple
 
 from onefold import MissingKey, UsageError
+from onefold._generators import Work
 from onefold.durations import Duration, seconds
+from onefold.queues._kafka.notices import log
 from onefold.queues._kafka.offsets import Spot
 from onefold.queues.keys import Key, Message, with_key
 
@@ -108,6 +111,35 @@ def letter_forms(value: bytes | None, headers: list[tuple[str, Any]], *, whole: 
         yield Letter(value or b"", [*filled, (CHANGED_HEADER, b"what was null is empty here")])
     ours = [pair for pair in headers if pair[0] in OURS]
     yield Letter(value or b"", [*ours, (CHANGED_HEADER, b"the headers of the message cannot be written here")])
+
+
+class DeadLettersBase:
+    """A producer, and the topic for what can never be handled."""
+
+    # The method by which its producer sends.
+    sends_by: ClassVar[str]
+
+    def __init__(self, producer: Any, topic: str, *, within: Duration = WITHIN) -> None:
+        check_letters(producer, self.sends_by, topic)
+        self._producer = producer
+        self._topic = topic
+        self._within = seconds(within, "within")
+
+    def _bury(self, letters: Iterable[Letter], produce: Callable[[Letter], Any]) -> Work[bool]:
+        """Produce the first form of a letter that the producer writes. True: the broker has confirmed it.
+
+        `produce` gives None once it is confirmed; else why it is not.
+        """
+        why: object = None
+        for letter in letters:
+            try:
+                why = yield partial(produce, letter)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
+                why = f"the producer refuses to write it ({type(error).__name__})"
+        if why is not None:
+            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
+        return why is None
 
 
 class Unreadable(Mapping[str, Any]):

@@ -12,6 +12,7 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS, PublishError
 from aiormq.abc import AbstractConnection, DeliveredMessage
 
 from onefold import UsageError
+from onefold._generators import run_async
 from onefold.queues._rabbitmq import consumer as _rabbitmq
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key
@@ -75,18 +76,15 @@ async def send(
         )
     chosen, carried = with_key(headers, key)
     message = Message(body, **_rabbitmq.sent_properties(chosen, carried, content_type))
-    for pause in (*_rabbitmq.pauses(), None):
-        try:
-            place = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
-            answer = await place.publish(message, routing_key, mandatory=True, timeout=_rabbitmq.CONFIRM_SECONDS_MAX)
-            if isinstance(answer, DeliveredMessage):
-                raise PublishError(answer, answer.delivery)
-        except PublishError:
-            raise
-        except CONNECTION_EXCEPTIONS:
-            if pause is None:
-                raise
-            await asyncio.sleep(pause)
-        else:
-            break
+
+    async def publish() -> None:
+        place = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+        answer = await place.publish(message, routing_key, mandatory=True, timeout=_rabbitmq.CONFIRM_SECONDS_MAX)
+        if isinstance(answer, DeliveredMessage):
+            raise PublishError(answer, answer.delivery)
+
+    def is_worth_another_try(error: BaseException) -> bool:
+        return not isinstance(error, PublishError)
+
+    await run_async(_rabbitmq.confirmed(publish, asyncio.sleep, CONNECTION_EXCEPTIONS, is_worth_another_try))
     return chosen

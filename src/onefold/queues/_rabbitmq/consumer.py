@@ -13,9 +13,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from onefold import UsageError
+from onefold._generators import Work
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import Waits, buried, found_at
 from onefold.queues._shared.options import whole
@@ -259,6 +261,27 @@ def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: s
 def pauses() -> list[float]:
     """How long a sender waits between its tries."""
     return [min(SEND_DELAY * 2**number, SEND_DELAY_MAX) for number in range(SEND_TRIES - 1)]
+
+
+def confirmed(
+    publish: Callable[[], Any],
+    sleep: Callable[[float], Any],
+    lost: tuple[type[BaseException], ...],
+    is_worth_another_try: Callable[[BaseException], bool],
+) -> Work[None]:
+    """Publish a message until the broker has confirmed it, with a pause after each error of a lost connection.
+
+    Raises the client's own error after the last try, and at once where another one is not worth it.
+    """
+    for pause in (*pauses(), None):
+        try:
+            yield publish
+        except lost as error:
+            if pause is None or not is_worth_another_try(error):
+                raise
+            yield partial(sleep, pause)
+        else:
+            return
 
 
 def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max: int) -> Dead:

@@ -11,6 +11,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError, UnroutableError
 
+from onefold._generators import run
 from onefold.queues._rabbitmq import consumer as _rabbitmq
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key
@@ -84,19 +85,16 @@ def send(
     """
     chosen, carried = with_key(headers, key)
     properties = BasicProperties(**_rabbitmq.sent_properties(chosen, carried, content_type))
-    for pause in (*_rabbitmq.pauses(), None):
-        try:
-            here = channel() if callable(channel) else channel
-            # Private, for want of a public word: a second call would be logged as an error.
-            if not vars(here).get("_delivery_confirmation"):
-                here.confirm_delivery()
-            here.basic_publish(exchange, routing_key, body, properties, mandatory=True)
-        except UnroutableError:
-            raise
-        except AMQPError:
-            if pause is None or not (callable(channel) or channel.is_open):
-                raise
-            time.sleep(pause)
-        else:
-            break
+
+    def publish() -> None:
+        here = channel() if callable(channel) else channel
+        # Private, for want of a public word: a second call would be logged as an error.
+        if not vars(here).get("_delivery_confirmation"):
+            here.confirm_delivery()
+        here.basic_publish(exchange, routing_key, body, properties, mandatory=True)
+
+    def is_worth_another_try(error: BaseException) -> bool:
+        return not isinstance(error, UnroutableError) and (callable(channel) or channel.is_open)
+
+    run(_rabbitmq.confirmed(publish, time.sleep, (AMQPError,), is_worth_another_try))
     return chosen

@@ -1,14 +1,16 @@
 """Whole polls: all messages under a guard at once, and a verdict for each. For clients that hand out many at a time.
 
-`Polls` gives them to `run_batch`. In one transaction of the caller's: `_joined_polls`.
+`Polls` gives them to `run_batch`. In one transaction of the caller's: `transactional_batches`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from onefold import AsyncGuard, Fresh, Guard, MissingKey, Policy
+from onefold._generators import Work, run, run_async
 from onefold.queues._shared.consumer import NO_KEY, MissingKeyRule, finished, nothing
 from onefold.queues._shared.verdict import ACK, SOON, Later, Never, Verdict, of_error
 from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, usable
@@ -112,33 +114,29 @@ class Polls:
         self._policy = (policy or guard.policy).but(wait=0, keep_result=False)
 
     def deliver(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
-        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
-        for number in sort.unguarded:
-            try:
-                nothing(self._handler(deliveries[number].native))
-            except Exception as error:  # noqa: BLE001 - it fails alone
-                sort.verdicts[number] = verdict_of(error)
-
-        def handle(number: int) -> None:
-            sort.begun.add(sort.keys[number])
-            nothing(self._handler(deliveries[number].native))
-
-        sort.take(self._run(sort, handle), self._operation, self._policy)
-        return sort.verdicts
+        return run(self._deliver(deliveries, nothing))
 
     async def deliver_async(self, deliveries: Sequence[OnItsWay]) -> list[Verdict]:
+        return await run_async(self._deliver(deliveries, finished))
+
+    def _deliver(self, deliveries: Sequence[OnItsWay], ended: Callable[[Any], Any]) -> Work[list[Verdict]]:
+        """`ended` checks what the handler has returned, or awaits it."""
         sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
+
+        def call(number: int) -> Any:
+            return ended(self._handler(deliveries[number].native))
+
+        def handle(number: int) -> Any:
+            sort.begun.add(sort.keys[number])
+            return call(number)
+
         for number in sort.unguarded:
             try:
-                await finished(self._handler(deliveries[number].native))
+                yield partial(call, number)
             except Exception as error:  # noqa: BLE001 - it fails alone
                 sort.verdicts[number] = verdict_of(error)
-
-        async def handle(number: int) -> None:
-            sort.begun.add(sort.keys[number])
-            await finished(self._handler(deliveries[number].native))
-
-        sort.take(await self._run(sort, handle), self._operation, self._policy)
+        results = yield partial(self._run, sort, handle)
+        sort.take(results, self._operation, self._policy)
         return sort.verdicts
 
     def _run(self, sort: Sorted, handle: Callable[[int], Any]) -> Any:
@@ -148,7 +146,7 @@ class Polls:
             list(keys),
             key=keys.__getitem__,
             handler=handle,
-            returns=Any,
+            returns=type(None),
             fingerprint=sort.fingerprint,
             policy=self._policy,
         )

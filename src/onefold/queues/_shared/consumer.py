@@ -1,4 +1,4 @@
-"""One message on its way: its key, its handler under a guard, and the verdict. Shared by every adapter, once a colour.
+"""One message on its way: its key, its handler under a guard, and the verdict. Shared by every adapter, sync and async.
 
 It never raises what a message can cause: a consumer lives on, whatever it is sent.
 """
@@ -9,9 +9,11 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, UsageError
+from onefold._generators import Work, run, run_async
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import check, check_arguments, takes_tx
@@ -49,7 +51,7 @@ class Call:
 
 
 class _Prepared(Generic[G]):
-    """What a consumer of either colour was given, checked once."""
+    """What a consumer was given, checked once, and what becomes of each of its messages."""
 
     awaited: ClassVar[bool]
     takes: ClassVar[type]
@@ -81,6 +83,54 @@ class _Prepared(Generic[G]):
             guard.idempotent(operation, key="key")
 
     def _transactional(self) -> Callable[..., Any]:
+        guarded: Any = self._guard.transactional(
+            self._operation, key="key", fingerprint=self._compared, policy=self._policy
+        )
+        return guarded(self._with_transaction())  # type: ignore[no-any-return]
+
+    def _with_transaction(self) -> Callable[..., Any]:
+        """Return the handler as a function of its key and payload, which the guard reads, and of its call."""
+        raise NotImplementedError
+
+    def _call(self, call: Call, **tx: Any) -> Any:
+        """Call the handler: the answer is awaited where the guard is an async one."""
+        call.begun = True
+        return self._ended(self._handler(*call.arguments, **tx))
+
+    def _deliver(self, call: Call, message: Message, held_before: int) -> Work[Verdict]:
+        try:
+            self._read(call, message)
+            if call.key is None and not self._runs_without_key:
+                return NO_KEY
+            yield partial(self._run, call)
+        except MissingKey as error:
+            return Never(str(error))
+        except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
+            verdict = self._verdict_of(error, call, held_before)
+        else:
+            return ACK
+        return (yield from self._looked(call.key)) if verdict is None else verdict
+
+    def _run(self, call: Call) -> Any:
+        if self._with_tx is not None:
+            # Without a key it wants a transaction all the same; nobody will ask for this one again.
+            return self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
+        if call.key is None:
+            return self._call(call)
+        handle: Any = partial(self._call, call)
+        options: dict[str, Any] = {"returns": type(None), "fingerprint": call.payload, "policy": self._policy}
+        return self._guard.run(self._operation, call.key, handle, **options)
+
+    def _looked(self, key: Any) -> Work[Verdict]:
+        """A claim was lost: whoever has taken it over may have finished it."""
+        try:
+            record = yield partial(self._guard.read, self._operation, key)
+        except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
+            return of_error(error, begun=False) or Failed(error)
+        return of_state(None if record is None else record.state.value)
+
+    def _ended(self, handling: Any) -> Any:
+        """Check what a handler has returned, or await it."""
         raise NotImplementedError
 
     def address_of(self, message: Message) -> Address:
@@ -117,95 +167,36 @@ class Consuming(_Prepared[Guard]):
 
     def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Run the handler once for this message's key, with these arguments; what becomes of the message."""
-        call = Call(arguments)
-        try:
-            self._read(call, message)
-            if call.key is None and not self._runs_without_key:
-                return NO_KEY
-            self._run(call)
-        except MissingKey as error:
-            return Never(str(error))
-        except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
-            verdict = self._verdict_of(error, call, held_before)
-            return self._looked(call.key) if verdict is None else verdict
-        return ACK
+        return run(self._deliver(Call(arguments), message, held_before))
 
-    def _run(self, call: Call) -> None:
-        def handle() -> None:
-            call.begun = True
-            nothing(self._handler(*call.arguments))
-
-        if self._with_tx is not None:
-            # Without a key it wants a transaction all the same; nobody will ask for this one again.
-            self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
-        elif call.key is None:
-            handle()
-        else:
-            self._guard.run(self._operation, call.key, handle, fingerprint=call.payload, policy=self._policy)
-
-    def _looked(self, key: Any) -> Verdict:
-        try:
-            record = self._guard.read(self._operation, key)
-        except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
-            return of_error(error, begun=False) or Failed(error)
-        return of_state(None if record is None else record.state.value)
-
-    def _transactional(self) -> Callable[..., Any]:
+    def _with_transaction(self) -> Callable[..., Any]:
         def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
-            call.begun = True
-            nothing(self._handler(*call.arguments, tx=tx))
+            self._call(call, tx=tx)
 
-        guarded = self._guard.transactional(self._operation, key="key", fingerprint=self._compared, policy=self._policy)
-        return guarded(handle)
+        return handle
+
+    def _ended(self, handling: Any) -> Any:
+        return nothing(handling)
 
 
 class AsyncConsuming(_Prepared[AsyncGuard]):
-    """The same, awaited."""
+    """What `guarded` of every async adapter works with."""
 
     awaited = True
     takes = AsyncGuard
 
     async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Await the handler once for this message's key, with these arguments; what becomes of the message."""
-        call = Call(arguments)
-        try:
-            self._read(call, message)
-            if call.key is None and not self._runs_without_key:
-                return NO_KEY
-            await self._run(call)
-        except MissingKey as error:
-            return Never(str(error))
-        except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
-            verdict = self._verdict_of(error, call, held_before)
-            return await self._looked(call.key) if verdict is None else verdict
-        return ACK
+        return await run_async(self._deliver(Call(arguments), message, held_before))
 
-    async def _run(self, call: Call) -> None:
-        async def handle() -> None:
-            call.begun = True
-            await finished(self._handler(*call.arguments))
+    def _with_transaction(self) -> Callable[..., Any]:
+        async def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
+            await self._call(call, tx=tx)
 
-        if self._with_tx is not None:
-            await self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
-        elif call.key is None:
-            await handle()
-        else:
-            await self._guard.run(self._operation, call.key, handle, fingerprint=call.payload, policy=self._policy)
+        return handle
 
-    async def _looked(self, key: Any) -> Verdict:
-        try:
-            record = await self._guard.read(self._operation, key)
-        except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
-            return of_error(error, begun=False) or Failed(error)
-        return of_state(None if record is None else record.state.value)
-
-    def _transactional(self) -> Callable[..., Any]:
-        async def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - as above
-            call.begun = True
-            await finished(self._handler(*call.arguments, tx=tx))
-
-        guarded = self._guard.transactional(self._operation, key="key", fingerprint=self._compared, policy=self._policy)
-        return guarded(handle)
+    def _ended(self, handling: Any) -> Any:
+        return finished(handling)
 
 
 def throw_away_key() -> str:

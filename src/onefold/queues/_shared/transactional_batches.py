@@ -10,9 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from onefold import AsyncGuard, Guard, NotInTransaction, OnefoldError, Policy, StoreUnavailable, UsageError
+from onefold._generators import Work, run, run_async
 from onefold.current import NotOneDelivery, in_batch
 from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
 from onefold.queues._shared.consumer import MissingKeyRule, finished, nothing
@@ -39,6 +41,14 @@ NOT_COMMITTED: Final = (
 
 class Misused(UsageError):
     """The worker is wrong, and no message is to blame: the caller is told, and the poll comes again."""
+
+
+class Ways(NamedTuple):
+    """How a poll is delivered in one transaction, a record is looked for, and time passes: blocking or awaited."""
+
+    together: Callable[..., Any]
+    is_there: Callable[[str], Any]
+    sleep: Callable[[float], Any]
 
 
 class JoinedPolls:
@@ -76,10 +86,17 @@ class JoinedPolls:
         self._commits = False
 
     def deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
+        return run(self._deliver(deliveries, then, Ways(self._together, self._is_there, time.sleep)))
+
+    async def deliver_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
+        ways = Ways(self._together_async, self._is_there_async, asyncio.sleep)
+        return await run_async(self._deliver(deliveries, then, ways))
+
+    def _deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None, ways: Ways) -> Work[list[Verdict]]:
         try:
-            sort = self._together(deliveries, then)
+            sort: Sorted = yield partial(ways.together, deliveries, then)
             if sort.recorded:
-                self._check_committed(sort.recorded[0])
+                yield from self._check_committed(sort.recorded[0], ways)
             return sort.verdicts
         except Exception as error:  # noqa: BLE001 - the handler's, or the database's
             settled = _settled(error, len(deliveries))
@@ -87,8 +104,18 @@ class JoinedPolls:
             return settled
         verdicts: list[Verdict] = []
         for number, delivery in enumerate(deliveries):
-            verdicts += self.deliver([delivery], _after(then, number, verdicts))
+            verdicts += yield from self._deliver([delivery], _after(then, number, verdicts), ways)
         return verdicts
+
+    def _check_committed(self, key: str, ways: Ways) -> Work[None]:
+        """Raise unless the record is found where later deliveries look for it."""
+        with _asking():
+            for pause in PAUSES:
+                yield partial(ways.sleep, pause)
+                if (yield partial(ways.is_there, key)):
+                    self._commits = True
+                    return
+        raise self._not_committed()
 
     def _together(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
         sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
@@ -104,36 +131,11 @@ class JoinedPolls:
                 then(tx, sort.finished)
         return sort
 
-    def _check_committed(self, key: str) -> None:
-        """Raise unless the record is found where later deliveries look for it."""
-        with _asking():
-            for pause in PAUSES:
-                time.sleep(pause)
-                if self._is_there(key):
-                    self._commits = True
-                    return
-        raise self._not_committed()
-
     def _is_there(self, key: str) -> bool:
         if isinstance(self._guard.store, Joinable):
             return self._guard.read(self._operation, key) is not None
         with _opening(), self._transaction() as tx:
             return join(tx, None, awaited=False).read(self._address(key)) is not None
-
-    async def deliver_async(self, deliveries: Sequence[OnItsWay], then: Finished | None = None) -> list[Verdict]:
-        try:
-            sort = await self._together_async(deliveries, then)
-            if sort.recorded:
-                await self._check_committed_async(sort.recorded[0])
-            return sort.verdicts
-        except Exception as error:  # noqa: BLE001 - the handler's, or the database's
-            settled = _settled(error, len(deliveries))
-        if settled is not None:
-            return settled
-        verdicts: list[Verdict] = []
-        for number, delivery in enumerate(deliveries):
-            verdicts += await self.deliver_async([delivery], _after(then, number, verdicts))
-        return verdicts
 
     async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
         sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
@@ -148,15 +150,6 @@ class JoinedPolls:
             if then is not None:
                 await then(tx, sort.finished)
         return sort
-
-    async def _check_committed_async(self, key: str) -> None:
-        with _asking():
-            for pause in PAUSES:
-                await asyncio.sleep(pause)
-                if await self._is_there_async(key):
-                    self._commits = True
-                    return
-        raise self._not_committed()
 
     async def _is_there_async(self, key: str) -> bool:
         if isinstance(self._guard.store, Joinable):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from onefold._checks import finite, positive, yes_or_no
+from onefold._generators import run, run_async
 from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
 from onefold.durations import Duration
 from onefold.errors import OnefoldError, UsageError
@@ -50,7 +51,20 @@ TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 TIMEOUT: Final = 2.0
 
 
-class DynamoDBStore:
+class _Table:
+    """The records of both stores, in one table."""
+
+    _records: Records
+
+    @property
+    def table(self) -> str:
+        return self._records.table
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.table!r})"
+
+
+class DynamoDBStore(_Table):
     """A `Store` and `Browsable` in one table; safe to share between threads, and over a fork.
 
     `client` is a boto3 client, a `Table` or a session of your own; without one the store makes a client on first use,
@@ -72,13 +86,6 @@ class DynamoDBStore:
         settings = _settings(region, endpoint_url, profile, timeout)
         self._clients, named = (clients.own(settings), None) if client is None else clients.brought(client, settings)
         self._records = _records(table or named, clock, auto_schema=auto_schema)
-
-    @property
-    def table(self) -> str:
-        return self._records.table
-
-    def __repr__(self) -> str:
-        return f"DynamoDBStore({self.table!r})"
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         return self._take(self._records.claim(entry, replacing))
@@ -138,27 +145,10 @@ class DynamoDBStore:
             client = self._clients.get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
             self._records.raise_in_words(error)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as ended:
-                return ended.value  # type: ignore[no-any-return]
-            answer = self._perform(client, step)
-
-    def _perform(self, client: Any, step: Request | Pause) -> Any:
-        if isinstance(step, Pause):
-            time.sleep(step.seconds)
-            return None
-        sent = self._records.clock.ticks()
-        try:
-            reply = getattr(client, step.action)(**step.parameters)
-        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
-            return self._records.failed(error, sent)
-        return self._records.heard(reply, sent)
+        return run(steps, Sender(self._records, client))
 
 
-class AsyncDynamoDBStore:
+class AsyncDynamoDBStore(_Table):
     """The same store, awaited, by aiobotocore. It has a client for each event loop, and closes it with the loop."""
 
     def __init__(
@@ -179,13 +169,6 @@ class AsyncDynamoDBStore:
         )
         self._renewing = clients.for_renewals(client, settings)
         self._records = _records(table or named, clock, auto_schema=auto_schema)
-
-    @property
-    def table(self) -> str:
-        return self._records.table
-
-    def __repr__(self) -> str:
-        return f"AsyncDynamoDBStore({self.table!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is State.RUNNING:
@@ -234,26 +217,40 @@ class AsyncDynamoDBStore:
             client = await (clients or self._clients).get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
             self._records.raise_in_words(error)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as ended:
-                return ended.value  # type: ignore[no-any-return]
-            answer = await self._perform(client, step)
+        return await run_async(steps, AsyncSender(self._records, client))
 
-    async def _perform(self, client: Any, step: Request | Pause) -> Any:
+
+class Sender(NamedTuple):
+    """Performs the steps of an operation by one client."""
+
+    records: Records
+    client: Any
+
+    def send(self, step: Request | Pause) -> Any:
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        sent = self.records.clock.ticks()
+        try:
+            reply = getattr(self.client, step.action)(**step.parameters)
+        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+            return self.records.failed(error, sent)
+        return self.records.heard(reply, sent)
+
+
+class AsyncSender(Sender):
+    """The same, awaited."""
+
+    async def send(self, step: Request | Pause) -> Any:
         if isinstance(step, Pause):
             from asyncio import sleep
 
-            await sleep(step.seconds)
-            return None
-        sent = self._records.clock.ticks()
+            return await sleep(step.seconds)
+        sent = self.records.clock.ticks()
         try:
-            reply = await getattr(client, step.action)(**step.parameters)
+            reply = await getattr(self.client, step.action)(**step.parameters)
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
-            return self._records.failed(error, sent)
-        return self._records.heard(reply, sent)
+            return self.records.failed(error, sent)
+        return self.records.heard(reply, sent)
 
 
 def open_store(url: str) -> DynamoDBStore:

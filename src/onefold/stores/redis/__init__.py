@@ -45,7 +45,20 @@ PREFIX_MAX: Final = 128
 WAIT_TIMEOUT: Final = 1.0
 
 
-class RedisStore:
+class _Options:
+    """What both stores were told, and what follows from it."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._key, self._wait = terms.keys.of, terms.wait
+        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
+        self._operations = Operations(terms.keys, self._wait)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._terms.where!r})"
+
+
+class RedisStore(_Options):
     """A `Store`, `Batching` and `Browsable` in Redis or Valkey; safe to share between threads, and over a fork.
 
     `source` is a URL, or a client of yours: `redis.Redis`, `redis.RedisCluster`, or those of Valkey's own library.
@@ -60,17 +73,11 @@ class RedisStore:
         wait_replicas: int | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=False)
-        self._key, self._wait = self._terms.keys.of, self._terms.wait
-        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
-        self._operations = Operations(self._terms.keys, self._wait)
+        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, awaited=False))
         self._line: Line | None = None if self._terms.settings else clients.line(source, ours=False)
         self._renewals = None if self._line is None else Renewals(self._line)
         self._opened: clients.Opened | None = None
         self._opening, self._pid = threading.Lock(), os.getpid()
-
-    def __repr__(self) -> str:
-        return f"RedisStore({self._terms.where!r})"
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
@@ -177,7 +184,7 @@ class RedisStore:
             return self._line
 
 
-class AsyncRedisStore:
+class AsyncRedisStore(_Options):
     """The same store, awaited. From a URL it makes a client for each event loop, and closes it with the loop."""
 
     def __init__(
@@ -188,14 +195,8 @@ class AsyncRedisStore:
         wait_replicas: int | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        self._terms = _terms(source, prefix, wait_replicas, wait_timeout, awaited=True)
-        self._key, self._wait = self._terms.keys.of, self._terms.wait
-        self._wait_for_claims = None if self._wait is None else self._wait._replace(at_once=False)
-        self._operations = Operations(self._terms.keys, self._wait)
+        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, awaited=True))
         self._loops = Loops(self._terms.settings or source)
-
-    def __repr__(self) -> str:
-        return f"AsyncRedisStore({self._terms.where!r})"
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
@@ -247,7 +248,7 @@ class AsyncRedisStore:
         await self._loops.close()
 
     async def _reserve(self) -> None:
-        """The same, awaited."""
+        """Open the connections for renewals, as `RedisStore` does."""
         try:
             await self._loops.renewals()
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is

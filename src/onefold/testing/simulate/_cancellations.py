@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from onefold._delivery.drive import Ask, Beginning, Committing, RollingBack
+from onefold._delivery.steps import Ask, Beginning, Committing, RollingBack
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._tasks import Cancelled, TaskNode, can_be_cancelled
 from onefold.testing.simulate._transactions import Client, Database, Transaction, Transactions, orphaned

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from onefold._delivery.drive import Ask, Claiming, Elsewhere, Finishing, LeaseLeft
+from onefold._delivery.steps import Ask, Claiming, Elsewhere, Finishing, LeaseLeft
 from onefold._model import Claim, Ending, Entry, Memory, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row

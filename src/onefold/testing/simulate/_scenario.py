@@ -10,11 +10,11 @@ import msgspec
 
 from onefold import Policy
 from onefold._delivery.claim import deliver
-from onefold._delivery.drive import Flow
 from onefold._delivery.joined import transact
 from onefold._delivery.migration import looking_back
 from onefold._delivery.records import resolve
 from onefold._delivery.seen import look
+from onefold._delivery.steps import Flow
 from onefold._delivery.work import Work
 from onefold._model import Address, Asked, Done, Rerun
 from onefold.codecs import MsgspecCodec

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold._delivery import carried as _bypass
-from onefold._delivery.drive import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
+from onefold._delivery.steps import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
 from onefold._model import Entry, Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold._delivery.drive import Ask, Claiming
+from onefold._delivery.steps import Ask, Claiming
 from onefold._model import State
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import NOW

@@ -15,8 +15,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from onefold._delivery.context import Toolbox
-from onefold._delivery.drive import Ask, Beginning, Claiming, Committing, Finishing, Releasing, RollingBack, drive_async
+from onefold._delivery.drive import drive_async
+from onefold._delivery.steps import Ask, Beginning, Claiming, Committing, Finishing, Releasing, RollingBack
+from onefold._guard.context import Toolbox
 from onefold._model import Claim, Commit, Ending, Entry, Memory, Record
 from onefold.stores.sql.connection import Database, Kind, Standing, Trouble
 from onefold.stores.sql.pool import AsyncPool

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold import StoreUnavailable
-from onefold._delivery.drive import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
+from onefold._delivery.steps import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
 from onefold._model import Commit
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, NOW, Scenario

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from onefold import StoreUnavailable
-from onefold._delivery.drive import (
+from onefold._delivery.handler_steps.flow import StepLog, take_step
+from onefold._delivery.handler_steps.log_writes import Logging
+from onefold._delivery.steps import (
     Ask,
     Elsewhere,
     Ended,
@@ -25,8 +27,6 @@ from onefold._delivery.drive import (
     Unwatching,
     Watching,
 )
-from onefold._delivery.handler_steps.flow import StepLog, take_step
-from onefold._delivery.handler_steps.log_writes import Logging
 from onefold._delivery.work import Work
 from onefold._model import Done, NotDone, Unknown, downstream
 

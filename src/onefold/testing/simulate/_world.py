@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold._delivery import carried as _bypass
-from onefold._delivery.drive import Ask, Claiming, Extending, LeaseLeft
+from onefold._delivery.steps import Ask, Claiming, Extending, LeaseLeft
 from onefold._model import Claim, Entry, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row

@@ -1,11 +1,11 @@
-"""What deliveries work with, once a guard has opened its store. Of either colour."""
+"""Hold what deliveries work with, once a guard has opened its store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from onefold._delivery.drive import Flow, Running
+from onefold._delivery.steps import Flow, Running
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.loops import AsyncHeartbeat
 from onefold._heartbeat.threaded import Heartbeat

@@ -1,0 +1,1 @@
+"""Hold what both guards share: options, checks, the making of deliveries, and what their drivers work with."""

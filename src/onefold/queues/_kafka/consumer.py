@@ -1,0 +1,123 @@
+"""Share between both Kafka clients what a guarded consumer was given, and which messages are handled now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from onefold import UsageError
+from onefold.queues._kafka.messages import check_consumer, check_undecoded, dead_letter_stops
+from onefold.queues._kafka.notices import UNHEARD, AddressOf, log
+from onefold.queues._kafka.offsets import Delivery, Partition
+from onefold.queues._kafka.partitions import Ledger, Options, Step, Steps
+from onefold.queues._shared.options import check_transactions, takes_tx
+from onefold.queues.kafka_offsets import Offsets
+
+C = TypeVar("C")
+
+# Runs the handler for these deliveries; the answer, or the awaitable of it, is a verdict for each.
+Deliver = Callable[[Sequence[Delivery]], Any]
+
+
+class Sender(NamedTuple):
+    """Performs the steps of the ledger."""
+
+    send: Callable[[Step], Any]
+
+
+class GuardedConsumer:
+    """A consumer, the ledger of its partitions, and the two ways in which its messages are delivered."""
+
+    # Of the client: its consumer, its dead letters, and what it raises for a partition that is not ours any more.
+    _takes: ClassVar[type]
+    _letters: ClassVar[type]
+    _refusal: ClassVar[type[Exception]]
+    # What to call where somebody subscribes by hand.
+    _listeners: ClassVar[str]
+
+    def __init__(
+        self,
+        consumer: Any,
+        dead_letter: Any,
+        operation: str,
+        options: Options,
+        address_of: AddressOf,
+        one: Deliver,
+        many: Deliver | None,
+    ) -> None:
+        stops = dead_letter_stops(dead_letter, self._letters)
+        self._ledger = Ledger(options, stops=stops, address_of=address_of)
+        check_consumer(consumer, self._takes)
+        check_undecoded(consumer)
+        self._check_commits(consumer)
+        self._consumer = consumer
+        self._dead_letter = dead_letter
+        self._operation = operation
+        self._offsets = options.get("offsets")
+        self._one = one
+        self._many = many
+        # Whether somebody tells us of partitions that come and go.
+        self._hears = False
+
+    def _check_commits(self, consumer: Any) -> None:
+        """Raise `UsageError` unless the consumer leaves the offsets to us."""
+        raise NotImplementedError
+
+    def _is_subscribed(self) -> bool:
+        """Whether its partitions come and go: those of a consumer that is assigned by hand do not."""
+        raise NotImplementedError
+
+    def _assignment(self) -> set[Partition]:
+        raise NotImplementedError
+
+    def _deliver_polls(self) -> Deliver:
+        if self._many is None:
+            raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+        return self._many
+
+    def _admit(self, deliveries: Iterable[Delivery]) -> Steps:
+        """Return which of these messages are handled now; the others come again."""
+        yield from self._ledger.wake()
+        read = list(deliveries)
+        yield from self._ledger.look()
+        taken = []
+        for delivery in read:
+            if (yield from self._ledger.admit(delivery.spot)):
+                taken.append(delivery)  # noqa: PERF401 - a comprehension cannot yield
+        if taken:
+            self._warn_of_silence()
+        return taken
+
+    def _warn_of_silence(self) -> None:
+        """Once."""
+        if not self._hears and self._is_subscribed():
+            log.warning(UNHEARD, self._listeners)
+        self._hears = True
+
+    def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
+        """False: not now, or not ours any more."""
+        try:
+            call()
+        except self._refusal:
+            if partition not in self._assignment():
+                self._ledger.forget([partition])
+            return False
+        return True
+
+
+def consuming_of(
+    consuming: Callable[[Callable[..., Any]], C],
+    guard: Any,
+    handler: Callable[..., Any],
+    offsets: Offsets | None,
+    saving: Callable[..., Callable[..., Any]],
+) -> C:
+    """Return what delivers single messages; with offsets, the next one is saved in the handler's transaction."""
+    # A sync handler for an async guard, or the reverse, is refused before it is wrapped.
+    one = consuming(handler)
+    check_transactions(guard, handler)
+    if offsets is None:
+        return one
+    if not takes_tx(handler):
+        raise UsageError("offsets= are kept in the transaction of the work: the handler has to take tx")
+    return consuming(saving(handler, offsets))
