@@ -19,8 +19,8 @@ from onefold.stores import mysql
 from onefold.stores.base import Query
 from onefold.stores.mysql import AsyncMysqlStore, MysqlStore, apply_schema, describe_schema
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
-from onefold.stores.mysql.literals import filled
 from onefold.stores.mysql.pymysql.connection import PymysqlLink
+from onefold.stores.mysql.statements.literals import filled
 from onefold.stores.sql.dialect import Ask
 from onefold.testing import AsyncStoreContract, StoreContract
 from services.proxy import Proxy

@@ -18,9 +18,9 @@ import pytest
 
 from onefold import StoreUnavailable
 from onefold.stores.sql import pool as _sql_pool
-from onefold.stores.sql import slots as _slots
 from onefold.stores.sql.connection import Standing
 from onefold.stores.sql.pool import AsyncPool, AsyncReserve, Pool
+from onefold.stores.sql.pool import slots as _slots
 from tests.support import PATIENCE, Elsewhere, eventually
 
 # What `threading` has written in Python is interrupted, too.

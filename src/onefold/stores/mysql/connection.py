@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from onefold._generators import Work
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
-from onefold.stores.mysql.literals import PACKET_SURE, filled, in_one, quoted
+from onefold.stores.mysql.statements.literals import PACKET_SURE, filled, in_one, quoted
 from onefold.stores.mysql.transaction_state import Watch
 from onefold.stores.sql.connection import Standing
 from onefold.stores.sql.dialect import Ask, Reply

@@ -30,9 +30,9 @@ from onefold._model import (
 )
 from onefold.stores.base import Query
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
-from onefold.stores.mysql.fragments import ADDRESSED, IN_THE_WAY, INTO, OR_LEAVE, ROW, spelled
-from onefold.stores.mysql.literals import Many, Name, as_read, filled, in_one, many, portions, read_well
-from onefold.stores.mysql.renew import at_once, extend_all
+from onefold.stores.mysql.statements.fragments import ADDRESSED, IN_THE_WAY, INTO, OR_LEAVE, ROW, spelled
+from onefold.stores.mysql.statements.literals import Many, Name, as_read, filled, in_one, many, portions, read_well
+from onefold.stores.mysql.statements.renewal import at_once, extend_all
 from onefold.stores.sql.dialect import ROUNDS_MAX, Ask, Dialect, Reply, Talk, restless
 from onefold.stores.sql.records import (
     AT,

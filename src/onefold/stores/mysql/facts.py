@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onefold.stores.base import Untold
-from onefold.stores.mysql.fragments import NOW
+from onefold.stores.mysql.statements.fragments import NOW
 from onefold.stores.sql import facts as ask
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import Talk

@@ -7,7 +7,7 @@ from typing import Any
 
 from onefold.stores.mysql.dialect import LOCK, MARIADB, MYSQL, UNLOCK, dialect_of
 from onefold.stores.mysql.errors import UNDOING, meaning, number_of
-from onefold.stores.mysql.literals import filled
+from onefold.stores.mysql.statements.literals import filled
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION, is_behind, is_torn, may_be_torn
 from onefold.stores.sql.connection import Standing, Trouble
 from onefold.stores.sql.dialect import Dialect

@@ -20,7 +20,6 @@ from onefold.errors import StoreUnavailable
 from onefold.stores import background_purge as trickle
 from onefold.stores.base import Query
 from onefold.stores.reserved import came_to_nothing, unsent
-from onefold.stores.sql import reserve
 from onefold.stores.sql.connection import (
     AsyncStoresPool,
     Database,
@@ -32,7 +31,7 @@ from onefold.stores.sql.connection import (
 from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction
 from onefold.stores.sql.joined_rules import is_known
 from onefold.stores.sql.locked import Leases, all_known
-from onefold.stores.sql.pool import run_on, run_on_async
+from onefold.stores.sql.pool import reserve, run_on, run_on_async
 from onefold.stores.sql.tables import ensure
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from onefold._model import Address, Claim, Record
 from onefold.stores.mysql.errors import LOCKED, number_of
-from onefold.stores.mysql.fragments import spelled
-from onefold.stores.mysql.literals import Many, as_read, many
+from onefold.stores.mysql.statements.fragments import spelled
+from onefold.stores.mysql.statements.literals import Many, as_read, many
 from onefold.stores.sql.dialect import Ask, Reply, Talk
 from onefold.stores.sql.locked import WAIT_SECONDS, RowHeld, turns
 from onefold.stores.sql.records import ADDRESS, AT, TABLE, Parameters, at, of_address, of_claim, of_notes, put, records

@@ -22,7 +22,7 @@ from onefold.durations import in_words
 from onefold.errors import StoreUnavailable
 from onefold.stores.reserved import connecting
 from onefold.stores.sql.connection import AsyncLink, Lends, LendsAwaited, Link, Standing
-from onefold.stores.sql.slots import Slots, Stay
+from onefold.stores.sql.pool.slots import Slots, Stay
 
 if TYPE_CHECKING:
     import asyncio
