@@ -20,11 +20,11 @@ from typer.testing import CliRunner, Result
 from django_project import alias_of, project
 from dynamodb_tools import plain_client, table_of
 from onefold import Guard
-from onefold.cli._common.output import blocking
 from onefold.cli.app import COMMANDS, Tables, app
 from onefold.metrics import prometheus, watched
 from onefold.stores import schema
 from onefold.stores.base import HasSchema
+from onefold.stores.kinds import blocking
 from onefold.stores.sqlite.dialect import SQLITE
 from support import PATIENCE
 
