@@ -18,11 +18,11 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from onefold import Guard
-from onefold.cli._common.output import blocking
 from onefold.cli.app import COMMANDS, Tables, app
 from onefold.metrics import prometheus, watched
 from onefold.stores import schema
 from onefold.stores.base import HasSchema
+from onefold.stores.kinds import blocking
 from onefold.stores.sqlite.dialect import SQLITE
 from tests.stores.django.project import alias_of, project
 from tests.stores.dynamodb.tools import plain_client, table_of

@@ -301,7 +301,7 @@ def test_looking_before_claiming_runs_it_twice(monkeypatch: pytest.MonkeyPatch) 
 def test_removing_before_writing_forgets_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     def removed_first(ours: Record, left: Record, old: Any, _moved: list[Record]) -> Flow[bool]:
         yield Elsewhere(old, Releasing(Claim(left.address, left.token)))
-        return (yield Claiming(moving._copy(left), ours)) is None
+        return (yield Claiming(left.as_moved(), ours)) is None
 
     monkeypatch.setattr(moving, "_replace", removed_first)
 

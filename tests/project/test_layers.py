@@ -65,22 +65,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http._shared": PUBLIC,
     "http._requests": PUBLIC | {"http._shared"},
     "http._answers": PUBLIC | {"http._requests", "http._shared"},
+    # Scopes, and the blocking call, are in modules that users import too.
     "http._exchange": PUBLIC | {"_generators", "http", "http._answers", "http._requests", "http._shared"},
     "http._asgi": PUBLIC | {"http._answers", "http._exchange", "http._requests", "http._shared"},
     "http._django": PUBLIC | {"http._asgi", "http._exchange"},
     "http.client": PUBLIC | {"_generators", "http._shared"},
-    "queues": PUBLIC | {"_generators", "queues._kafka", "queues._rabbitmq", "queues._shared", "stores"},
+    "queues": PUBLIC | {"_generators", "queues._kafka", "queues._rabbitmq", "queues._shared"},
     "queues.keys": PUBLIC,
-    "queues.kafka_offsets": PUBLIC | {"_generators", "queues.keys", "queues._kafka"},
+    "queues.kafka_offsets": PUBLIC | {"_generators", "queues._kafka"},
+    # A batch is committed with the offsets of its messages, in one transaction.
     "queues._shared": PUBLIC | {"_generators", "queues.keys", "stores", "transactions"},
     "queues._kafka": PUBLIC | {"_generators", "queues._shared", "queues.keys", "queues.kafka_offsets"},
-    "queues._rabbitmq": PUBLIC | {"_generators", "queues._shared", "queues.keys", "stores"},
-    "queues.celery": PUBLIC | {"queues", "queues._rabbitmq", "queues._shared", "queues.keys", "stores"},
+    "queues._rabbitmq": PUBLIC | {"_generators", "queues._shared", "queues.keys"},
+    "queues.celery": PUBLIC | {"queues._rabbitmq", "queues._shared", "queues.keys"},
     "config": PUBLIC | {"queues.keys"},
     "lint": PUBLIC | {"config", "stores"},
-    "maintenance": PUBLIC | {"config", "stores"},
+    "maintenance": PUBLIC | {"stores"},
     "health": PUBLIC | {"stores"},
-    "metrics": PUBLIC | {"stores"},
+    "metrics": PUBLIC,
     "trace": PUBLIC | {"health", "metrics"},
     # Schemas of ours, written by the tools of others.
     "alembic": {"stores", "stores.sqlalchemy"},
@@ -92,10 +94,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli._common.record_text": PUBLIC | {"_delivery", "http._shared", "cli._common"},
     "cli.commands": PUBLIC
     | {"cli._common", "config", "health", "lint", "maintenance", "stores", "testing.simulate", "trace"},
-    "testing": PUBLIC | {"guard", "guard_async", "stores", "testing.promises", "testing.simulate"},
-    # Tells in which of a store's classes a guard opens: a test puts another in its place.
-    "testing.swap": PUBLIC | {"guard", "guard_async", "stores"},
-    "testing.promises": PUBLIC | {"_model", "stores", "testing"},
+    "testing": PUBLIC | {"stores", "testing.promises"},
+    "testing.promises": PUBLIC | {"_model"},
     # It runs the production flows, and so it has to reach them.
     "testing.simulate": PUBLIC | CORE | {"_delivery.handler_steps", "_guard", "stores", "stores.sql"},
 }

@@ -14,9 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from onefold import State, StoreUnavailable, UsageError
-from onefold.guard import Guard
-from onefold.guard_async import AsyncGuard
+from onefold import AsyncGuard, Guard, State, StoreUnavailable, UsageError
 from onefold.stores.base import Commit
 from onefold.testing.swap import use
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from onefold import AsyncGuard, Guard
 from onefold.errors import UsageError
-from onefold.guard import Guard
-from onefold.guard_async import AsyncGuard
 from onefold.stores.opening import AsyncStoreSource, StoreSource
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from onefold._model import Entry, Record
+from onefold._model import Address, Entry, Record, State
 from onefold.stores.mysql.dialect import MARIADB, MYSQL
 from onefold.stores.postgres import batch
 from onefold.stores.postgres.dialect import POSTGRES
@@ -51,6 +53,29 @@ def test_what_postgres_looks_up_records_by_is_never_left_behind(name: str) -> No
 
     assert "due" in assigned
     assert ("held" in assigned) is ("state" in assigned)
+
+
+# What the short INSERT writes by itself, and what says nothing of a record that is done.
+USUAL = {"address", "fingerprint", "lease", "stay", "token"}
+
+OTHER: dict[str, Any] = {
+    "state": State.HELD,
+    "attempt": 2,
+    "age": 1.0,
+    "bypasses": 1,
+    "notes": b"",
+    "result": b"",
+    "omitted": True,
+    "remark": "x",
+}
+
+
+@pytest.mark.parametrize("field", sorted(set(Entry.__struct_fields__) - USUAL))
+def test_what_the_short_insert_of_postgres_does_not_write_goes_by_the_long_one(field: str) -> None:
+    usual = Entry(address=Address("", "charge", "pay_1"), token=b"t", state=State.DONE)
+
+    assert POSTGRES._writing(usual).statement == POSTGRES.insert_usual
+    assert POSTGRES._writing(replace(usual, **{field: OTHER[field]})).statement == POSTGRES.insert_new
 
 
 def test_a_statement_without_the_place_that_is_to_be_put_is_refused() -> None:
