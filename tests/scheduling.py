@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 CACHED = "onefold/seconds"
-MEASURED = pytest.StashKey[defaultdict[str, float]]()
+MEASURED = pytest.StashKey[dict[str, float]]()
 
 # Of a test about whose file nothing is known.
 SECONDS = 0.05
@@ -51,7 +51,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not config.getoption("keyword")
     if whole and config.getoption("numprocesses", None) and hasattr(config, "cache"):
-        config.cache.set(CACHED, known(config) | {**config.stash[MEASURED]})
+        config.cache.set(CACHED, known(config) | config.stash[MEASURED])
 
 
 def known(config: pytest.Config) -> dict[str, float]:
