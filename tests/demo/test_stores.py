@@ -13,10 +13,10 @@ PATIENCE = 300.0
 
 
 # One of each family of stores every day, the others now and then.
-FURTHER = [pytest.param(store, marks=pytest.mark.more) for store in ("mysql_url", "valkey_cluster_url")]
+FURTHER = [pytest.param(store, marks=pytest.mark.more) for store in ("redis_url", "mysql_url", "valkey_cluster_url")]
 
 
-@pytest.mark.parametrize("store", ["postgres_url", "redis_url", *FURTHER])
+@pytest.mark.parametrize("store", ["postgres_url", *FURTHER])
 def test_with_the_guard_every_effect_happens_once(store: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(store)
 

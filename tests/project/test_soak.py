@@ -97,6 +97,7 @@ class TestRuns:
         assert row("effects", ran) == ["1,400"]
         assert row("messages done", ran) == ["1,400"]
 
+    @pytest.mark.more
     def test_a_server_that_forgets_is_found_out(self, tmp_path: Path) -> None:
         options = ("--store", "redis", "--mode", "hold", "--strike-server")
         ran = soak(*options, place=tmp_path, program=("-c", FORGETFUL))

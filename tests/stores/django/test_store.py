@@ -75,6 +75,7 @@ class InThreadsThatEnd(DjangoStore):
                 connections[self.alias].close()
 
 
+@pytest.mark.more
 class TestSqlite(OnDjango):
     database = "sqlite"
 

@@ -1,4 +1,8 @@
-"""An SQLAlchemy engine as the guard's own store: the whole contract on each database, in both colours."""
+"""An SQLAlchemy engine as the guard's own store: the whole contract on each database, in both colours.
+
+All of it is for `make test-all`: the stores themselves have the contract every day, and the deliveries of
+test_sqlalchemy_transactional.py and test_sqlalchemy_faults.py go through such an engine.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from sqlalchemy.pool import NullPool
 
 from onefold.stores.sqlalchemy import AsyncSqlAlchemyStore, SqlAlchemyStore
 from onefold.testing import AsyncStoreContract, StoreContract
+
+pytestmark = pytest.mark.more
 
 
 def opened(url: str) -> SqlAlchemyStore:
@@ -74,35 +80,30 @@ class TestSqlite(OnAnEngine):
         yield from self.on(f"sqlite:///{tmp_path / 'records.db'}")
 
 
-@pytest.mark.more
 class TestAsyncSqlite(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:
         self.url = f"sqlite+aiosqlite:///{tmp_path / 'records.db'}"
 
 
-@pytest.mark.more
 class TestPsycopg(OnAnEngine):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> Iterator[None]:
         yield from self.on(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
 
 
-@pytest.mark.more
 class TestAsyncpg(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:
         self.url = postgres_url.replace("postgresql:", "postgresql+asyncpg:")
 
 
-@pytest.mark.more
 class TestPymysql(OnAnEngine):
     @pytest.fixture(autouse=True)
     def place(self, mysql_url: str) -> Iterator[None]:
         yield from self.on(mysql_url.replace("mysql:", "mysql+pymysql:"))
 
 
-@pytest.mark.more
 class TestAsyncmy(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
     def place(self, mysql_url: str) -> None:
