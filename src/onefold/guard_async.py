@@ -1,4 +1,4 @@
-"""The front door for async code: `AsyncGuard`. It imports no asyncio of its own."""
+"""`AsyncGuard`, the entry point for async code. It does not import asyncio itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ M = TypeVar("M")
 
 
 class AsyncGuarded(Protocol[P, R]):
-    """A decorated async function: awaited as before, and with two more ways to call it."""
+    """A decorated async function: awaited as before, with two additional ways to call it."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -45,10 +45,10 @@ class AsyncGuarded(Protocol[P, R]):
         """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
 
     def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
-        """The same, with what happened: `Outcome(value, replayed, attempt, ...)`."""
+        """Run or replay it, and return what happened: `Outcome(value, replayed, attempt, ...)`."""
 
     def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
-        """Run it deliberately once more, although it is finished."""
+        """Run it once more on purpose, although it is finished."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncGuarded[P, R]: ...
@@ -59,7 +59,7 @@ class AsyncGuarded(Protocol[P, R]):
 
 
 class AsyncGuard(Front):
-    """`Guard`, awaited: the same names, the same rules. One guard may be used from several event loops in turn."""
+    """The async `Guard`: the same methods, the same rules. One guard may be used from several event loops in turn."""
 
     _awaited = True
     _conduct = staticmethod(drive_async)
@@ -106,7 +106,7 @@ class AsyncGuard(Front):
     def _decorated(
         self, function: Callable[P, Coroutine[Any, Any, R]], call: Call, deliver: Callable[..., Awaitable[Any]]
     ) -> AsyncGuarded[P, R]:
-        """The function as callers see it, with its three ways to be called."""
+        """Wrap the function for its callers, with its three ways to be called."""
 
         @functools.wraps(function)
         async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -151,7 +151,7 @@ class AsyncGuard(Front):
         return decorate
 
     def _transaction(self) -> AbstractAsyncContextManager[tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]]:
-        """A transaction, and the flow that belongs to it: one of our own, or the one that is open around us."""
+        """Return a transaction and the flow that belongs to it: one of our own, or the one that is open around us."""
         around, nest = transaction_around(self._tools().home)
         return self._own_transaction() if nest is None else self._joined_transaction(around, nest)
 
@@ -202,7 +202,7 @@ class AsyncGuard(Front):
         fingerprint: Callable[[M], object] | None = None,
         policy: Policy | None = None,
     ) -> list[Outcome[R] | Exception]:
-        """Await `handler` for each message that is new, one after the other. See `Guard.run_batch`."""
+        """Await `handler` for each new message, one after the other. See `Guard.run_batch`."""
         tools, returns = self._tools(), self._returns_now(handler, returns, policy)
         works = [
             self._batch_work(
@@ -210,7 +210,7 @@ class AsyncGuard(Front):
             )
             for message in messages
         ]
-        # Where another store is read as well, it is read for each message.
+        # If another store is read as well, it is read for each message.
         batching = isinstance(tools.store, AsyncBatching) and self._also_read is None
         results: list[Outcome[R] | Exception] = []
         for start in range(0, len(works), BATCH_MAX):
@@ -219,7 +219,7 @@ class AsyncGuard(Front):
         return results
 
     async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
-        """The record of this key, if there is one."""
+        """Return the record of this key, if there is one."""
         return await drive_async(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
 
     async def resolve(
@@ -242,12 +242,12 @@ class AsyncGuard(Front):
     async def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
 
-        With `only=`, what `read` gave, it is removed only if nobody has written it since.
+        With `only=`, a record from `read`, remove it only if nobody has written it since.
         """
         return await drive_async(self._looking(forget(self._by_hand(operation, key, scope), only)), self._tools())
 
     async def aclose(self) -> None:
-        """Stop the heartbeat, and close the store if it was opened here."""
+        """Stop the heartbeat, and close the store if this guard opened it."""
         with self._opening:
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
@@ -263,7 +263,7 @@ class AsyncGuard(Front):
 
 
 class AsyncWithin:
-    """An async guard inside a transaction that the caller owns. Made by `guard.within`."""
+    """An async guard inside a transaction that the caller owns. Created by `guard.within`."""
 
     def __init__(self, guard: AsyncGuard, connection: Any, record: Column | None) -> None:
         self._guard = guard
@@ -282,7 +282,7 @@ class AsyncWithin:
         policy: Policy | None = None,
         bypass: bool = False,
     ) -> Outcome[R]:
-        """Await `call` once for this key, in the transaction of the connection. See `Within.run`."""
+        """Await `call` once for this key, in the connection's transaction. See `Within.run`."""
         guard = self._guard
         check_compared(self._record, fingerprint)
         asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
@@ -304,7 +304,7 @@ class AsyncWithin:
         fingerprint: Callable[[M], object] | None = None,
         policy: Policy | None = None,
     ) -> Fresh[M]:
-        """Which of these messages are new, recorded in the transaction of the connection. See `Within.fresh`."""
+        """Find the new messages, and record them in the connection's transaction. See `Within.fresh`."""
         guard = self._guard
         works = guard._fresh_works(
             messages, operation, key, scope, fingerprint, policy, (self._connection, self._record)
@@ -324,6 +324,6 @@ class AsyncWithin:
         return sorted_by(messages, verdicts)
 
     def _turn(self) -> AbstractAsyncContextManager[None]:
-        """Wait for what else runs inside of a handler around us, on the same connection."""
+        """Wait for anything else that runs inside a surrounding handler, on the same connection."""
         _, nest = transaction_around(self._connection)
         return nullcontext() if nest is None else nest.turn()

@@ -1,4 +1,4 @@
-"""From what a user passes as `store=` to a store: a URL, a pool, engine or client, a store, or a function of one."""
+"""Turn what a user passes as `store=` into a store: a URL, a pool, engine or client, a store, or a function of one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onefold.stores.base import Store
 
 GROUP = "onefold.stores"
 
-# The root of the module in which a pool's, engine's or client's class lives, and the module of ours that takes it over
-# by `adopt(client, awaited=...)`. What the caller brought is the caller's to close.
+# The root module of a pool's, engine's or client's class, and our module that adopts it with `adopt(client,
+# awaited=...)`. The caller closes what the caller passed in.
 CLIENTS: Final = {
     "aioboto3": "onefold.stores.dynamodb",
     "aiobotocore": "onefold.stores.dynamodb",
@@ -27,14 +27,14 @@ CLIENTS: Final = {
     "valkey": "onefold.stores.redis",
 }
 
-# A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can say it: the
+# A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can express it: the
 # classes of clients belong to packages that are imported on use.
 StoreSource = object
 AsyncStoreSource = object
 
 
 def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
-    """The store, and whether it is ours to close."""
+    """Return the store, and whether it is ours to close."""
     if isinstance(source, str):
         return _from_url(source, awaited=awaited), True
     client_of = _adopting(source)
@@ -44,7 +44,7 @@ def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
         return _checked(source, awaited=awaited), False
     if callable(source):
         made = source()
-        # It may give whatever a guard takes: a URL from the settings, a pool that is made late.
+        # It may return anything a guard takes: a URL from the settings, a pool that is created late.
         if isinstance(made, str) or _adopting(made) is not None:
             return open_store(made, awaited=awaited)
         return _checked(made, awaited=awaited), False
@@ -52,12 +52,12 @@ def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
 
 
 def check_source(source: Any, *, awaited: bool) -> None:
-    """What can be said before the store is opened."""
+    """Check what can be checked before the store is opened."""
     client_of = _adopting(source)
     if isinstance(source, str):
         _scheme(source)
     elif client_of is not None:
-        # Whoever made the client has imported its package.
+        # Whoever created the client has imported its package.
         getattr(import_module(client_of), "check_client", _taken_as_it_is)(source, awaited=awaited)
     elif _is_store(source):
         _checked(source, awaited=awaited)
@@ -66,11 +66,11 @@ def check_source(source: Any, *, awaited: bool) -> None:
 
 
 def _taken_as_it_is(_client: Any, *, awaited: bool) -> None:
-    """Say nothing of a client before it is used."""
+    """Accept any client: it is not checked before it is used."""
 
 
 def _adopting(source: Any) -> str | None:
-    """The module that knows this pool, engine or client."""
+    """Return our module that knows this pool, engine or client."""
     for kind in type(source).__mro__:
         module = CLIENTS.get(kind.__module__.partition(".")[0])
         if module is not None:
@@ -79,16 +79,16 @@ def _adopting(source: Any) -> str | None:
 
 
 def _is_store(source: Any) -> bool:
-    # A class of stores has the methods too; it is a function that returns one.
+    # A store class has the methods too; it is a function that returns a store.
     return isinstance(source, Store) and not isinstance(source, type)
 
 
-# A host with its port. A port that is no number is a password that was cut.
+# A host with its port. A port that is not a number is a truncated password.
 _HOST: Final = r"(?:\[[^\]@]*\]|[^\[\]:@/?#,]*)(?::[0-9]*)?"
 _SERVERS: Final = rf"(?:[^@/?#\[\]]*@)?{_HOST}(?:,{_HOST})*(?:/[^@?#]*)?"
-# After an @ in an option there is neither a port nor a path: with one of them it would be the end of a password.
+# After an @ in an option there is neither a port nor a path: with either it would be the end of a password.
 _OPTION: Final = r"[^=&@#]*(?:=[^&@#]*(?:@[^&@#/?:]*)*)?"
-# A login, servers and a path, or (the file of a socket) a path alone; then options, and a fragment for its reader.
+# A login, servers and a path, or (for a socket file) only a path; then options, and a fragment.
 _PLAIN: Final = rf"(?:{_SERVERS}|/[^:?#]*)(?:\?{_OPTION}(?:&{_OPTION})*)?(?:#[^@]*)?"
 
 
@@ -96,7 +96,7 @@ def check_password(url: str) -> None:
     """Refuse a URL whose password ends too early: the rest of it would be taken for a host or a path, and shown."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() == "sqlite":
-        # A file has no password, and any name. Its reader takes no host, so that nothing can be cut.
+        # A file has no password, and may have any name. Its parser takes no host, so nothing can be cut.
         return
     if _is_cut(rest) or not _can_be_split(url):
         shown = without_password(url) if "@" in url else f"{scheme}://"
@@ -107,7 +107,7 @@ def check_password(url: str) -> None:
 
 
 def _is_cut(rest: str) -> bool:
-    """Whether this, which follows the scheme, has an @ or a bracket where none can be meant."""
+    """Return whether this, which follows the scheme, has an @ or a bracket where none can be meant."""
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in rest[len(authority) :]:
         return re.fullmatch(_PLAIN, rest) is None
@@ -120,7 +120,7 @@ def _can_be_split(url: str) -> bool:
     try:
         urlsplit(url)
     except ValueError:
-        # What it says may quote a part of the password.
+        # Its message may quote a part of the password.
         return False
     return True
 
@@ -131,7 +131,7 @@ def _scheme(url: str) -> str:
     known = schemes()
     if not colon and scheme in known:
         raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
-    # What follows a plus is the store's own affair: `postgresql+asyncpg://`.
+    # The part after a plus is for the store to interpret: `postgresql+asyncpg://`.
     base = scheme.lower().partition("+")[0]
     if not colon or base not in known:
         raise UsageError(
@@ -144,14 +144,14 @@ def _scheme(url: str) -> str:
 
 
 def schemes() -> dict[str, str]:
-    """The URL schemes that are installed, and the module of each."""
+    """Return the installed URL schemes, and the module of each."""
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def module_of(url: str) -> Any:
-    """The module of the store behind this URL."""
+    """Return the module of the store behind this URL."""
     return import_module(schemes()[_scheme(url)])
 
 
@@ -178,19 +178,19 @@ def _what_it_takes(source: object) -> str:
     )
 
 
-# Options that hold a secret, whoever's they are: `sentinel_password=`, `aws_secret_access_key=`, `aws_session_token=`.
-# An option that a store refuses is masked, too: somebody has written a secret there all the same.
+# Options that hold a secret in any store: `sentinel_password=`, `aws_secret_access_key=`, `aws_session_token=`. Options
+# that a store refuses are masked, too: somebody may have written a secret there anyway.
 _SECRET: Final = re.compile(
     r"passw|pwd|passphrase|secret|token|credential|signature|api_?key|access_?key|private_?key", re.IGNORECASE
 )
 
-# What should be a port, after a host without brackets: a word is somebody's secret, whose @ is missing.
+# Where a port should be, after a host without brackets: a word is a secret whose @ is missing.
 _WORD_FOR_A_PORT: Final = re.compile(r"(?<=[^:/?#,]):(?![0-9]*(?:[,/?#]|$))[^,/?#]*")
 
 
 def without_password(url: str) -> str:
-    """Return the URL as a message may show it: without its password, and without the secrets in its options."""
-    # What follows a # is no option, but may be the rest of a password that should have said %23.
+    """Return the URL as a message may show it: without its password, and without secrets in its options."""
+    # The part after a # is not an option, but may be the rest of a password that should have used %23.
     url = re.sub(r"([?&][^=&#]*=)([^&]*)", _without_secret, url)
     before, at, after = url.rpartition("@")
     if not at:
