@@ -1,4 +1,4 @@
-"""What the two front doors have in common: everything but the colour."""
+"""The base of both guards: everything but sync and async."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
 
 
 class Front:
-    """Options, checks and the making of a delivery. `Guard` and `AsyncGuard` add their colour."""
+    """Options, checks and the preparation of a delivery. `Guard` and `AsyncGuard` add sync and async."""
 
     _awaited = False
     # Of its colour: the driver of flows, and the heartbeat.
@@ -95,12 +95,12 @@ class Front:
         self._closed = False
 
     def address(self, operation: str, key: Key, *, scope: str | None = None) -> Address:
-        """Where the record of this key is. Its `digest` belongs into logs, where the key does not."""
+        """Return the address of this key's record. Use its `digest` in logs, never the key."""
         return keys.address(operation, key, self._scoped(scope))
 
     @property
     def store(self) -> Any:
-        """The store, opened if it was not yet."""
+        """Return the store, opened if it was not yet."""
         return self._tools().store
 
     def _tools(self) -> Toolbox:
@@ -120,7 +120,7 @@ class Front:
             return self._opened
 
     def _looking(self, flow: Flow[T]) -> Flow[T]:
-        """The flow, with what the store knows that is read as well."""
+        """Run the flow, taking into account the records of the store that is read as well."""
         return flow if self._also_read is None else looking_back(flow, self._open().old)
 
     def _transact(self, work: Work) -> Flow[Outcome[Any]]:
@@ -191,7 +191,7 @@ class Front:
         return Work(asked, self._chosen(policy), call, returns, self._codec, self._tell, mint)
 
     def _chosen(self, policy: Policy | None) -> Policy:
-        """The policy that is passed replaces the guard's."""
+        """Return the policy that was passed, or the guard's."""
         return self.policy if policy is None else self._checked(policy)
 
     def _checked(self, policy: object) -> Policy:
@@ -224,7 +224,7 @@ class Front:
         policy: Policy | None,
         joined: tuple[Any, object],
     ) -> list[Work | Exception]:
-        """The works of a batch in a transaction of the caller's, which nobody calls: the caller does the work."""
+        """Prepare a batch in a caller's transaction; nothing is called: the caller does the work."""
         connection, record = joined
         if record is not None:
             raise UsageError("fresh() writes records of its own, and cannot with record=. Use run() for each message")
@@ -265,7 +265,7 @@ class Front:
         return named_scope(self._scope(), "the guard's scope=")
 
     def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Work:
-        """What the record tools need: an address, and nothing to run."""
+        """Return what the record tools need: an address, and nothing to run."""
         return self._work(self._asked(operation, key, scope), _nothing, returns, self._policies.get(operation))
 
     def _batch_work(
@@ -280,7 +280,7 @@ class Front:
         policy: Policy | None,
         home: object = None,
     ) -> Work | Exception:
-        """The work for one message; where its key is unusable, the error that takes its place."""
+        """Prepare the work for one message; if its key is unusable, return the error in its place."""
         try:
             whose = named_scope(scope(message), f"{operation}: scope=") if callable(scope) else scope
             payload = None if fingerprint is None else fingerprint(message)
@@ -302,7 +302,7 @@ class Front:
         *,
         injects_tx: bool = False,
     ) -> tuple[Call, Callable[[], Any]]:
-        """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
+        """Return what a decorator needs: how to read the arguments, and the result's type, checked now if possible."""
         check_function(function, awaited=self._awaited, guard=type(self).__name__)
         if policy is not None:
             # Whoever resolves a record by hand names its operation, and means that operation's own policy.
@@ -326,7 +326,7 @@ class Front:
         return call, result_type
 
     def _tell_if_shared(self, operation: str, name: str) -> None:
-        """Two functions under one operation share their records, which is hardly ever meant."""
+        """Warn if two functions share one operation, and so their records, which is hardly ever meant."""
         first = self._functions.setdefault(operation, name)
         if first != name:
             self._tell.warn(
@@ -338,7 +338,7 @@ class Front:
             )
 
     def _returns(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
-        """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""
+        """Return the checked type of a function's result. Raises `NameError` if its annotation has no value yet."""
         if returns is Any:
             returns = returns_of(function)
         if returns is not self._storable and self._chosen(policy).keep_result:
@@ -365,14 +365,14 @@ class Front:
 
 
 def unwrap(outcome: Outcome[T], asked: Asked, returns: Any) -> T:
-    """The value, as a decorated function hands it out."""
+    """Return the value, as a decorated function returns it."""
     if outcome.replayed and outcome.omitted and returns is not type(None):
         raise ResultNotKept.about(asked.address, remark=outcome.remark)
     return outcome.value
 
 
 def _nothing() -> None:
-    """For work that runs no handler."""
+    """Do nothing: for work that runs no handler."""
 
 
 def _named(function: Callable[..., Any], result_type: Callable[[], Any]) -> Any:
@@ -390,14 +390,14 @@ def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
 
 
 def moment() -> str:
-    """Return the time in words for people: when somebody resolved a record. Nothing is decided by it."""
+    """Return the time for people: when somebody resolved a record. Nothing is decided by it."""
     from datetime import UTC, datetime
 
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def sorted_by(messages: Sequence[M], verdicts: Sequence[bool | Exception]) -> Fresh[M]:
-    """A batch as its caller sees it."""
+    """Return a batch as its caller sees it."""
     pairs = list(zip(messages, verdicts, strict=True))
     return Fresh(
         new=[message for message, verdict in pairs if verdict is True],

@@ -1,13 +1,14 @@
-"""The steps that a flow may ask for, and the two drivers that perform them.
+"""The steps that a flow may request, and the two drivers that perform them.
 
-A flow is a generator: it yields a step and is sent the reply. `drive` performs steps blocking, `drive_async` awaiting;
-nothing else in the rules knows of colours. What a store raises is thrown into the flow; what a handler raises is
-data (`Ended`), because it is the user's and must surface unmasked.
+A flow is a generator: it yields a step and is sent the reply. `drive` performs steps synchronously, `drive_async`
+awaits them; nothing else in the rules distinguishes sync and async. Errors of a store are thrown into the flow; errors
+of a handler are data (`Ended`), because they are the user's and must surface unmasked.
 
-An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not tear it: the
-operation is sent again, which is safe because every operation is idempotent by its token, and the interrupt goes on
-after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over, and what follows would
-be committed by itself. There the flow is given up, and the store makes sure that nothing of it can be committed.
+An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not leave it
+half done: the operation is sent again, which is safe because every operation is idempotent by its token, and the
+interrupt propagates after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over,
+and what follows would be committed by itself. There the flow is abandoned, and the store makes sure that nothing of it
+can be committed.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ask(Step, frozen=True):
-    """A step that one operation of the store performs."""
+    """A step that is one operation of the store."""
 
     # Whether a lease may be counted from the moment at which it was sent.
     counts: ClassVar[bool] = True
-    # What an interrupt means for it (`_interrupts`): whether it must not be sent twice, whether it is outside of the
+    # How an interrupt affects it (`_interrupts`): whether it must not be sent twice, whether it is outside the
     # transaction in which a store works, and whether it ends what was begun, so that an interrupt waits for it.
     once: ClassVar[bool] = False
     outside: ClassVar[bool] = False
     cleans_up: ClassVar[bool] = False
 
     def send(self, store: Any) -> Any:
-        """The reply, or in colour the awaitable of it."""
+        """Return the reply or, if async, the awaitable of it."""
         raise NotImplementedError
 
     def send_async(self, store: Any) -> Any:
@@ -111,7 +112,7 @@ class ClosingAll(Ask, frozen=True):
 
 
 class Elsewhere(Ask, frozen=True):
-    """An operation of another store than the guard's own."""
+    """An operation of a store other than the guard's own."""
 
     counts = False
     outside = True
@@ -153,7 +154,7 @@ class Committing(Once, frozen=True):
 
 
 class RollingBack(Once, frozen=True):
-    """Undo the transaction, or what followed the savepoint. True: the database asks to try it again."""
+    """Undo the transaction, or what followed the savepoint. True: the database asks for a retry."""
 
     cleans_up = True
 
@@ -174,7 +175,7 @@ class StillOpen(Once, frozen=True):
 
 
 class Judging(Once, frozen=True):
-    """Raise `InProgress` where a handler's error says that another delivery has written the row that is the record."""
+    """Raise `InProgress` if a handler's error says that another delivery has written the row that is the record."""
 
     claim: Claim
     error: BaseException
@@ -184,7 +185,7 @@ class Judging(Once, frozen=True):
 
 
 class Watching(Step, frozen=True):
-    """From now on the heartbeat keeps these claims alive, until the flow ends.
+    """Let the heartbeat keep these claims alive until the flow ends.
 
     The reply is how long the first to end is certainly still ours.
     """
@@ -193,19 +194,19 @@ class Watching(Step, frozen=True):
 
 
 class Unwatching(Step, frozen=True):
-    """From now on the heartbeat leaves these claims alone, although the flow goes on."""
+    """Stop the heartbeat for these claims, although the flow continues."""
 
     claims: Sequence[Claim]
 
 
 class LeaseLeft(Step, frozen=True):
-    """How long the claim is certainly still ours, by the worker's own monotonic clock."""
+    """Reply with how long the claim is certainly still ours, by the worker's own monotonic clock."""
 
     claim: Claim
 
 
 class Took(Step, frozen=True):
-    """How long the last operation of the store took, which has failed."""
+    """Reply with how long the last, failed operation of the store took."""
 
 
 class Running(Step, frozen=True):
@@ -227,13 +228,13 @@ class Pausing(Step, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a handler ended. `started` is False where an interrupt came before its first line."""
+    """How a handler ended. `started` is False if an interrupt came before its first line."""
 
     value: Any = None
     error: BaseException | None = None
     notes: bytes | None = None
     started: bool = True
-    # Of its steps, those whose outcome is unknown.
+    # Its steps whose outcome is unknown.
     steps: StepsLeft = NONE_LEFT
 
 
@@ -244,31 +245,31 @@ Flow = Generator[Step, Any, T]
 
 
 class Hands(Protocol):
-    """What a driver works with: the guard's store and heartbeat, and the way in and out of a handler."""
+    """What a driver needs: the guard's store and heartbeat, and the way in and out of a handler."""
 
     store: Any
-    # Of the driver's colour; None inside a transaction, where there is no claim to keep alive.
+    # Sync or async, like the driver; None inside a transaction, where there is no claim to keep alive.
     heartbeat: Any
 
     @property
     def joined(self) -> bool:
-        """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
+        """Whether the store works inside a transaction; then it can `spoil` it, and if async also `abandon` it."""
 
     @property
     def transaction_around(self) -> Any:
-        """The transaction of ours in which a store on a caller's connection works, if there is one."""
+        """Return our own transaction in which a store on a caller's connection works, if there is one."""
 
     def around(self) -> Any: ...
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> Left: ...
     def put_back(self, around: Any, current: Any) -> Left: ...
 
-    # What runs inside of the handler, on its transaction; None without one.
+    # Deliveries inside the handler, on its transaction; None without one.
     nest: Any
 
 
 def drive(flow: Flow[T], hands: Hands) -> T:
-    """Perform a flow's steps, blocking."""
+    """Perform a flow's steps synchronously."""
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
@@ -297,7 +298,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
         handed = None if ran is None else ran.error
         if struck(error, handed, hands, answered=isinstance(reply, Record)):
             spoil(hands, error, ran)
-        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is. Of a probe it is the
+        # A generator cannot raise StopIteration, but a handler can; it must surface unchanged. From a probe it is the
         # cause of an error of ours.
         ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
         if interrupt is None and not ended_so:
@@ -315,7 +316,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
 
 
 async def drive_async(flow: Flow[T], hands: Hands) -> T:
-    """Perform a flow's steps, awaiting."""
+    """Perform a flow's steps asynchronously."""
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
@@ -356,7 +357,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
 
 
 def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
-    """A step about the time: a lease is the heartbeat's, which knows how long it is certainly still ours."""
+    """Perform a step about time: the heartbeat knows how long a lease is certainly still ours."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
         return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
@@ -423,7 +424,7 @@ def _raised(error: BaseException | None, left: Left, *, started: bool = True) ->
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:
-    """Sleep; the answer is how long it took. An interrupt does not wait."""
+    """Sleep, and return how long it took. After an interrupt, do not wait."""
     if interrupt is not None:
         raise interrupt
     began = time.monotonic()
