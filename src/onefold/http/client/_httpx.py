@@ -1,4 +1,4 @@
-"""httpx: transports that keep one key over all retries of a call."""
+"""Transports for httpx that keep one key across all retries of a call."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ CARRIED: Final = "onefold.carried"
 # These come before the first byte of a request: the server has seen nothing of it.
 NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
-# The limits are the caller's own, and so is the time for which it waits for a free connection.
+# The limits are the caller's own, and so is the time that it waits for a free connection.
 NOT_AGAIN: Final = (httpx.PoolTimeout,)
 
 
 class Transport(httpx.BaseTransport):
-    """Mints a key for each POST and PATCH without one, and sends the call again until its answer is final."""
+    """Creates a key for each POST and PATCH without one, and repeats the call until its response is final."""
 
     def __init__(self, transport: httpx.BaseTransport | None = None, *, retries: Retries = Retries()) -> None:  # noqa: B008
         self._transport = httpx.HTTPTransport() if transport is None else transport
@@ -69,7 +69,7 @@ class Transport(httpx.BaseTransport):
             return self._call(_with_key(request, chosen), Call(chosen.key), chosen)
 
     def _follow(self, request: httpx.Request) -> httpx.Response:
-        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        """Send a request that needs no key. A redirect of one that has a key is settled by the response from there."""
         redirected = _redirected(request)
         with following(redirected):
             response = self._transport.handle_request(request)
@@ -95,7 +95,7 @@ class Transport(httpx.BaseTransport):
     def _ask(
         self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
     ) -> httpx.Response:
-        """Send until the answer is final. `lost`: how the last one was lost, if one was there."""
+        """Send until the response is final. `lost`: how the last one was lost, if there was one."""
         errors = [] if lost is None else [lost]
 
         def send() -> httpx.Response:
@@ -128,7 +128,7 @@ class Transport(httpx.BaseTransport):
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
-    """The same for an `httpx.AsyncClient`."""
+    """Keeps one key across all retries, for an `httpx.AsyncClient`."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None, *, retries: Retries = Retries()) -> None:  # noqa: B008
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
@@ -143,7 +143,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
             return await self._call(_with_key(request, chosen), Call(chosen.key), chosen)
 
     async def _follow(self, request: httpx.Request) -> httpx.Response:
-        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        """Send a request that needs no key. A redirect of one that has a key is settled by the response from there."""
         redirected = _redirected(request)
         with following(redirected):
             response = await self._transport.handle_async_request(request)
@@ -210,7 +210,7 @@ def _asked(request: httpx.Request, body: bytes) -> Request:
 
 
 def _with_key(request: httpx.Request, chosen: Keyed) -> httpx.Request:
-    """Return a copy with the key: the caller may send its own object again, even at the same time.
+    """Return a copy with the key: the caller may send its own object again, even concurrently.
 
     That one gets the key, too, because redirects are copied from it, and because people look at `response.request`; but
     it says that the key is ours.
@@ -227,7 +227,7 @@ def _with_key(request: httpx.Request, chosen: Keyed) -> httpx.Request:
 
 
 def _let_go(state: tenacity.RetryCallState) -> None:
-    """Close the answer that is asked for again: its connection must not be taken while nobody reads from it."""
+    """Close the response that is requested again: it must not hold its connection while nobody reads from it."""
     response = unwanted(state)
     if response is not None:
         response.close()
