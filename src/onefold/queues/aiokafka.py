@@ -5,7 +5,7 @@
     async for message in consumer:
         await handle(message)                   # or handle.batch(await consumer.getmany(timeout_ms=1000))
 
-The consumer needs `enable_auto_commit=False`: only what is finished is committed.
+The consumer needs `enable_auto_commit=False`: only finished messages are committed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def guarded(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """What your loop calls with each message: it runs `handler(message)` once a key, and commits what is finished.
+    """Return the function that your loop calls: it runs `handler(message)` once per key, and commits finished messages.
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
@@ -64,7 +64,7 @@ def guarded(
     def consuming(handler: Callable[..., Any]) -> AsyncConsuming:
         return AsyncConsuming(guard, operation, handler, wait=wait, **asked)
 
-    # Of the wrong colour it is refused before it is wrapped.
+    # Sync instead of async is refused before it is wrapped.
     one = consuming(handler)
     check_transactions(guard, handler)
     if offsets is not None:
@@ -89,12 +89,13 @@ def guarded_batches(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """Whole polls in one transaction: `handler(new_messages, tx=tx)`. Await `handle.batch(await consumer.getmany())`.
+    """Handle whole polls in one transaction: `handler(new_messages, tx=tx)`.
 
-    `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
+    Await `handle.batch(await consumer.getmany())`. `transaction` opens one that commits at its end. If it fails, each
+    message gets its own.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-    # It refuses the wrong colour.
+    # It refuses sync instead of async.
     one = AsyncConsuming(guard, operation, handler, **asked)
     polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
@@ -122,7 +123,7 @@ class Guarded(Partitions):
         self._many = many
 
     async def __call__(self, message: Any) -> None:
-        """Handle what `consumer.getone()` or `async for` gave."""
+        """Handle a message from `consumer.getone()` or `async for`."""
         if not hasattr(message, "offset"):
             raise UsageError(
                 f"handle() takes what getone() gave, not {type(message).__name__}: for getmany() say handle.batch()"
@@ -130,7 +131,7 @@ class Guarded(Partitions):
         await self._handle([message], self._one)
 
     async def batch(self, messages: Records) -> None:
-        """Handle what `consumer.getmany()` gave, in a few round trips for all. Of equal keys one runs."""
+        """Handle the result of `consumer.getmany()`, in a few round trips for all. Of equal keys one runs."""
         if self._many is None:
             raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
         if not isinstance(messages, Mapping):

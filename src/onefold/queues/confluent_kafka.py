@@ -5,7 +5,7 @@
     while running:
         handle(consumer.poll(1.0))              # or handle.batch(consumer.consume(500, 1.0))
 
-The consumer needs `"enable.auto.offset.store": False`: only what is finished is stored, and so committed.
+The consumer needs `"enable.auto.offset.store": False`: only finished messages are stored, and so committed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def guarded(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """What your loop calls with each message: it runs `handler(message)` once a key, and commits what is finished.
+    """Return the function that your loop calls: it runs `handler(message)` once per key, and commits finished messages.
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
@@ -55,7 +55,7 @@ def guarded(
     def consuming(handler: Callable[..., Any]) -> Consuming:
         return Consuming(guard, operation, handler, wait=wait, **asked)
 
-    # Of the wrong colour it is refused before it is wrapped.
+    # Async instead of sync is refused before it is wrapped.
     one = consuming(handler)
     check_transactions(guard, handler)
     if offsets is not None:
@@ -80,12 +80,13 @@ def guarded_batches(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """Whole polls in one transaction: `handler(new_messages, tx=tx)`. Call `handle.batch(consumer.consume(500, 1))`.
+    """Handle whole polls in one transaction: `handler(new_messages, tx=tx)`.
 
-    `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
+    Call `handle.batch(consumer.consume(500, 1))`. `transaction` opens one that commits at its end. If it fails, each
+    message gets its own.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-    # It refuses the wrong colour.
+    # It refuses async instead of sync.
     one = Consuming(guard, operation, handler, **asked)
     polls = JoinedPolls(guard, operation, handler, transaction, **asked)
 
@@ -113,7 +114,7 @@ class Guarded(Partitions):
         self._many = many
 
     def __call__(self, message: Message | None) -> None:
-        """Handle what `consumer.poll()` gave. Call it with None too: partitions that waited go on then."""
+        """Handle the result of `consumer.poll()`. Call it with None too: then partitions that waited continue."""
         if message is not None and not isinstance(message, Message):
             raise UsageError(
                 f"handle() takes what poll() gave, not {type(message).__name__}: for consume() say handle.batch()"
@@ -121,7 +122,7 @@ class Guarded(Partitions):
         self._handle([] if message is None else [message], self._one)
 
     def batch(self, messages: Sequence[Message]) -> None:
-        """Handle what `consumer.consume()` gave, in a few round trips for all. Of equal keys one runs."""
+        """Handle the result of `consumer.consume()`, in a few round trips for all. Of equal keys one runs."""
         if self._many is None:
             raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
         if not isinstance(messages, list | tuple):

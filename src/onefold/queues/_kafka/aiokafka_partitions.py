@@ -1,4 +1,4 @@
-"""The partitions of an AIOKafkaConsumer: it performs the steps of the ledger, and tells it who comes and goes.
+"""Perform the ledger's steps on the partitions of an AIOKafkaConsumer, and report rebalances to it.
 
 Partitions come and go while a handler runs: what ends after that, ends nothing.
 """
@@ -39,7 +39,7 @@ from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
-    """What is done to the partitions, and heard of them."""
+    """The partitions of one consumer: what is done to them, and what is reported about them."""
 
     def __init__(
         self, consumer: AIOKafkaConsumer, dead_letter: Any, operation: str, options: Options, address_of: AddressOf
@@ -93,7 +93,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
                 self._consumer.seek(TopicPartition(*partition), offset)
 
     def _warn_of_silence(self) -> None:
-        """Once. Where a consumer is assigned by hand, its partitions do not come and go."""
+        """Warn once. If a consumer is assigned by hand, its partitions do not change."""
         subscription = getattr(self._consumer, "_subscription", None)
         if not self._hears and getattr(subscription, "partitions_auto_assigned", bool)():
             log.warning(UNHEARD, "handle.on_partitions_assigned and handle.on_partitions_revoked")
@@ -158,7 +158,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
             log.info("offsets not committed: %s", type(error).__name__)
 
     def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
-        """False: not now, or not ours any more."""
+        """Try a step. False: not now, or no longer ours."""
         try:
             call()
         except KafkaError:
@@ -168,7 +168,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
         return True
 
     def _set_alarm(self) -> None:
-        """`getone` and `async for` do not come back while all partitions wait: the loop's clock wakes them."""
+        """Set a timer to wake `getone` and `async for`, which do not return while all partitions wait."""
         if self._alarm is not None:
             self._alarm.cancel()
         due = self._ledger.next_due()
@@ -185,7 +185,7 @@ class Partitions(ConsumerRebalanceListener):  # type: ignore[misc] # the package
 
 
 def _checked(consumer: AIOKafkaConsumer) -> AIOKafkaConsumer:
-    """The consumer, if it leaves the offsets to us."""
+    """Return the consumer, if it leaves the offsets to us."""
     check_consumer(consumer, AIOKafkaConsumer)
     check_undecoded(consumer)
     if getattr(consumer, "_group_id", "") is None:

@@ -1,4 +1,4 @@
-"""The partitions of a confluent-kafka Consumer: it performs the steps of the ledger, and tells it who comes and goes.
+"""Perform the ledger's steps on the partitions of a confluent-kafka Consumer, and report rebalances to it.
 
 A partition that is not ours any more is forgotten, and nothing is committed for it: `store_offsets` refuses it.
 """
@@ -32,7 +32,7 @@ from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions:
-    """What is done to the partitions, and heard of them."""
+    """The partitions of one consumer: what is done to them, and what is reported about them."""
 
     def __init__(
         self, consumer: Consumer, dead_letter: Any, operation: str, options: Options, address_of: AddressOf
@@ -94,7 +94,7 @@ class Partitions:
         self._ledger.forget((one.topic, one.partition) for one in partitions)
 
     def _warn_of_silence(self) -> None:
-        """Once. A consumer without a member id is assigned by hand: its partitions do not come and go."""
+        """Warn once. A consumer without a member id is assigned by hand: its partitions do not change."""
         if not self._hears and self._consumer.memberid():
             log.warning(UNHEARD, "handle.assigned, handle.revoked and handle.lost")
         self._hears = True
@@ -142,7 +142,7 @@ class Partitions:
         return Ends(here.offset if here.offset >= 0 else None, found[1] if found else None)
 
     def _commit(self, offsets: dict[Partition, int]) -> None:
-        """Asked for, and not waited for: a commit that gets lost makes a duplicate, and the next one covers it."""
+        """Request a commit without waiting: a lost commit makes a duplicate, and the next one covers it."""
         next_ones = [(one, TopicPartition(*one, offset)) for one, offset in offsets.items()]
         ours = [at for one, at in next_ones if self._tried(one, partial(self._consumer.store_offsets, offsets=[at]))]
         if ours:
@@ -150,7 +150,7 @@ class Partitions:
                 self._consumer.commit(offsets=ours, asynchronous=True)
 
     def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
-        """False: not now, or not ours any more."""
+        """Try a step. False: not now, or no longer ours."""
         try:
             call()
         except KafkaException:
@@ -164,7 +164,7 @@ class Partitions:
 
 
 def _checked(consumer: Consumer) -> Consumer:
-    """The consumer, if it leaves the offsets to us: it refuses to store any where it stores them itself."""
+    """Return the consumer, if it leaves the offsets to us: it refuses to store any if it stores them itself."""
     check_consumer(consumer, Consumer)
     check_undecoded(consumer)
     try:

@@ -1,4 +1,4 @@
-"""What a user gives to an adapter: refused before the first message where it would fail for every one. Pure."""
+"""Check an adapter's options before the first message, if they would fail for every one. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from onefold import OPERATION_MAX, Policy, UsageError
 from onefold.stores.base import Joinable, Store
 
-# What a guard may be made with, and has no transactions: schemes of URLs, and the packages of clients.
+# Sources of a guard that have no transactions: schemes of URLs, and the packages of clients.
 WITHOUT_TRANSACTIONS: Final = {
     *("memory", "redis", "rediss", "valkey", "valkeys", "dynamodb"),
     *("aioboto3", "aiobotocore", "boto3", "botocore"),
@@ -19,7 +19,7 @@ WITHOUT_TRANSACTIONS: Final = {
 
 
 def takes_tx(handler: Callable[..., Any]) -> bool:
-    """Whether the handler wants the transaction in which its record is written."""
+    """Return whether the handler takes the transaction in which its record is written."""
     signature = _signature_of(handler)
     return signature is not None and "tx" in signature.parameters
 
@@ -34,7 +34,7 @@ def check(
     policy: object = None,
     awaited: bool = False,
 ) -> None:
-    """Refuse, before the first message, what would fail for every one of them."""
+    """Refuse, before the first message, options that would fail for every one of them."""
     if not isinstance(guard, kind):
         client = "async" if awaited else "blocking"
         raise UsageError(f"this client is {client}: it takes {kind.__name__}, and this is {type(guard).__name__}")
@@ -49,7 +49,7 @@ def check(
         have, want = ("async def", "def") if is_async else ("def", "async def")
         raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
     check_options(missing_key, policy)
-    # What the guard refuses of it is raised now, and not for each message.
+    # What the guard refuses is raised now, not for each message.
     cast("Any", guard)._chosen(policy)
     if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
         raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
@@ -63,7 +63,7 @@ def check_options(missing_key: object, policy: object) -> None:
 
 
 def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
-    """Refuse a handler with tx where the guard's store has no transactions, if that is known before it is opened."""
+    """Refuse a handler with tx if the guard's store is known to have no transactions, before it is opened."""
     kind = _without_transactions(getattr(guard, "_source", None)) if takes_tx(handler) else ""
     if kind:
         raise UsageError(
@@ -73,7 +73,7 @@ def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
 
 
 def _without_transactions(source: object) -> str:
-    """What to call a store without transactions. Empty: it has them, or nobody knows yet."""
+    """Return the name of a store without transactions. Empty: it has them, or that is not known yet."""
     if isinstance(source, Store) and not isinstance(source, type):
         return "" if isinstance(source, Joinable) else type(source).__name__
     named = source.partition(":")[0].lower() if isinstance(source, str) else type(source).__module__
@@ -88,7 +88,7 @@ def whole(name: str, value: object, least: int) -> int:
 
 
 def check_arguments(handler: Callable[..., Any]) -> None:
-    """A handler that cannot be called would send every message to the dead letters."""
+    """Refuse a handler that cannot be called: it would send every message to the dead letters."""
     signature = _signature_of(handler)
     if signature is None:
         return
@@ -99,7 +99,7 @@ def check_arguments(handler: Callable[..., Any]) -> None:
 
 
 def _signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
-    """None: it is written in C, and tells nothing."""
+    """Return the signature. None: it is written in C, and has none."""
     try:
         return inspect.signature(handler)
     except ValueError:
