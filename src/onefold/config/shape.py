@@ -1,4 +1,4 @@
-"""What may stand in a configuration: the fields and their types, and the JSON Schema that editors check against.
+"""The fields of a configuration and their types, and the JSON Schema that editors check against.
 
 Nothing is read here: `configuration` reads, with messages for people.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-# An environment variable may stand for any text; only whoever reads it knows what it holds.
+# An environment variable may stand for any text; only its reader knows its value.
 VARIABLE: Final = r".*\$\{[A-Za-z_][A-Za-z0-9_]*\}.*"
 DURATION: Final = rf"^(forever|[0-9]+(\.[0-9]*)?(ms|s|m|h|d|w)|{VARIABLE})$"
 PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
@@ -77,5 +77,5 @@ class OnefoldFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the file."""
+    """Return the JSON Schema of the file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(OnefoldFile)

@@ -1,4 +1,4 @@
-"""Judgements over the facts of a DynamoDB table. Pure."""
+"""Judge the facts of a DynamoDB table. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Why the store is not tried out."""
+    """Return why the store is not tried out, if it is not."""
     if facts["table"] is None:
         return "the table is not there yet, and an examination makes none"
     if isinstance(facts["table"], Untold):
@@ -106,7 +106,7 @@ def backups(facts: Facts) -> Check:
     status = told.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus")
     if status is None:
         return unknown(name, "the endpoint does not say it")
-    # An old copy of the records would let newer duplicates run: it is a choice, and no fault.
+    # An old copy of the records would let newer duplicates run: it is a choice, not a fault.
     return green(
         name, "point-in-time recovery is on" if status == "ENABLED" else "point-in-time recovery is off: optional"
     )

@@ -1,6 +1,6 @@
-"""A plain, reading connection to a database, by the URL and the driver of its store: for tables that are not ours.
+"""A plain, read-only connection to a database, by the URL and the driver of its store: for tables that are not ours.
 
-It makes no tables and writes nothing. A page is read in a transaction of its own, so that nobody waits for us.
+It creates no tables and writes nothing. Each page is read in its own transaction, so that nobody waits for us.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onefold.stores.opening import module_of, schemes
 
 Rows = list[tuple[Any, ...]]
 
-# A tool is not in a hurry: it uses the blocking driver of the same database.
+# A tool is not in a hurry: it uses the sync driver of the same database.
 _AWAITED: Final = re.compile(r"^(postgresql|postgres|mysql|mariadb)\+(asyncpg|asyncmy):", re.IGNORECASE)
 
 
@@ -34,7 +34,7 @@ class Now(NamedTuple):
 
 
 class Reader(ABC):
-    """One connection. What the database says against a statement is raised as `StoreUnavailable`, in a line."""
+    """One connection. A database error is raised as `StoreUnavailable`, in one line."""
 
     # For messages: without a password.
     name: str
@@ -43,15 +43,15 @@ class Reader(ABC):
     tables: str
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> Rows:
-        """All rows. `statement` has `mark` for each of the values, and is made of quoted names besides."""
+        """Return all rows. `statement` has `mark` for each of the values, and quoted names."""
         return self._asked(statement, values)[1]
 
     def columns(self, table: str) -> list[str]:
-        """The names of the table's columns; `table` is quoted."""
+        """Return the names of the table's columns; `table` is quoted."""
         return self._asked(f"SELECT * FROM {table} WHERE 1 = 0", ())[0]  # noqa: S608 - the name is quoted
 
     def named(self, name: str) -> str:
-        """The name of a table or column, quoted: it cannot be anything else in a statement."""
+        """Return the name of a table or column, quoted: it cannot be anything else in a statement."""
         quoted = self.quote + name.replace(self.quote, self.quote * 2) + self.quote
         return quoted if self.mark == "?" else quoted.replace("%", "%%")
 
@@ -63,7 +63,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _asked(self, statement: str, values: Sequence[Any]) -> tuple[list[str], Rows]:
-        """The names of the columns, and all rows."""
+        """Return the names of the columns, and all rows."""
 
     def _failed(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"{self.name}: {' '.join(str(error).split())}")
@@ -71,7 +71,7 @@ class Reader(ABC):
 
 @contextmanager
 def reading(url: str) -> Iterator[Reader]:
-    """A reader of the database behind this URL, the same as a guard takes; only for SQL databases."""
+    """Open a reader for the database behind this URL, the same as a guard takes; only for SQL databases."""
     module_of(url)
     scheme = url.partition(":")[0].lower().partition("+")[0]
     kinds: dict[str, Callable[[str], Reader]] = {
@@ -105,7 +105,7 @@ class _Sqlite(Reader):
         self._connection.execute("PRAGMA query_only = ON")
 
     def now(self) -> Now:
-        # As CURRENT_TIMESTAMP: the machine's clock, in UTC.
+        # Like CURRENT_TIMESTAMP: the machine's clock, in UTC.
         aware = datetime.fromtimestamp(time.time(), UTC)
         return Now(aware, aware.replace(tzinfo=None))
 
@@ -194,7 +194,7 @@ class _Mysql(Reader):
 
 
 def _parsed(row: tuple[Any, ...], described: list[tuple[str, bool]]) -> tuple[Any, ...]:
-    """A column of JSON comes as text, and is a value; other texts are texts."""
+    """Parse JSON columns, which come as text; other texts stay texts."""
     cells = zip(row, described, strict=True)
     return tuple(json.loads(cell) if is_json and isinstance(cell, str) else cell for cell, (_, is_json) in cells)
 

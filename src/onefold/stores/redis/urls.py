@@ -1,4 +1,4 @@
-"""From a URL to settings: which servers, and how to talk to them. It opens nothing.
+"""Parse a URL to settings: which servers, and how to talk to them. It opens nothing.
 
 redis://[user:password@]host[:port][/database]                 one server; rediss:// with TLS; valkey:// is the same
 redis+unix:///path/to/socket                                   one server, on this machine
@@ -24,13 +24,13 @@ KINDS: Final = {"": "alone", "unix": "unix", "sentinel": "sentinel", "cluster": 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 
-# A reply takes less than a millisecond. Two lost connections and a time-out end before a lease of 30 s does.
+# A reply takes less than a millisecond. Two lost connections and a timeout end before a lease of 30 s does.
 SOCKET_TIMEOUT: Final = 5.0
 CONNECT_TIMEOUT: Final = 2.0
 
 
 class Settings(NamedTuple):
-    """What a URL says. `options` are those of the client library, by its names."""
+    """The content of a URL. `options` are those of the client library, by its names."""
 
     kind: Kind
     shown: str
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
 
 
 def parsed(url: str) -> Settings:
-    """Raises `UsageError` for whatever cannot be meant."""
+    """Parse a URL. Raises `UsageError` for an invalid one."""
     check_password(url)
     parts, shown = urlsplit(url), without_password(url)
     scheme, _, way = parts.scheme.partition("+")
@@ -75,7 +75,7 @@ def parsed(url: str) -> Settings:
 
 
 def _path(parts: SplitResult, kind: Kind, shown: str) -> tuple[str, str, int]:
-    """The file of a socket, the service of a Sentinel, and the number of a database."""
+    """Return the socket file, the Sentinel service, and the number of a database."""
     path = unquote(parts.path)
     if kind == "unix":
         if parts.netloc or not path.startswith("/"):
