@@ -1,6 +1,6 @@
-"""The rules over one guard, each of them a question to what is declared. Pure: no file, no store, no printing.
+"""The rules for one guard, each a check of what is declared. Pure: no file, no store, no printing.
 
-A rule that cannot be judged by what is declared says nothing.
+A rule that lacks the data to judge says nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from onefold.lint.store_identity import is_in_memory
 # The floor: a replay may itself be late, and be replayed.
 TWICE: Final = 2
 
-# These forget what they know when they are full, unless they are told not to.
+# These forget records when they are full, unless they are told not to.
 CACHES: Final = frozenset({"redis", "rediss", "valkey", "valkeys"})
 # These have no transaction that your rows could share.
 WITHOUT_TRANSACTIONS: Final = CACHES | {"dynamodb", "memory"}
 
-# Of five by default. Beyond so many nobody waits for the person that a hold would call.
+# The default is five. Beyond this, the person that a hold would call is never called.
 ATTEMPTS_MANY: Final = 100
 
 FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
@@ -43,15 +43,15 @@ class Said(NamedTuple):
 
 
 def floor(guard: DeclaredGuard) -> float:
-    """The least `keep`: twice the largest of the sum of the duplicates, the visibility time-out and the longest replay.
+    """Return the least `keep`: twice the largest of the summed duplicates, visibility timeout and longest replay.
 
-    A queue delivers again what was done and not acknowledged when the visibility time-out ends.
+    A queue redelivers what was done but not acknowledged when the visibility timeout ends.
     """
     return TWICE * max(_late(guard), max(guard.replays.values(), default=0.0))
 
 
 def _late(guard: DeclaredGuard) -> float:
-    """How late a duplicate can be."""
+    """Return how late a duplicate can be."""
     return max(sum(guard.duplicates.values()), guard.visibility_timeout or 0.0)
 
 
@@ -77,7 +77,7 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def money_by_default(guard: DeclaredGuard) -> Iterator[Said]:
-    """Whoever says `keep`, or where duplicates come from, has thought about it; the floor judges the numbers."""
+    """Report money with a default `keep`; with `keep`, or sources of duplicates, the floor judges the numbers."""
     if guard.money and not (guard.keep_said or guard.duplicates or guard.replays):
         yield Said(
             "keep",
@@ -110,7 +110,7 @@ def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def _stores(guard: DeclaredGuard) -> Iterator[tuple[str, DeclaredStore]]:
-    """The fields that name a store of this guard. The one of before answers for what was done before it moved."""
+    """Yield the fields that name a store of this guard. The previous one answers for what was done before the move."""
     yield "store", guard.store
     if guard.also_read is not None:
         yield "also_read", guard.also_read
@@ -229,7 +229,10 @@ def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
-    """Under rerun `unknown` has no meaning, and in a transaction nothing is unknown."""
+    """Report money whose `unknown` omits timeouts.
+
+    Under rerun it has no meaning, and in a transaction nothing is unknown.
+    """
     if not guard.money or guard.mode != "claim" or guard.policy.after_crash == "rerun":
         return
     missing = [kind.__name__ for kind in (TimeoutError, ConnectionError) if not _is_named(kind, guard.policy.unknown)]
@@ -244,7 +247,7 @@ def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def _is_named(kind: type[Exception], unknown: tuple[type[BaseException] | str, ...]) -> bool:
-    """Whether such an error is taken for a doubt: by its class, or by the dotted name of one of its classes."""
+    """Return whether such an error counts as unknown: by its class, or by the dotted name of one of its classes."""
     names = {f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__}
     return any(one in names if isinstance(one, str) else issubclass(kind, one) for one in unknown)
 

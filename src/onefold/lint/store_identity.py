@@ -1,7 +1,7 @@
-"""Which URLs name one store, however they are written. It opens nothing.
+"""Find URLs that name one store, however they are written. It opens nothing.
 
-It errs on the side of one store: two guards that write the same records are a lost message, and a finding too many is
-a line to read.
+If in doubt, it assumes one store: two guards that write the same records are a lost message, and a superfluous finding
+is a line to read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ALIASES: Final = {
 PORTS: Final = {"postgresql": "5432", "mysql": "3306", "redis": "6379"}
 SENTINEL_PORT: Final = "26379"
 
-# Where a server of this machine is reached without a network.
+# How a server on this machine is reached without a network.
 SOCKETS: Final = re.compile(r"/(var/run|run|tmp)(/postgresql|/(mysqld/mysqld|mysql)\.sock)?")
 
 # The schema that is searched anyway.
 USUAL_SCHEMA: Final = "public"
-# Those of a URL that names none.
+# The defaults of a URL that names none.
 USUAL_TABLE: Final = "onefold_records"
 USUAL_PREFIX: Final = "onefold:"
 
@@ -44,9 +44,9 @@ class Place(NamedTuple):
     servers: frozenset[str] = frozenset()
     # The database, file or table.
     name: str = ""
-    # What tells records apart in one database: a schema, or a prefix.
+    # What separates records in one database: a schema, or a prefix.
     part: str = ""
-    # None: the one of the environment, which may be any.
+    # None: that of the environment, which may be any.
     region: str | None = None
 
     def may_be(self, other: Place) -> bool:
@@ -74,11 +74,11 @@ def place_of(url: str) -> Place:
         case "redis":
             return _redis(parts, way, options)
         case "sqlite":
-            # A file of the working directory, as the store would open it here.
+            # A file in the working directory, as the store would open it here.
             return Place("sqlite", name=os.path.abspath(unquote(parts.path).removeprefix("/")))
         case "dynamodb":
             server = frozenset({options["endpoint_url"].lower().rstrip("/")} if "endpoint_url" in options else ())
-            # Capitals count in the name of a table.
+            # The name of a table is case-sensitive.
             table = f"{parts.netloc}{parts.path}".rstrip("/") or USUAL_TABLE
             return Place("dynamodb", server, table, region=options.get("region"))
         case other:
@@ -86,7 +86,7 @@ def place_of(url: str) -> Place:
 
 
 def _postgresql(parts: SplitResult, options: dict[str, str]) -> Place:
-    """libpq takes each of them from the query, where it is there; a database is named like its user by default."""
+    """Return the place of a PostgreSQL URL: libpq prefers the query; a database is named after its user by default."""
     login, _, _ = parts.netloc.rpartition("@")
     user = options.get("user") or unquote(login.partition(":")[0])
     name = options.get("dbname") or unquote(parts.path).strip("/") or user
@@ -101,7 +101,7 @@ def _postgresql_servers(parts: SplitResult, options: dict[str, str]) -> Iterator
     if hosts == [""]:
         hosts = [host for host, _ in written]
     ports = options["port"].split(",") if options.get("port") else [port for _, port in written]
-    # One port is that of all hosts.
+    # A single port applies to all hosts.
     more = repeat(ports[0] if len(ports) == 1 else "")
     for host, port in zip(hosts, chain(ports, more), strict=False):
         yield _server(host, port or PORTS["postgresql"])
@@ -130,7 +130,7 @@ def _redis(parts: SplitResult, way: str, options: dict[str, str]) -> Place:
 
 
 def _number(written: str) -> str:
-    """Without a number it is the first database."""
+    """Return the number of the database; the first by default."""
     return written.lstrip("0") or "0"
 
 

@@ -1,4 +1,4 @@
-"""Finds out why SQLite cannot open or write a file: it says the same of every cause. Looks, and changes nothing."""
+"""Find out why SQLite cannot open or write a file: it gives the same error for every cause. Changes nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_read_only(folder: str) -> bool:
 
 
 def _folders(path: str) -> list[str]:
-    """The directories on the way to the file, from the root."""
+    """Return the directories on the way to the file, from the root."""
     found: list[str] = []
     folder = os.path.dirname(path)
     while folder not in found:
