@@ -33,7 +33,9 @@ def at_least(least: int, number: Any, name: str) -> int:
 
 def one_of(chosen: T, allowed: Sequence[str], name: str) -> T:
     if chosen not in allowed:
-        raise UsageError(f"{name}={chosen!r} is none of {', '.join(map(repr, allowed))}{did_you_mean(chosen, allowed)}")
+        raise UsageError(
+            f"{name}={chosen!r} is not one of {', '.join(map(repr, allowed))}{did_you_mean(chosen, allowed)}"
+        )
     return chosen
 
 

@@ -127,7 +127,7 @@ BEFORE: Final = " | before: "
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a store remembers about one address, as it was when it was read."""
+    """The record of one address, as it was when it was read."""
 
     address: Address
     token: bytes
@@ -178,7 +178,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What an open record keeps after a release: the attempts and the finished steps."""
+    """The memory of an open record after a release: the attempts and the finished steps."""
 
     stay: float
     attempt: int

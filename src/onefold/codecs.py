@@ -103,7 +103,9 @@ def encode_by_hook(value: Any) -> Any:
     """Encode what msgspec does not know: pydantic models, in the JSON form that they validate themselves."""
     if hasattr(type(value), "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    raise NotImplementedError(f"{type(value).__module__}.{type(value).__qualname__} is no type that msgspec can encode")
+    raise NotImplementedError(
+        f"{type(value).__module__}.{type(value).__qualname__} is not a type that msgspec can encode"
+    )
 
 
 def _decode_by_hook(wanted: type, value: Any) -> Any:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Tools(Protocol):
-    """What `step` needs from the guard."""
+    """The guard as `step` sees it."""
 
     # The thing that two deliveries share if one is inside the other: a store, or the caller's connection.
     @property

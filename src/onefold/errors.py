@@ -103,7 +103,7 @@ class ClaimLost(OnefoldError):
     """The handler ran, but its lease had ended and its claim was taken over. `value` is what it returned."""
 
     says = (
-        "the handler ran, but its lease had ended before and the claim is not its own any more. "
+        "the handler ran, but its lease had ended before and the claim is no longer its own. "
         "What it returned is in error.value; the record is the new owner's"
     )
 
@@ -166,7 +166,7 @@ class ProbeFailed(StoreUnavailable):
     """
 
     says = (
-        "the probe failed with {problem}, so that it is still not known whether attempt {attempt} happened. The "
+        "the probe failed with {problem}, so it is still not known whether attempt {attempt} happened. The "
         "handler was not started. Deliver it again: the probe is asked again"
     )
 
@@ -187,7 +187,7 @@ Queue = Literal["ack", "later", "never", "later or never", "by policy", "read on
 
 
 class Meaning(NamedTuple):
-    """What an error means outside: an HTTP status, and what happens to a queue's message."""
+    """The meaning of an error outside: an HTTP status, and what happens to a queue's message."""
 
     http: int
     queue: Queue

@@ -16,7 +16,7 @@ from onefold._model import Address
 
 
 class Kind(enum.StrEnum):
-    """What happened to a delivery."""
+    """The kinds of events."""
 
     STARTED = "started"
     FINISHED = "finished"

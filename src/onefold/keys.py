@@ -102,7 +102,7 @@ def _problem(text: str, limit: int) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair, which is no text"
+        return "holds half of a surrogate pair, which is not text"
     return f"has {size} bytes of UTF-8, and the limit is {limit}: send a digest of it instead" if size > limit else ""
 
 

@@ -355,7 +355,7 @@ def _ask_after(work: Work, entry: Entry, ended: Ended) -> Flow[Answer]:
     if not isinstance(answered, Exception):
         raise answered
     ended.error.add_note(
-        f"onefold: the probe failed too, so that it is not known whether it happened. The next delivery asks it again: "
+        f"onefold: the probe failed too, so it is not known whether it happened. The next delivery asks it again: "
         f"{answered!r}"
     )
     raise ended.error

@@ -1,4 +1,4 @@
-"""What deliveries need once a guard has opened its store, sync or async."""
+"""The context of deliveries once a guard has opened its store, sync or async."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Toolbox:
 
 
 class Opened(NamedTuple):
-    """What a guard has opened, and whether it has to close it."""
+    """The stores that a guard has opened, and whether it has to close them."""
 
     tools: Toolbox
     ours: bool

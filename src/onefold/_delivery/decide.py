@@ -38,7 +38,7 @@ STARTED: Final = b"\x80"
 
 
 class Then(enum.Enum):
-    """What to do with a delivery."""
+    """The decisions about a delivery."""
 
     RUN = "run"
     RUN_AGAIN = "run again, as a bypass"

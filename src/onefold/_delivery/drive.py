@@ -245,7 +245,7 @@ Flow = Generator[Step, Any, T]
 
 
 class Hands(Protocol):
-    """What a driver needs: the guard's store and heartbeat, and the way in and out of a handler."""
+    """The needs of a driver: the guard's store and heartbeat, and the way in and out of a handler."""
 
     store: Any
     # Sync or async, like the driver; None inside a transaction, where there is no claim to keep alive.

@@ -50,7 +50,7 @@ def tell_if_uncompared(work: Work, found: bytes | None) -> None:
 
 
 NOT_REMEMBERED: Final = (
-    "it ran to its end, but the store could not be told so in time. A later duplicate finds it as if its worker had "
+    "it ran to its end, but the store could not record it in time. A later duplicate finds it as if its worker had "
     "crashed: under after_crash='rerun' it runs again"
 )
 

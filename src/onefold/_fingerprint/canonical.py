@@ -136,7 +136,7 @@ def _opened(value: Any) -> bytes | Parts:
         if kind is frozenset:
             return Parts(iter(value), [], _sorted_array)
         value = _simplifier(kind)(value)  # type: ignore[arg-type]  # a type can be hashed
-    raise ValueError("it is made of itself")
+    raise ValueError("it contains itself")
 
 
 def _leaf(value: Any) -> bytes:
@@ -187,7 +187,7 @@ def _simplifier(kind: type) -> Callable[[Any], Any]:
         found = finder(kind)
         if found is not None:
             return found
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no type that has a canonical form")
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type with a canonical form")
 
 
 Simplifier = Callable[[Any], Any] | None

@@ -193,7 +193,7 @@ class Call:
         for name in wanted:
             if name not in self._names:
                 raise UsageError(
-                    f"{argument}={name!r} is no argument of {self.name}{self.signature}"
+                    f"{argument}={name!r} is not an argument of {self.name}{self.signature}"
                     f"{did_you_mean(name, self._names)}"
                 )
         return wanted
@@ -215,7 +215,7 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         kind = type(function).__name__
         raise UsageError(f"put @{kind} above the guard's decorator, so that it is applied last: {name}")
     if not callable(function):
-        raise UsageError(f"{function!r} is no function")
+        raise UsageError(f"{function!r} is not a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{name}() is a generator, and a stream has no result to remember: return a value instead")
     if inspect.iscoroutinefunction(function) and not awaited:

@@ -36,7 +36,7 @@ def _followed(call: Any, inside: Callable[[Any], Any]) -> Any:
 
 
 def _inside(call: Any) -> Any:
-    """Return what is inside a partial, a method or a decorator; None: it is none of them."""
+    """Return what is inside a partial, a method or a decorator; None: it is not one of them."""
     # Not `isinstance`, which the object itself can answer, as a `Mock` with a spec does.
     kind = type(call)
     if issubclass(kind, (partial, partialmethod)):

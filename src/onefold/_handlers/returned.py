@@ -76,7 +76,7 @@ def _code_of(value: Any) -> CodeType:
     for name in ("gi_code", "cr_code", "ag_code"):
         if hasattr(value, name):
             return getattr(value, name)  # type: ignore[no-any-return]
-    raise AssertionError(f"{type(value)} is none of SUSPENDED")
+    raise AssertionError(f"{type(value)} is not one of SUSPENDED")
 
 
 def _only_calls(function: Any, value: Any) -> bool:

@@ -40,7 +40,7 @@ def told_left(seconds: float) -> None:
 
     logging.getLogger("onefold").warning(
         "a guard was closed, and a renewal that is under way has not been answered within %s: its thread and its "
-        "connection are left to themselves. Give the driver time-outs below the lease",
+        "connection are left to themselves. Give the driver timeouts below the lease",
         in_words(seconds),
     )
 

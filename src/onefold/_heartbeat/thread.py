@@ -18,7 +18,7 @@ AT_ONCE: Final = 0.0
 
 
 class Beating(Protocol):
-    """What the thread needs from a heartbeat."""
+    """The heartbeat as its thread sees it."""
 
     def is_over(self, bell: Bell) -> bool: ...
     def attend(self, moment: float | None) -> float: ...

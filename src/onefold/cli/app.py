@@ -83,7 +83,7 @@ app = typer.Typer(
 
 
 class Tables(Enum):
-    """What a command does if a store has no tables."""
+    """How a command treats a store without tables."""
 
     NONE = "uses no store"
     # Says in one line that there are none, and exits with 1.

@@ -65,4 +65,4 @@ def _text_of(file: str) -> str:
         return found.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
-        raise unusable(file, f"this is no text in UTF-8 (byte 0x{found[error.start]:02x})", Mark(line)) from None
+        raise unusable(file, f"this is not text in UTF-8 (byte 0x{found[error.start]:02x})", Mark(line)) from None

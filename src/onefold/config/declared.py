@@ -1,4 +1,4 @@
-"""What a configuration declares, as data: stores, guards, and where each of them is in the file."""
+"""The content of a configuration, as data: stores, guards, and where each of them is in the file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file declares, and where."""
+    """The declarations of a file, and where each is."""
 
     file: str
     stores: dict[str, DeclaredStore]

@@ -47,7 +47,7 @@ def span(value: Any) -> float:
     if isinstance(value, (str, int, float)):
         with contextlib.suppress(UsageError):
             return seconds(value, "")
-    raise ValueError(f"{shown(value)} is no duration: a number with a unit ({', '.join(UNITS)}) is one, and forever")
+    raise ValueError(f"{shown(value)} is not a duration: a number with a unit ({', '.join(UNITS)}) is one, and forever")
 
 
 def spans(value: Any) -> dict[str, float]:
@@ -65,7 +65,7 @@ def texts(value: Any) -> tuple[str, ...]:
 def one_of(allowed: Sequence[str]) -> Meaning:
     def choice(value: Any) -> str:
         if value not in allowed:
-            raise ValueError(f"{shown(value)} is none of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+            raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
         return str(value)
 
     return choice
@@ -93,7 +93,7 @@ def key(value: Any) -> str:
     if source in NAMED_SOURCES:
         raise ValueError(f"{shown(value)} names nothing: write {source}:NAME")
     raise ValueError(
-        f"{shown(value)} is no source of a key: write header:NAME, field:PATH, argument:NAME or message_id"
+        f"{shown(value)} is not a source of a key: write header:NAME, field:PATH, argument:NAME or message_id"
         f"{did_you_mean(source, (*NAMED_SOURCES, 'message_id'))}"
     )
 
@@ -109,7 +109,8 @@ def after_crash(value: Any) -> str:
     if value in choices or re.fullmatch(PYTHON_NAME, text(value)):
         return str(value)
     raise ValueError(
-        f"{shown(value)} is none of {', '.join(choices)}, and no probe (module:function){did_you_mean(value, choices)}"
+        f"{shown(value)} is not one of {', '.join(choices)}, and no probe (module:function)"
+        f"{did_you_mean(value, choices)}"
     )
 
 

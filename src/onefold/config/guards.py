@@ -173,7 +173,7 @@ def _imported(name: str, field: str, declared: DeclaredGuard, loaded: Loaded[Any
     except (ImportError, AttributeError) as error:
         raise _wrong(f"{name!r} cannot be imported: {error}", field, declared, loaded) from error
     if not callable(found):
-        raise _wrong(f"{name!r} is no function", field, declared, loaded)
+        raise _wrong(f"{name!r} is not a function", field, declared, loaded)
     return found
 
 

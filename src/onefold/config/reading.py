@@ -78,7 +78,7 @@ class Reading:
             return {}
         for name in value:
             if name not in known:
-                self._problem((*path, name), f"{_dotted(path)}{shown(name)} is no field{_nearest(name, known)}")
+                self._problem((*path, name), f"{_dotted(path)}{shown(name)} is not a field{_nearest(name, known)}")
         return {name: part for name, part in value.items() if name in known}
 
     def _wants(self, table: Mapping[str, Any], path: Path, names: tuple[str, ...]) -> None:
@@ -137,7 +137,7 @@ class Reading:
             return
         near = did_you_mean(kind, known)
         if not kind:
-            self._problem(path, f"{_dotted(path)}this is no URL of a store, such as sqlite:///onefold.db")
+            self._problem(path, f"{_dotted(path)}this is not a URL of a store, such as sqlite:///onefold.db")
         elif self._to_run or near:
             named = shown(kind) if not hasattr(url, "written") else "what the variable holds"
             self._problem(path, f"{_dotted(path)}no store is known for {named}{near or ': ' + ', '.join(known)}")

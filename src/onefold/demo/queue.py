@@ -30,7 +30,7 @@ Tell = Callable[[str, str], None]
 
 
 class Fault(StrEnum):
-    """What happens to the answer to the first stored message."""
+    """The fate of the answer to the first stored message."""
 
     NONE = "none"
     # It comes only after the message was sent again: too late for a caller who has given up.

@@ -132,7 +132,7 @@ CRASH: Final = PLACES[3]
 
 
 class Told(NamedTuple):
-    """What the files of one side contain, and what its processes reported in the crash."""
+    """The content of the files of one side, and what its processes reported in the crash."""
 
     counted: Counted
     crash: list[Event]

@@ -88,7 +88,7 @@ def _columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
 def on_terminal(report: Report, mode: str, seconds: float) -> None:
     """Print tables, with colour."""
     console = Console(highlight=False)
-    table = _table(COLUMNS, "The double charge, made real")
+    table = _table(COLUMNS, "The double charge, demonstrated")
     for row in _rows(report):
         table.add_row(*row[:2], Text(row[2], "red"), _judged(row[3], "1"), _judged(row[4], ONCE))
     console.print(table)

@@ -39,7 +39,7 @@ def table(facts: Facts) -> Check:
     if refused is not None:
         return refused
     if found is None and facts["auto_schema"]:
-        return yellow(name, "there is none yet: the first delivery makes it", APPLY)
+        return yellow(name, "there is none yet: the first delivery creates it", APPLY)
     if found is None:
         return red(name, "there is none, and auto_schema=no: every delivery is refused", APPLY)
     if _status(facts) not in ("ACTIVE", "UPDATING"):
@@ -55,7 +55,7 @@ def regions(facts: Facts) -> Check:
         return refused
     others = ", ".join(sorted(str(one.get("RegionName")) for one in told.get("Replicas") or ()))
     if not others:
-        return green(name, "one: this is no global table")
+        return green(name, "one: this is not a global table")
     fix = "A table of one region for each key, or another store"
     if told.get("MultiRegionConsistency") == "STRONG":
         return yellow(name, f"a global table with strong consistency, also in {others}: it was never tried", fix)

@@ -64,7 +64,7 @@ def examine(store: Store) -> Report:
     try:
         return Report((*checks, *trial(tried(store)), clock(facts)))
     except OnefoldError as error:
-        return Report((*checks, red("trial", str(error), "Mend that first"), clock(facts)), reached=bool(facts))
+        return Report((*checks, red("trial", str(error), "Fix that first"), clock(facts)), reached=bool(facts))
     except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
         # Without its message, which may contain a password.
         words = f"the store breaks its contract: it raised {type(error).__name__}, and not StoreUnavailable"
@@ -73,7 +73,7 @@ def examine(store: Store) -> Report:
 
 def unreachable(words: str) -> Report:
     """Return the report of a store that could not be reached, or opened."""
-    return Report((red("reach", words, "Mend that first: nothing else could be looked at"),), reached=False)
+    return Report((red("reach", words, "Fix that first: nothing else could be looked at"),), reached=False)
 
 
 def trial(found: Trial) -> list[Check]:

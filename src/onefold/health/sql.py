@@ -84,11 +84,11 @@ def purge_lag(facts: Facts) -> Check:
     if refused is not None:
         return refused
     if not count or since is None:
-        return green(name, "no record is past its stay")
+        return green(name, "no record is expired")
     more = " or more" if count >= COUNTED_MAX else ""
     words = f"past their stay: {counted(count, 'record')}{more}, the oldest by {in_words(round(float(since)))}"
     if since > PURGE_LAG:
-        return yellow(name, f"{words}: nobody purges, and the table grows", "Run `onefold purge URL --every 60s`")
+        return yellow(name, f"{words}: nothing purges, and the table grows", "Run `onefold purge URL --every 60s`")
     return green(name, words)
 
 

@@ -268,7 +268,7 @@ def _body_of(request: Any) -> Spooled:
         return Spooled(bytes(request._body))
     if request._read_started:
         raise UsageError(
-            "the body was read before its view, so that it cannot be compared any more. Use the middleware, or "
+            "the body was read before its view, so it cannot be compared any more. Use the middleware, or "
             "csrf_exempt and no request.data in permissions"
         )
     body = _spooled(request)

@@ -298,7 +298,7 @@ def read_body(environ: Environ, body: Spooled) -> None:
             raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
         return
     if declared is not None and not declared.isdecimal():
-        raise Refused("body_incomplete", "Content-Length is no number.")
+        raise Refused("body_incomplete", "Content-Length is not a number.")
     left = int(declared) if declared is not None else None
     while left is None or left > 0:
         chunk = stream.read(CHUNK if left is None else min(CHUNK, left))

@@ -110,7 +110,7 @@ RULES: Final = (
         "OF001",
         "keep is below the floor",
         "a duplicate that comes after keep runs again: the floor is twice the largest of the sum of the duplicates, "
-        "the visibility time-out and the longest replay",
+        "the visibility timeout and the longest replay",
         _rules.keep_below_floor,
     ),
     Rule(
@@ -121,7 +121,7 @@ RULES: Final = (
     ),
     Rule(
         "OF003",
-        "the visibility time-out is shorter than the handler's time",
+        "the visibility timeout is shorter than the handler's time",
         "the queue delivers again what still runs",
         _rules.delivered_again_too_soon,
     ),

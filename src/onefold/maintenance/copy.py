@@ -28,7 +28,7 @@ ENDED: Final = (State.DONE, State.FAILED)
 
 
 class Tally(msgspec.Struct):
-    """What happened to the records so far."""
+    """The count of records so far, by what happened to them."""
 
     copied: int = 0
     # Copied before while unfinished, and finished in the old store since.

@@ -45,7 +45,7 @@ class Reason(msgspec.Struct):
 
 
 class Tally(msgspec.Struct):
-    """What happened to the rows so far."""
+    """The count of rows so far, by what happened to them."""
 
     imported: int = 0
     there: int = 0
@@ -134,7 +134,7 @@ def entry_of(row: Row, rows: Rows) -> Entry | None:
     table = rows.table
     if isinstance(row.key, (float, Decimal)):
         # A guard would quote it, and no message may contain a key.
-        raise MissingKey("the key is no whole number, and a guard takes none but a text, a whole number or a UUID")
+        raise MissingKey("the key is not an integer, and a guard takes only a string, an integer or a UUID")
     operation = checked_operation(row.operation if table.operation else rows.operation)
     where, age = address(operation, row.key, _scope(row.scope)), age_of(row.at, row.now)
     if age >= rows.keep:
@@ -200,4 +200,4 @@ def _parsed(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError("the column of --at holds a text that is no time such as 2026-05-03 12:00:00") from None
+        raise UsageError("the column of --at holds a text that is not a time such as 2026-05-03 12:00:00") from None

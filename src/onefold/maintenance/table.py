@@ -72,7 +72,7 @@ def check(reader: Reader, table: Table) -> str:
     known = [str(name) for (name,) in reader.rows(reader.tables)]
     for name in (table.name, *table.columns):
         if not name.strip() or "\0" in name:
-            raise UsageError(f"{name!r} is no name of a table or a column")
+            raise UsageError(f"{name!r} is not a valid table or column name")
     if table.name in known:
         place = reader.named(table.name)
     elif "." in table.name:

@@ -19,7 +19,7 @@ try:
     from opentelemetry import trace
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
 except ImportError as missing:
-    raise UsageError("there is no API of OpenTelemetry: pip install 'onefold[opentelemetry]'") from missing
+    raise UsageError("the OpenTelemetry API is not installed: pip install 'onefold[opentelemetry]'") from missing
 
 # Events that are worth showing in a trace next to the outcome.
 NOTED: Final = {

@@ -19,7 +19,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as missing:
-    raise UsageError("there is no client library for Prometheus: pip install 'onefold[prometheus]'") from missing
+    raise UsageError("the Prometheus client library is not installed: pip install 'onefold[prometheus]'") from missing
 
 Family = GaugeMetricFamily | CounterMetricFamily
 

@@ -45,9 +45,7 @@ class Metric(NamedTuple):
 _OPERATION: Final = ("operation",)
 _STORE: Final = ("store",)
 
-DELIVERIES: Final = Metric(
-    "onefold_deliveries_total", "counter", ("operation", "outcome"), "Deliveries, by what became of them."
-)
+DELIVERIES: Final = Metric("onefold_deliveries_total", "counter", ("operation", "outcome"), "Deliveries, by outcome.")
 CONFLICTS: Final = Metric(
     "onefold_conflicts_total", "counter", _OPERATION, "A key came again with another payload, and was refused."
 )
@@ -58,10 +56,13 @@ STORE_UP: Final = Metric(
     "onefold_store_up", "gauge", _STORE, "Whether a watched store answered and has its tables: 1 or 0."
 )
 PURGE_LAG: Final = Metric(
-    "onefold_purge_lag_seconds", "gauge", _STORE, "How long the oldest record past its stay waits for a purge."
+    "onefold_purge_lag_seconds", "gauge", _STORE, "How long the oldest expired record has waited for a purge."
 )
 EVICTED: Final = Metric(
-    "onefold_evicted_keys_total", "counter", _STORE, "Keys that a Redis dropped for want of memory, since it started."
+    "onefold_evicted_keys_total",
+    "counter",
+    _STORE,
+    "Keys that a Redis has evicted for lack of memory since it started.",
 )
 
 # What one event of this kind counts, in addition to the outcome of its delivery.
@@ -77,13 +78,13 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_takeovers_total",
         "counter",
         _OPERATION,
-        "Runs that another delivery took on: their lease had ended, or they were cancelled.",
+        "Runs that another delivery took over: their lease had ended, or they were cancelled.",
     ),
     Kind.LOST: Metric(
         "onefold_lost_claims_total",
         "counter",
         _OPERATION,
-        "Handlers that ran on after their claim had gone to another.",
+        "Handlers that continued after another delivery took over their claim.",
     ),
     Kind.HELD: Metric(
         "onefold_held_total", "counter", _OPERATION, "Records that were put on hold: their outcome is unknown."
@@ -93,7 +94,7 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_not_remembered_total",
         "counter",
         _OPERATION,
-        "Effects that happened, and that the store was not told of.",
+        "Effects that happened, but could not be recorded in the store.",
     ),
     Kind.UNPROTECTED: Metric(
         "onefold_unprotected_total", "counter", _OPERATION, "Handlers that ran without a claim: the store was down."
@@ -116,7 +117,7 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_unread_partitions_total",
         "counter",
         _OPERATION,
-        "Looks at a Kafka partition that had messages, and from which its consumer had read nothing for a minute.",
+        "Checks of a Kafka partition that had messages, and from which its consumer had read nothing for a minute.",
     ),
 }
 

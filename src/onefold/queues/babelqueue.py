@@ -62,7 +62,7 @@ def wrap(
         except UsageError as error:
             if begun:
                 raise
-            raise CannotWork(f"{operation}: {error}. No message is to blame: mend the worker") from error
+            raise CannotWork(f"{operation}: {error}. No message is to blame: fix the worker") from error
         except StoreUnavailable as error:
             where = found_at("", address_of(guard, operation, key))
             waits_of(guard).tell(log, where, Later(0, reason_of(error), error=error))

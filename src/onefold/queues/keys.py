@@ -129,7 +129,7 @@ def position(*, changes_when_a_producer_retries: bool = False) -> KeyOf:
     """Use the offset, delivery tag or job id. It finds only redeliveries of one message by its broker."""
     if not changes_when_a_producer_retries:
         raise UsageError(
-            "position() is no key of the sender's: a producer that retries makes a new one, and both run. Use header() "
+            "position() is not the sender's key: a producer that retries makes a new one, and both run. Use header() "
             "or say position(changes_when_a_producer_retries=True)"
         )
     warnings.warn("a position as the key does not find a duplicate that its producer made", UserWarning, stacklevel=2)

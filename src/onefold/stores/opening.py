@@ -130,7 +130,7 @@ def _scheme(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     known = schemes()
     if not colon and scheme in known:
-        raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
+        raise UsageError(f"store={url!r} is not a URL: did you mean '{scheme}:'?")
     # The part after a plus is for the store to interpret: `postgresql+asyncpg://`.
     base = scheme.lower().partition("+")[0]
     if not colon or base not in known:
@@ -173,7 +173,7 @@ def _checked(store: Any, *, awaited: bool) -> Any:
 
 def _what_it_takes(source: object) -> str:
     return (
-        f"store={type(source).__name__} is no store: pass a URL such as 'memory:', a pool, an engine or a client, "
+        f"store={type(source).__name__} is not a store: pass a URL such as 'memory:', a pool, an engine or a client, "
         "a Store, or a function that returns one of them"
     )
 

@@ -15,5 +15,5 @@ def options_of(query: str, known: Iterable[str], shown: str) -> dict[str, str]:
     names = tuple(known)
     for name in options:
         if name not in names:
-            raise UsageError(f"{shown!r}: {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
+            raise UsageError(f"{shown!r}: {name!r} is not one of {', '.join(names)}{did_you_mean(name, names)}")
     return options

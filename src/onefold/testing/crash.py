@@ -66,7 +66,7 @@ def crash_at(point: Point, guard: Guard | AsyncGuard, *, step: str | None = None
 
 def _check(point: object, step: object) -> None:
     if point not in POINTS:
-        raise UsageError(f"point={point!r} is none of {', '.join(map(repr, POINTS))}")
+        raise UsageError(f"point={point!r} is not one of {', '.join(map(repr, POINTS))}")
     if point == "after_step" and not (step and isinstance(step, str)):
         raise UsageError(f"step={step!r}: name the step after which to die: crash_at('after_step', guard, step='pay')")
     if point != "after_step" and step is not None:

@@ -97,7 +97,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """What happened to all lines."""
+    """The count of lines, by what they are."""
 
     # Lines of hops.
     lines: int = 0
@@ -183,7 +183,7 @@ def _why(error: Exception, text: bytes) -> str:
         return "it is nested too deeply"
     if isinstance(error, msgspec.ValidationError) or text.lstrip().find(b"{") <= 0:
         return str(error)
-    return f"what follows its first {{ is no JSON: {error}. A logger's format must not write a {{ before the line"
+    return f"what follows its first {{ is not JSON: {error}. A logger's format must not write a {{ before the line"
 
 
 def _is_of_another(line: bytes) -> bool:

@@ -86,7 +86,7 @@ def check_compared(record: Column | None, fingerprint: object) -> None:
     """Raise `UsageError` if a payload is to be compared: a row of the caller's has no place for its fingerprint."""
     if record is not None and fingerprint is not None:
         raise UsageError(
-            f"record={record!r} has no place for a fingerprint=, so that another payload would not be noticed. Nothing "
+            f"record={record!r} has no place for a fingerprint=, so another payload would not be noticed. Nothing "
             "ran. Compare it with the row yourself, or leave record= out"
         )
 

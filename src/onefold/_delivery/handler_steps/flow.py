@@ -31,7 +31,7 @@ class LateStep(ClaimLost):
     """A step ended after its handler had, and its entry is in no log. `value` is what it returned."""
 
     says = (
-        "the step {step!r} has run to its end, but its handler had ended before, so that its entry is in no log. Wait "
+        "the step {step!r} has run to its end, but its handler had ended before, so its entry is in no log. Wait "
         "for every step before the handler ends. What it returned is in error.value"
     )
 

@@ -34,7 +34,7 @@ def warning(error: BaseException | None, steps: StepsLeft) -> str | None:
                 f"noticed by nobody. {WAIT_FOR_ALL}"
             )
         return (
-            f"its handler ended in {type(error).__name__} while {named} under way, so that nobody knows what becomes "
+            f"its handler ended in {type(error).__name__} while {named} under way, so nobody knows what becomes "
             "of it. It counts as a crash: the claim stays until its lease ends, and then after_crash decides. "
             f"{WAIT_FOR_ALL}"
         )

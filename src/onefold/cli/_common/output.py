@@ -108,7 +108,7 @@ def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
             _stop("what it was given is nested too deeply to be read", WRONG_USAGE)
         except UnicodeEncodeError as error:
             # A shell passes any bytes on; bytes that are not text were decoded to halves of surrogate pairs.
-            _stop(f"{error.object!a} is no text in UTF-8", WRONG_USAGE)
+            _stop(f"{error.object!a} is not text in UTF-8", WRONG_USAGE)
 
     return ending
 

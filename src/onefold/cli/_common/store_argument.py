@@ -89,7 +89,8 @@ def _is_file(where: str) -> bool:
 def _declared(where: str, *, to_run: bool) -> Configuration:
     if os.path.isfile(where) and not where.lower().endswith(FILES):
         raise Refusal(
-            f"{where} is no configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}", WRONG_USAGE
+            f"{where} is not a configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}",
+            WRONG_USAGE,
         )
     from onefold.config import read
 

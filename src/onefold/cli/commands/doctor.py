@@ -127,7 +127,7 @@ def _missing_file(store: object) -> str | None:
     if not isinstance(path, str) or os.path.exists(path) or not os.path.isdir(os.path.dirname(path)):
         return None
     return (
-        f"there is no file {path}. Is the URL right? A guard makes the file with its first record, and "
+        f"there is no file {path}. Is the URL right? A guard creates the file with its first record, and "
         "`onefold schema URL --apply` at once"
     )
 

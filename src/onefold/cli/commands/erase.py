@@ -141,7 +141,7 @@ def _question(scope: str, running: int, by_operation: Counter[str]) -> str:
     besides = f" {running:,} of them are running, and stay." if running else ""
     return (
         f"Erase {counted(by_operation.total(), 'record')} of {visible(scope)} ({kinds}{more})?{besides} "
-        "What is delivered for it after that will run, whatever has happened before."
+        "Anything delivered for it after that will run, whatever has happened before."
     )
 
 

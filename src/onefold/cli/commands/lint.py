@@ -103,4 +103,4 @@ def _sum_up(read_files: list[Configuration], found: list[Finding], problems: lis
         return
     guards = counted(sum(len(one.guards) for one in read_files), "guard")
     where = f"{guards} in {counted(len(read_files), 'file')}"
-    note(f"{counted(len(found), 'finding')} among {where}" if found else f"{where}: nothing to mend")
+    note(f"{counted(len(found), 'finding')} among {where}" if found else f"{where}: nothing to fix")

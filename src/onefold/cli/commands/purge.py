@@ -48,7 +48,10 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 def purge(
     where: WhereArgument = None,
     every: Annotated[
-        str | None, typer.Option("--every", show_default=False, help="Go on, and begin anew after this time: 60s, say.")
+        str | None,
+        typer.Option(
+            "--every", show_default=False, help="Keep running, and start a new pass after this time, such as 60s."
+        ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", help="How many records one transaction removes.")] = purging.BATCH,
     limit: Annotated[
@@ -229,5 +232,5 @@ def _sum_up(jobs: list[Job]) -> None:
         return
     removed, took = sum(job.removed for job in ours), sum(job.seconds for job in ours)
     done = all(job.finished for job in ours)
-    left = "nothing more is past its stay" if done else "there may be more"
+    left = "no expired records are left" if done else "there may be more"
     note(f"{removed:,} removed in {in_words(round(took, 1))}; {left}")

@@ -220,7 +220,7 @@ def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     count = sum(1 for record in running if is_abandoned(record) and behind_dead_bypass(record) is None)
     if count:
         note(
-            f"besides, running past the end of their lease: {count:,}. The next delivery decides about them. "
+            f"also running past the end of their lease: {count:,}. The next delivery decides about them. "
             "To see them: onefold ls --state running. To settle them: onefold resolve"
         )
 

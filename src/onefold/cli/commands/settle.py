@@ -34,7 +34,8 @@ Resolution = done | failed | rerun
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 ValueOption = Annotated[str | None, typer.Option(metavar="JSON", help="The result that duplicates get, for --done.")]
 ErrorOption = Annotated[
-    str | None, typer.Option(metavar="TEXT", show_default="the reason", help="What duplicates are told, for --failed.")
+    str | None,
+    typer.Option(metavar="TEXT", show_default="the reason", help="The error text that duplicates get, for --failed."),
 ]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Why. Kept in the record.")]
 ByOption = Annotated[
@@ -145,7 +146,7 @@ def _parsed(value: str) -> Any:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no number in JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _said(text: str, otherwise: str) -> str:

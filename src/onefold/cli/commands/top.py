@@ -78,7 +78,7 @@ class Line(msgspec.Struct):
 
 
 class Look(msgspec.Struct):
-    """What was seen at one refresh."""
+    """The result of one refresh."""
 
     at: float
     lines: dict[str, Line]

@@ -46,7 +46,7 @@ UNAVAILABLE: Final = 503
 
 # The first match; the text never contains a key, a payload or the name of a machine.
 CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
-    (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is no text."),
+    (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is not text."),
     (
         KeyReused,
         "key_reused",

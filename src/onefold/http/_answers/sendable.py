@@ -39,10 +39,10 @@ def status_of(given: Any) -> int:
     if isinstance(given, str):
         line = STATUS_LINE.fullmatch(given)
         if line is None:
-            raise UnsendableAnswer(f"{given!r:.60} is no status line: it has to be like '200 OK'")
+            raise UnsendableAnswer(f"{given!r:.60} is not a status line: it has to be like '200 OK'")
         given = int(line[1])
     if not isinstance(given, int) or given not in STATUS:
-        raise UnsendableAnswer(f"{given!r:.60} is no status of an answer: it has to be from 200 to 599")
+        raise UnsendableAnswer(f"{given!r:.60} is not a valid status: it has to be from 200 to 599")
     return int(given)
 
 
@@ -54,7 +54,7 @@ def headers_of(given: Iterable[Any]) -> Headers:
         raise UnsendableAnswer(f"the headers of the answer cannot be sent: {error}") from error
     for name, value in pairs:
         if not NAME.fullmatch(name):
-            raise UnsendableAnswer(f"{name!r:.60} is no name of a header")
+            raise UnsendableAnswer(f"{name!r:.60} is not a header name")
         if not VALUE.fullmatch(value):
             # Only its name: the value may be a secret.
             raise UnsendableAnswer(f"the header {name!r:.60} has a control character, such as the end of a line")
@@ -68,7 +68,7 @@ def check_length(status: int, headers: Headers, size: int, *, is_head: bool) -> 
     if not declared or is_chunked or is_head or status in BODILESS:
         return
     if len(declared) > 1 or not LENGTH.fullmatch(next(iter(declared))):
-        raise UnsendableAnswer("Content-Length is no number of bytes, or says two of them")
+        raise UnsendableAnswer("Content-Length is not a number of bytes, or says two of them")
     if int(next(iter(declared))) != size:
         raise UnsendableAnswer(f"the answer has {size} bytes, and its Content-Length is {int(declared.pop())}")
 

@@ -47,8 +47,8 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
     rest = next(filter(_is_of_rest_framework, before), None)
     if rest is None:
         raise UsageError(
-            f"{view.__qualname__} is no view of Django REST framework, and would run unguarded with {mixin.__name__}. "
-            "Decorate it: @method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
+            f"{view.__qualname__} is not a view of Django REST framework, and would run unguarded with "
+            f"{mixin.__name__}. Decorate it: @method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
         )
     raise UsageError(
         f"{view.__qualname__} would run unguarded: {rest.__name__} does not call what stands after it. Name "

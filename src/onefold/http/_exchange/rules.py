@@ -55,7 +55,7 @@ RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
 
 
 class Ask(NamedTuple):
-    """What an adapter asks its guard. `scope` is the caller, inside the scope that the guard may have."""
+    """The request of an adapter to its guard. `scope` is the caller, inside the scope that the guard may have."""
 
     operation: str
     key: str
@@ -270,7 +270,7 @@ def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Option
 
 def _checked_caller(caller: str) -> str:
     if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
-        raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
+        raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is not text.")
     return caller
 
 

@@ -21,7 +21,7 @@ LOG = logging.getLogger("onefold.http")
 
 
 class Request:
-    """What the rules have to know about a request. Header names are case-insensitive."""
+    """A request as the rules see it. Header names are case-insensitive."""
 
     __slots__ = ("_headers", "_host", "compared_path", "method", "native", "path", "path_below_mounts", "query")
 

@@ -58,7 +58,7 @@ def check_function(option: str, given: Any, arguments: int, write: str) -> None:
     if maker in MAKERS and str(getattr(given, "__module__", "")).startswith("onefold.http."):
         raise UsageError(f"{option}={maker} is not called: write {option}={MAKERS[maker]}")
     if not callable(given):
-        raise UsageError(f"{option}={given!r:.60} is no function: write {write}")
+        raise UsageError(f"{option}={given!r:.60} is not a function: write {write}")
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
         raise UsageError(f"{option}= is an async function, and nobody awaits it: write a plain function")
     try:
@@ -85,7 +85,7 @@ def check_yes_or_no(option: str, given: object) -> None:
 
 def check_bytes(option: str, given: object) -> None:
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise UsageError(f"{option}={given!r:.60} is no number of bytes: write {option}=1_048_576, or 0 for no body")
+        raise UsageError(f"{option}={given!r:.60} is not a number of bytes: write {option}=1_048_576, or 0 for no body")
 
 
 def one_of(option: str, given: object, words: tuple[str, ...]) -> str:
@@ -93,7 +93,7 @@ def one_of(option: str, given: object, words: tuple[str, ...]) -> str:
     if given not in words:
         near = difflib.get_close_matches(str(given), words, n=1)
         question = f": did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"{option}={given!r:.60} is none of {', '.join(map(repr, words))}{question}")
+        raise UsageError(f"{option}={given!r:.60} is not one of {', '.join(map(repr, words))}{question}")
     return str(given)
 
 
@@ -102,7 +102,7 @@ def check_link(option: str, given: object) -> None:
     if given is None:
         return
     if not isinstance(given, str) or not re.fullmatch(r"[!#-;=?-~]+", given):
-        raise UsageError(f"{option}={given!r:.60} is no URL: write {option}='https://example.com/idempotency'")
+        raise UsageError(f"{option}={given!r:.60} is not a URL: write {option}='https://example.com/idempotency'")
 
 
 def header_name(maker: str, name: object) -> str:
@@ -119,13 +119,13 @@ def methods(option: str, given: Any) -> frozenset[str]:
         raise UsageError(f"{option}={given!r:.60} takes several methods: write {option}=[{given.upper()!r:.60}]")
     found = _several(option, given, f"write {example}")
     if not found:
-        raise UsageError(f"{option}= names no method, so that nothing would be guarded: write {example}")
+        raise UsageError(f"{option}= names no method, so nothing would be guarded: write {example}")
     return frozenset(_method(option, one, example) for one in found)
 
 
 def _method(option: str, given: object, example: str) -> str:
     if not isinstance(given, str) or not TOKEN.fullmatch(given):
-        raise UsageError(f"{option}= has {given!r:.60}, which is no HTTP method: write {example}")
+        raise UsageError(f"{option}= has {given!r:.60}, which is not an HTTP method: write {example}")
     method = given.upper()
     nearly = difflib.get_close_matches(method, METHODS_KNOWN, n=1, cutoff=SLIP)
     if nearly and method not in METHODS_KNOWN:
@@ -140,7 +140,7 @@ def paths(option: str, given: Any) -> tuple[str, ...]:
     found = _several(option, given, f"write paths such as {option}=['/payments']")
     for one in found:
         if not isinstance(one, str):
-            raise UsageError(f"{option}= has {one!r:.60}, which is no path: write '/payments'")
+            raise UsageError(f"{option}= has {one!r:.60}, which is not a path: write '/payments'")
         if not one.startswith(("/", "*")):
             raise UsageError(f"{option}= has {one!r}, and a path begins with a slash: write {_path_of(one)!r}")
     return found

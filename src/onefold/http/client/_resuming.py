@@ -21,7 +21,7 @@ class Another(Exception):
 
 
 class HandedOut:
-    """What was returned of a response: its status and encoding, and the size and digest of its body so far."""
+    """The part of a response that was returned: its status and encoding, and the size and digest of its body so far."""
 
     def __init__(self, status: int, headers: Mapping[str, str]) -> None:
         self.size = 0

@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What happened to one call: its key, every attempt, and whether its response is a replay."""
+    """The history of one call: its key, every attempt, and whether its response is a replay."""
 
     key: str
     attempts: list[Attempt]
@@ -165,7 +165,7 @@ def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[typ
     """Return the arguments for tenacity: these errors are lost connections, except those in `but`."""
     given: object = retries
     if not isinstance(given, Retries):
-        raise UsageError(f"retries={given!r:.60} is no Retries: write retries=Retries(attempts=5)")
+        raise UsageError(f"retries={given!r:.60} is not a Retries: write retries=Retries(attempts=5)")
 
     def again(error: BaseException) -> bool:
         return isinstance(error, (Wanted, *lost)) and not isinstance(error, but)

@@ -127,7 +127,7 @@ class Waiting:
 
 
 class Ledger:
-    """What one consumer knows about its partitions. Attempts are counted here, in memory: Kafka counts nothing."""
+    """The state of one consumer's partitions. Attempts are counted here, in memory: Kafka counts nothing."""
 
     def __init__(
         self,

@@ -119,7 +119,7 @@ class Delivery(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What an adapter does with a message, after it has kept it unacknowledged for the delay."""
+    """The action of an adapter on a message, after it has kept it unacknowledged for the delay."""
 
     # `again`: deliver it in place. `give back`: to its queue. `bury`: send it to the dead letters, then acknowledge it.
     action: Literal["ack", "again", "give back", "bury", "reject"]

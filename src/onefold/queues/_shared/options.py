@@ -95,7 +95,7 @@ def check_arguments(handler: Callable[..., Any]) -> None:
     try:
         signature.bind(None, **({"tx": None} if takes_tx(handler) else {}))
     except TypeError as error:
-        raise UsageError(f"the handler is called with the message alone, or with tx=... besides: {error}") from error
+        raise UsageError(f"the handler is called with only the message, or also with tx=...: {error}") from error
 
 
 def _signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:

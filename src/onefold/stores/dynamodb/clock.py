@@ -41,7 +41,7 @@ class Now(NamedTuple):
 
 
 class Clock(Protocol):
-    """What a store needs from a clock."""
+    """A clock as a store sees it."""
 
     def ticks(self) -> float:
         """Return the machine's counter of seconds."""

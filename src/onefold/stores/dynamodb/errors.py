@@ -50,7 +50,7 @@ PROBLEMS: Final = {
     "ServiceUnavailable": _BROKEN,
     "TransactionConflictException": "found a transaction of others on the record, again and again. Deliver it again",
     "ReplicatedWriteConflictException": "found the record being written in another region. Deliver it again",
-    NO_TABLE: "there is no such table any more. Make it with the command `onefold schema`",
+    NO_TABLE: "there is no such table any more. Create it with the command `onefold schema`",
     TOO_MANY_CHANGES: "refuses {action}: too many tables are being made or changed at once. Try again in a minute",
 }
 

@@ -228,7 +228,7 @@ class Records:
             if self.create is None:
                 raise StoreUnavailable(
                     f"{place(self.table)}: there is no such table, and auto_schema=False. "
-                    "Make it with the command `onefold schema`"
+                    "Create it with the command `onefold schema`"
                 ) from answer.error
             yield from self.create(self)
             answer = yield from self.ask(self._requests.version(), INVALID)
@@ -238,7 +238,7 @@ class Records:
         if not self.clock.is_fresh:
             raise StoreUnavailable(
                 f"{place(self.table)}: the replies have no Date, and without it there is no clock. "
-                "Check what stands between this machine and endpoint_url="
+                "Check what is between this machine and endpoint_url="
             )
         self._found = True
 
@@ -262,8 +262,8 @@ class Records:
 
     def _jumping(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{place(self.table)}: the Date of its replies goes to and fro, so that no lease can be counted. "
-            "Check what stands between this machine and the endpoint"
+            f"{place(self.table)}: the Date of its replies jumps back and forth, so no lease can be counted. "
+            "Check what is between this machine and the endpoint"
         )
 
     def _too_old(self) -> StoreUnavailable:

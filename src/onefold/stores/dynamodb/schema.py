@@ -60,8 +60,8 @@ def apply(records: Records) -> Steps[list[str]]:
     made = yield from records.ask(Request("create_table", properties(table)), TABLE_IN_USE, DENIED)
     if isinstance(made, Problem) and made.code == DENIED:
         raise StoreUnavailable(
-            f"{place(table)}: there is no such table, and the role may not make it (dynamodb:CreateTable). "
-            "Make it with the command `onefold schema`"
+            f"{place(table)}: there is no such table, and the role may not create it (dynamodb:CreateTable). "
+            "Create it with the command `onefold schema`"
         ) from made.error
     yield from _wait_until_active(records)
     is_new = not isinstance(made, Problem)

@@ -27,7 +27,7 @@ LISTING_SECONDS: Final = 10.0
 
 
 class Listing(NamedTuple):
-    """What a page has left for the next: the query, where the page ended, and the following addresses."""
+    """The remainder of a page, for the next: the query, where the page ended, and the following addresses."""
 
     query: Query
     rest: list[Address]

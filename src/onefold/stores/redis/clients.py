@@ -64,7 +64,7 @@ def _library() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise UsageError("there is no client library for Redis: pip install 'onefold[redis]'") from error
+        raise UsageError("the Redis client library is not installed: pip install 'onefold[redis]'") from error
     return redis
 
 
@@ -92,7 +92,7 @@ def check(client: Any, *, awaited: bool) -> None:
     names = _names(client)
     if not names & {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"} or names & {"Pipeline", "ClusterPipeline"}:
         raise UsageError(
-            f"{type(client).__name__} is no client of Redis. Pass a redis.Redis or a redis.RedisCluster; of Sentinel, "
+            f"{type(client).__name__} is not a Redis client. Pass a redis.Redis or a redis.RedisCluster; of Sentinel, "
             "sentinel.master_for(service); of a pool, redis.Redis(connection_pool=pool)"
         )
     if _is_awaited(client) != awaited:

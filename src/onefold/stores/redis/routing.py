@@ -73,7 +73,7 @@ Flight = Generator[Step, Any, T]
 
 
 class Map(Protocol):
-    """What a dispatch has to know about the servers."""
+    """The servers as a dispatch sees them."""
 
     # The client library's exceptions: `redis.exceptions`, or those of Valkey's library.
     errors: ModuleType

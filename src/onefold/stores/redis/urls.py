@@ -88,7 +88,7 @@ def _path(parts: SplitResult, kind: Kind, shown: str) -> tuple[str, str, int]:
             raise UsageError(f"{shown!r} names no service: write redis+sentinel://host:port/service")
         service = pieces.pop(0)
     if len(pieces) > 1 or (pieces and not pieces[0].isdecimal()):
-        raise UsageError(f"{shown!r}: {'/'.join(pieces)!r} is no number of a database")
+        raise UsageError(f"{shown!r}: {'/'.join(pieces)!r} is not a number of a database")
     database = int(pieces[0]) if pieces else 0
     if database and kind == "cluster":
         raise UsageError(f"{shown!r}: a cluster has only one database, number 0")
@@ -103,7 +103,7 @@ def _hosts(text: str, kind: Kind, shown: str) -> tuple[tuple[str, int], ...]:
     for host in text.split(","):
         match = re.fullmatch(r"(\[[^]]+\]|[^:\[\]]*)(?::(\d{1,5}))?", host)
         if match is None:
-            raise UsageError(f"{shown!r}: {host!r} is no host and port")
+            raise UsageError(f"{shown!r}: {host!r} is not a host and port")
         found.append((unquote(match[1]).strip("[]") or "localhost", int(match[2] or port)))
     if len(found) > 1 and kind == "alone":
         raise UsageError(f"{shown!r} names {len(found)} servers: write redis+sentinel:// or redis+cluster://")

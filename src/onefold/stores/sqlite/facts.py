@@ -89,7 +89,7 @@ def schema_exists(path: str) -> bool:
 def _of_disk(path: str) -> dict[str, Any]:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise StoreUnavailable(f"{path}: there is no such directory. Make it, or correct the URL")
+        raise StoreUnavailable(f"{path}: there is no such directory. Create it, or correct the URL")
     # The log and its index are made beside the file.
     writable = may(folder, os.W_OK) and (not os.path.exists(path) or may(path, os.W_OK))
     return {

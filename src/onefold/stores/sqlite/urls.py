@@ -15,7 +15,7 @@ def why_not_opened(path: str) -> str:
         return f"{OPENED}: it is a directory. Name a file in it: {os.path.join(path, 'onefold.db')}"
     for folder in _folders(path):
         if not os.path.lexists(folder):
-            return f"{OPENED}: there is no directory {folder}. Make it, or correct the path"
+            return f"{OPENED}: there is no directory {folder}. Create it, or correct the path"
         if not os.path.isdir(folder):
             return f"{OPENED}: {folder} is not a directory. Correct the path"
         if not may(folder, os.X_OK):
