@@ -36,8 +36,8 @@ def diagram() -> str:
 def found() -> str:
     rows = [f"| {row.state} | {row.when} | {row.then.value} |" for row in FOUND]
     first = [
-        "| none, or past its stay | | run |",
-        "| any | another fingerprint | refuse: KeyReused |",
+        "| none, or expired | | run |",
+        "| any | a different fingerprint | refuse: KeyReused |",
     ]
     return "\n".join(["| record found | when | then |", "| --- | --- | --- |", *first, *rows])
 
@@ -60,8 +60,8 @@ def meanings() -> str:
 
 
 CONSTANTS = {
-    "FOREVER": "A duration without an end.",
-    "KEY_MAX": f"{onefold.KEY_MAX}: how many bytes of UTF-8 a key may have.",
+    "FOREVER": "An infinite duration.",
+    "KEY_MAX": f"{onefold.KEY_MAX}: the maximum length of a key, in bytes of UTF-8.",
     "OPERATION_MAX": f"{onefold.OPERATION_MAX}: the same for an operation.",
     "SCOPE_MAX": f"{onefold.SCOPE_MAX}: the same for a scope.",
     "TX": "The default of a handler's argument `tx`, for type checkers: the guard passes the transaction.",

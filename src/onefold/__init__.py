@@ -1,4 +1,4 @@
-"""At-least-once delivery, effects that happen once."""
+"""Make at-least-once delivery safe: effects happen once."""
 
 from onefold._load import load
 from onefold._model import (

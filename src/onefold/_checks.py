@@ -1,4 +1,4 @@
-"""Arguments are checked where they are given; each error names the argument and the fix."""
+"""Check arguments where they are given; each error names the argument and the fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def at_least(least: int, number: Any, name: str) -> int:
 
 def one_of(chosen: T, allowed: Sequence[str], name: str) -> T:
     if chosen not in allowed:
-        raise UsageError(f"{name}={chosen!r} is none of {', '.join(map(repr, allowed))}{did_you_mean(chosen, allowed)}")
+        raise UsageError(
+            f"{name}={chosen!r} is not one of {', '.join(map(repr, allowed))}{did_you_mean(chosen, allowed)}"
+        )
     return chosen
 
 
@@ -41,14 +43,14 @@ YES_OR_NO: Final = {"yes": True, "true": True, "1": True, "no": False, "false": 
 
 
 def yes_or_no(word: str, name: str) -> bool:
-    """An option of a URL that is on or off."""
+    """Parse a URL option that is on or off."""
     if word.lower() not in YES_OR_NO:
         raise UsageError(f"{name}={word!r} has to be yes or no")
     return YES_OR_NO[word.lower()]
 
 
 def error_classes(kinds: Iterable[Any], name: str) -> tuple[type[Exception], ...]:
-    """Classes that can be raised again as answers: no names, and no interrupts."""
+    """Return the classes, if they can be raised again as answers: no names, and no interrupts."""
     found = error_kinds(kinds, name)
     for kind in found:
         if isinstance(kind, str) or not issubclass(kind, Exception):
@@ -71,7 +73,7 @@ ALIKE: Final = 0.6
 
 
 def did_you_mean(word: object, known: Iterable[str], alike: float = ALIKE) -> str:
-    """The tail of an error message: empty, or a question with the nearest known word."""
+    """Return the tail of an error message: empty, or a question with the closest known word."""
     import difflib
 
     nearest = difflib.get_close_matches(str(word), list(known), n=1, cutoff=alike)

@@ -1,8 +1,8 @@
-"""Finds the driver's own connection behind what libraries put before it: sessions, pool proxies, async shells.
+"""Find the driver's own connection behind the wrappers of libraries: sessions, pool proxies, async shells.
 
-Two deliveries are in one transaction if they are on one connection of the driver, by whichever object each was given
-it. Each module of ours that knows a library registers here how its objects lead to that connection, when it is
-imported: so no library is imported for a comparison.
+Two deliveries are in one transaction if they use one driver connection, whichever object each was given. Each of our
+modules that knows a library registers here, on import, how its objects lead to that connection: so a comparison imports
+no library.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-# From an object of a library to what stands behind it; None or the object itself: nothing does.
+# From an object of a library to the one it wraps; None or the object itself: it wraps none.
 Unwrap = Callable[[Any], Any]
 
-# A scoped session, an async session, a session, a connection, a pool's proxy: none has more before it.
+# A scoped session, an async session, a session, a connection, a pool's proxy: no chain is longer.
 DEPTH_MAX: Final = 8
 
 _unwraps: Final[dict[str, Unwrap]] = {}
 
 
 def register(library: str, unwrap: Unwrap) -> None:
-    """Have the objects of a library, by the root of their module, unwrapped by this. It must not send anything."""
+    """Unwrap the objects of a library, by the root of their module, with this function. It must not send anything."""
     _unwraps[library] = unwrap
 
 
 def driver_connection(connection: object) -> object:
-    """Return the driver's own connection; what is not known to have one behind it is returned as it is."""
+    """Return the driver's own connection; an object that is not known to wrap one is returned unchanged."""
     for _ in range(DEPTH_MAX):
         unwrap = _unwrap_of(type(connection))
         inner = None if unwrap is None else unwrap(connection)

@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free: whoever held one in the parent is not there to release it."""
+"""Locks that are free in a forked child: whoever held one in the parent cannot release it there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-# By owner, the attributes that hold its locks, and how each is made.
+# By owner: the attributes that hold its locks, and how each is created.
 _owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
 

@@ -1,13 +1,14 @@
-"""What an interrupt (KeyboardInterrupt, a cancelled task) means for an operation of a store that is under way.
+"""Handle an interrupt (KeyboardInterrupt, a cancelled task) during an operation of a store.
 
-An operation of the guard's own store is sent again, so that it is not left half done: that is safe, because every one
-is idempotent by its token. Inside a transaction nothing is ever sent again: the transaction may be over, and what
-follows would be committed by itself. There the delivery ends, and the store makes sure that nothing of it is committed.
+An operation of the guard's own store is sent again, so that it is not left half done: that is safe, because every
+operation is idempotent by its token. Inside a transaction nothing is ever sent again: the transaction may be over, and
+what follows would be committed by itself. There the delivery ends, and the store makes sure that nothing of it is
+committed.
 
 asyncio cancels a task once; anyio's cancel scopes, and so Starlette and FastAPI, cancel it again at each turn of the
-event loop until it has ended. A clean-up that is awaited in the cancelled task itself is torn by the second one. So it
-runs in a task of its own, and the cancelled one waits for that, within a bound. No cancellation is ever swallowed:
-whoever calls gets it back, and raises it.
+event loop until it has ended. A clean-up that is awaited in the cancelled task itself would be interrupted by the
+second cancellation. So it runs in its own task, and the cancelled one waits for that, within a bound. No cancellation
+is ever swallowed: the caller gets it back, and raises it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a cancelled task waits for what must not be torn. A database answers in milliseconds; one that is not heard
-# for so long has its connection closed, so that a time-out around a delivery ends it.
+# How long a cancelled task waits for what must not be interrupted. A database answers in milliseconds; the connection
+# to one that stays silent this long is closed, so that a timeout around a delivery ends it.
 CLEAN_UP_SECONDS: Final = 5.0
 
-# How often a blocking operation is sent again after interrupts. Whoever presses Ctrl-C once more than that means it.
+# How often a sync operation is sent again after interrupts. Whoever presses Ctrl-C once more than that means it.
 SENT_AGAIN_MAX: Final = 3
 
 
@@ -50,7 +51,7 @@ class When(Enum):
         return self in (When.INSIDE, When.CANCELLED)
 
 
-# What to go on with after an operation: a reply or a failure, and an interrupt that came meanwhile.
+# What to continue with after an operation: a reply or a failure, and an interrupt that came meanwhile.
 Answered = tuple[Any, Exception | None, BaseException | None]
 
 
@@ -67,19 +68,19 @@ def ask(step: Any, hands: Any) -> Answered:
 
 
 def _came_from_outside(error: Exception, hands: Any) -> bool:
-    """Whether an error of an operation is an interrupt: neither the database's own nor ours.
+    """Return whether an error of an operation is an interrupt: neither the database's own nor ours.
 
-    A signal's handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a time-out by SIGALRM.
-    A store that does not tell its errors from others has none that count as interrupts.
+    A signal handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a timeout by SIGALRM. If
+    a store does not tell its errors from others, none of them counts as an interrupt.
     """
     return hasattr(hands.store, "knows") and not hands.store.knows(error)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
-    """Send it again, also if a further interrupt hits that: a signal may come twice, and a store answers at once.
+    """Send it again, even if a further interrupt hits that: a signal may come twice, and a store answers at once.
 
-    Nobody but an interrupt ends the waiting of a blocking driver. So one that comes after CLEAN_UP_SECONDS does, and
-    so does the one after SENT_AGAIN_MAX, however soon: what is unknown stays claimed until its lease ends.
+    Only an interrupt ends the wait of a sync driver. So one that comes after CLEAN_UP_SECONDS does, and so does the one
+    after SENT_AGAIN_MAX, however soon: an unknown claim stays until its lease ends.
     """
     ends = time.monotonic() + CLEAN_UP_SECONDS
     for _ in range(SENT_AGAIN_MAX):
@@ -94,7 +95,7 @@ def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
 
 
 async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> Answered:
-    """Perform one operation, awaited. `interrupt` is one that came before: then only the clean-up goes on."""
+    """Perform one operation asynchronously. `interrupt` is one that came before: then only the clean-up continues."""
     if hands.joined and not step.outside:
         answered = await _ask_inside(step, hands.store, interrupt)
         if answered[1] is not None and _came_from_outside(answered[1], hands):
@@ -113,10 +114,10 @@ async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> A
 
 
 async def _in_its_lease(step: Any, hands: Any) -> Any:
-    """Await an operation on claims that are alive, for as long as they are certainly ours.
+    """Await an operation on live claims, for as long as they are certainly ours.
 
-    From a server that is silent nothing is heard before its connection breaks, which may take a quarter of an hour.
-    What is sent too late is waited for as a clean-up is.
+    A silent server goes unnoticed until its connection breaks, which may take a quarter of an hour. A request that is
+    sent too late is waited for like a clean-up.
     """
     # One step, or those of a batch; a claim that is yet to be made has no lease.
     claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
@@ -135,17 +136,17 @@ async def _in_its_lease(step: Any, hands: Any) -> Any:
 
 
 def unmasked(error: BaseException | None, before: int) -> BaseException | None:
-    """The cancellation that a driver has turned into an error of its own: that would be tried again, as a lost link."""
+    """Return the cancellation that a driver has turned into an error: it would be retried as a lost connection."""
     cancelled = _swallowed(before) if error is None or isinstance(error, Exception) else None
     if cancelled is None:
         return error
-    # Not its cause, which says why a transaction is tried again.
+    # Not its cause, which says why a transaction is retried.
     cancelled.__context__ = error
     return cancelled
 
 
 async def heard(work: Awaitable[T]) -> T:
-    """Await something in which a client library may swallow a cancellation: it goes on after that."""
+    """Await something in which a client library may swallow a cancellation, and raise the cancellation after it."""
     before = cancellations()
     found = await work
     swallowed = _swallowed(before)
@@ -155,7 +156,7 @@ async def heard(work: Awaitable[T]) -> T:
 
 
 def cancellations() -> int:
-    """How often somebody has asked to cancel this task."""
+    """Return how often this task was asked to cancel."""
     import asyncio
 
     task = asyncio.current_task()
@@ -163,14 +164,14 @@ def cancellations() -> int:
 
 
 def _swallowed(before: int) -> BaseException | None:
-    """A cancellation that came meanwhile, and that a client library took for its own (as `asyncio.wait_for` may)."""
+    """Return a cancellation that came meanwhile and that a client library swallowed (as `asyncio.wait_for` may)."""
     import asyncio
 
     return asyncio.CancelledError() if cancellations() > before else None
 
 
 def is_in_process(store: Any) -> bool:
-    """Whether its operations wait for nobody, so that they can neither be cancelled nor take long."""
+    """Return whether its operations never wait, so that they can neither be cancelled nor take long."""
     return bool(getattr(store, "in_process", False))
 
 
@@ -181,8 +182,7 @@ def _may_be_repeated(step: Any, hands: Any) -> bool:
 async def _ask_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
     """Send it again in a task that a further cancellation of ours does not reach.
 
-    From a store that does not answer in time nothing more is wanted: what is unknown stays claimed until its lease
-    ends.
+    If the store does not answer in time, give up: an unknown claim stays until its lease ends.
     """
     import asyncio
 
@@ -198,7 +198,7 @@ async def _ask_inside(step: Any, store: Any, interrupt: BaseException | None) ->
     if interrupt is not None and not step.cleans_up:
         raise interrupt
     if is_in_process(store):
-        # It waits for nobody, so that no cancellation can come between.
+        # It never waits, so no cancellation can come between.
         try:
             return await step.send(store), None, None
         except Exception as error:  # noqa: BLE001 - the flow knows what it means there
@@ -212,7 +212,7 @@ async def _ask_inside(step: Any, store: Any, interrupt: BaseException | None) ->
 
 
 def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception | None]:
-    """What a task that has ended answers: a reply or a failure."""
+    """Return the reply or the failure of a task that has ended."""
     if task.cancelled() and interrupt is not None:
         raise interrupt
     failure = None if task.cancelled() else task.exception()
@@ -220,10 +220,10 @@ def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception 
 
 
 def struck(error: Exception, handed: BaseException | None, hands: Any, *, answered: bool) -> bool:
-    """Whether an error that ends a delivery inside a transaction has interrupted it, so that a record may be there.
+    """Return whether an error that ends a delivery inside a transaction has interrupted it, so that a record may exist.
 
-    `handed` is the handler's own, after which its record was taken back; `answered` says that the delivery was answered
-    from the record in the way, with an error of any class.
+    `handed` is the handler's own, after which its record was removed; `answered` says that the delivery was answered
+    from the existing record, with an error of any class.
     """
     if handed is not None and (handed is error or handed is error.__cause__):
         return False
@@ -231,9 +231,9 @@ def struck(error: Exception, handed: BaseException | None, hands: Any, *, answer
 
 
 def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
-    """After an interrupt inside a transaction: nothing that was written in it may be committed.
+    """Make sure, after an interrupt inside a transaction, that nothing that was written in it can be committed.
 
-    `ended` is how the handler did, if it has run. The store knows what an interrupt of the handler itself means.
+    `ended` is how the handler ended, if it has run. The store knows what an interrupt of the handler itself means.
     """
     if hands.joined:
         when = _when(interrupt, ended)
@@ -243,7 +243,7 @@ def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
 
 
 async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
-    """The same, awaited; a further cancellation does not tear it."""
+    """Spoil an async transaction; a further cancellation does not interrupt it."""
     import asyncio
 
     if hands.joined:
@@ -254,7 +254,7 @@ async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
 
 
 async def _spoiled(hands: Any, when: When) -> None:
-    # Asked first: it is known by what runs around us here.
+    # Checked first: it depends on what runs around us here.
     around = hands.transaction_around
     await hands.store.spoil(when)
     if around is not None:
@@ -270,10 +270,10 @@ def _when(interrupt: BaseException, ended: Any) -> When:
 async def in_one_piece(
     work: Coroutine[Any, Any, T], abandon: Callable[[], None], *, finish: bool
 ) -> tuple[asyncio.Task[T], BaseException | None]:
-    """Await work in a task of its own; return that task, and the cancellation of the caller's, if one came.
+    """Await work in its own task; return that task, and the caller's cancellation, if one came.
 
-    A cancellation reaches the work once, or with `finish` not at all. If it has not ended after CLEAN_UP_SECONDS,
-    `abandon` has to make sure, without waiting, that nothing comes of it, and the work is left to itself.
+    A cancellation reaches the work once, or with `finish` not at all. If the work has not ended after CLEAN_UP_SECONDS,
+    `abandon` has to make sure, without waiting, that it has no effect, and the work is left to itself.
     """
     import asyncio
 
@@ -286,7 +286,7 @@ async def in_one_piece(
         if not await ended(task):
             abandon()
             leave(task)
-        # Its traceback would keep the work alive, and with it a cursor, and with that a lock of SQLite's.
+        # Its traceback would keep the work alive, and with it a cursor, and with that an SQLite lock.
         return task, cancelled.with_traceback(None)
     return task, None
 
@@ -307,7 +307,7 @@ async def ended(task: asyncio.Task[Any]) -> bool:
 
 
 async def brought_to_its_end(work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
-    """Await a clean-up that no cancellation tears. The cancellation goes on after it."""
+    """Await a clean-up that no cancellation interrupts. The cancellation propagates after it."""
     task, cancelled = await in_one_piece(work, abandon, finish=True)
     if cancelled is not None:
         read(task)
@@ -324,17 +324,17 @@ def leave(task: asyncio.Task[Any]) -> None:
 
 
 def read(task: asyncio.Task[Any]) -> None:
-    """Take note of how a task has ended, so that asyncio does not complain that nobody has."""
+    """Retrieve how a task has ended, so that asyncio does not complain that nobody has."""
     if task.done() and not task.cancelled():
         task.exception()
 
 
-# Kept from the garbage collector until they have ended: the event loop does not do it.
+# Referenced until they have ended: the event loop does not keep them from the garbage collector.
 _left: Final[set[Any]] = set()
 
 
 async def closed_for_sure(close: Callable[[], Awaitable[None]], abandon: Callable[[], None]) -> None:
-    """Close a connection politely; at once, if that fails or is cancelled."""
+    """Close a connection gracefully; at once, if that fails or is cancelled."""
     try:
         await close()
     except Exception:  # noqa: BLE001 - closing what may be broken: there is nobody whom its error would help

@@ -1,4 +1,4 @@
-"""`onefold.load`, which takes the room of the configuration along only when it is called."""
+"""`onefold.load`, which imports the configuration package only when it is called."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def load(
     codec: Codec | None = None,
 ) -> AsyncGuards: ...
 def load(path: str | os.PathLike[str], *, awaited: bool = False, **options: Any) -> Guards | AsyncGuards:
-    """The guards that `onefold.yaml` or `onefold.toml` declares, by name: `load("onefold.yaml")["payouts"]`.
+    """Build the guards that `onefold.yaml` or `onefold.toml` declares, by name: `load("onefold.yaml")["payouts"]`.
 
-    `awaited=True` gives `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and closed
+    `awaited=True` builds `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and closed
     by `close` or `aclose`. Raises `UsageError`, with file and line, for a file that cannot be used.
     """
     from onefold.config import AsyncGuards, Guards, read

@@ -1,7 +1,7 @@
-"""The words as data: no behaviour, no I/O, no clock.
+"""The data types: no behaviour, no I/O, no clock.
 
-Durations are seconds, and `math.inf` is forever. A store counts them by its own clock: what crosses
-the seam is always "how long from now", never a time of day.
+Durations are seconds, and `math.inf` is forever. A store measures them by its own clock: an operation passes only "how
+long from now", never a time of day.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKEN_BYTES: Final = 16
 
 
 class State(enum.StrEnum):
-    """What a store can say of an address that it knows."""
+    """The states of a record."""
 
     RUNNING = "running"
     OPEN = "open"
@@ -42,7 +42,7 @@ class State(enum.StrEnum):
 
 
 class Gone(enum.Enum):
-    """The record that a claim wanted to replace is not there any more; nothing was written."""
+    """The record that a claim wanted to replace is gone; nothing was written."""
 
     GONE = "gone"
 
@@ -51,17 +51,17 @@ GONE: Final = Gone.GONE
 
 
 class Commit(enum.Enum):
-    """What became of a COMMIT, as far as it is known."""
+    """The outcome of a COMMIT, as far as it is known."""
 
     DONE = "done"
-    # A serialization failure or a deadlock: nothing was written, try again.
+    # A serialization failure or a deadlock: nothing was written, retry.
     CONFLICT = "conflict"
     # The connection was lost before the answer came.
     UNKNOWN = "unknown"
 
 
 class Address(msgspec.Struct, frozen=True, gc=False):
-    """Whose key (scope), for what (operation), which (key). Made by `keys.address`, which checks it."""
+    """Whose key (scope), for what (operation), which (key). Created by `keys.address`, which checks it."""
 
     scope: str
     operation: str
@@ -69,12 +69,12 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """For sorting: the order of these is the order of their bytes, and that of an index over three columns."""
+        """Return the sort key: in the order of the bytes, which is that of an index over three columns."""
         return (self.scope, self.operation, self.key)
 
     @property
     def packed(self) -> bytes:
-        """The three as length-prefixed UTF-8: no separator can be confused."""
+        """Return the three as length-prefixed UTF-8: no separator can be confused."""
         parts = (self.scope.encode(), self.operation.encode(), self.key.encode())
         return b"".join(len(part).to_bytes(2) + part for part in parts)
 
@@ -85,9 +85,9 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 
 
 def downstream(address: Address, name: str, bypasses: int) -> str:
-    """The key for a system downstream: the same on each attempt, machine and rerun; another after a bypass.
+    """Derive the key for a system downstream: the same on each attempt, machine and rerun; a new one after a bypass.
 
-    It has the form of a UUID (version 8), which every provider takes.
+    It has the form of a UUID (version 8), which every provider accepts.
     """
     named = name.encode()
     seed = b"onefold key_for 1" + address.packed + len(named).to_bytes(2) + named + bypasses.to_bytes(4)
@@ -123,20 +123,20 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     remark: str = ""
 
 
-# How the remark of a record begins that was resolved by hand, and what stands between it and the remark before it.
+# The first words of the remark of a record that was resolved by hand, and the separator before earlier remarks.
 RESOLVED: Final = "resolved as "
 BEFORE: Final = " | before: "
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a store remembers of one address, as it was at the moment of reading."""
+    """The record of one address, as it was when it was read."""
 
     address: Address
     token: bytes
     # Counts every write under this token, from 1.
     revision: int
     state: State
-    # Handler starts so far, with the one that this claim is for.
+    # Handler starts so far, including the one that this claim is for.
     attempt: int
     # Zero or less: over. Meaningless unless running.
     lease_left: float
@@ -175,16 +175,16 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def was_resolved(self) -> bool:
-        """Whether what it says was said by hand, and can be corrected by hand."""
+        """Whether the record was resolved by hand, and can be corrected by hand."""
         return self.remark.startswith(RESOLVED)
 
     @property
     def history(self) -> tuple[str, ...]:
-        """The remark, then those before it: who resolved the record, when and why, and why it was held at first."""
+        """The remark, then earlier ones: who resolved the record, when and why, and why it was held at first."""
         return tuple(self.remark.split(BEFORE)) if self.was_resolved else (self.remark,) * bool(self.remark)
 
     def key_for(self, name: str) -> str:
-        """What `current().key_for(name)` gave the run that this record tells of: by this the other side knows it."""
+        """Return what `current().key_for(name)` gave the run of this record: the other side knows it by this key."""
         return downstream(self.address, name, self.bypasses)
 
     def as_entry(self, token: bytes) -> Entry:
@@ -217,7 +217,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What an open record keeps after a release: the attempts and the finished steps."""
+    """The memory of an open record after a release: the attempts and the finished steps."""
 
     stay: float
     attempt: int
@@ -233,7 +233,7 @@ class Close(msgspec.Struct, frozen=True, gc=False):
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """What one delivery wants: to run this address, with this payload."""
+    """A request to deliver: run this address, with this payload."""
 
     address: Address
     fingerprint: bytes | None = None
@@ -242,16 +242,16 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """What became of one delivery that did not end in an error."""
+    """The outcome of one delivery that did not end in an error."""
 
     value: T
     # The value comes from the record; nothing ran.
     replayed: bool = False
     # Which start of the handler this was, or was replayed from.
     attempt: int = 1
-    # Done, but the result was not kept: `value` says nothing.
+    # Done, but the result was not kept: `value` is meaningless.
     omitted: bool = False
-    # False: it ran, but the store could not be told. A duplicate may run it again.
+    # False: it ran, but the store could not record it. A duplicate may run it again.
     remembered: bool = True
     # False: it ran without a claim, because the store was down and the policy said "run".
     protected: bool = True
@@ -260,20 +260,20 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class Fresh(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A batch, sorted: the messages of each kind in the order in which they came."""
+    """A sorted batch: the messages of each kind in the order in which they came."""
 
-    # Recorded in the transaction, as done: work on them, and commit.
+    # Recorded as done in the transaction: process them, and commit.
     new: list[T]
     # Done before, or a repetition of a new one in this batch: acknowledge them once the transaction is committed.
     seen: list[T]
     # Neither: running elsewhere, held, refused or without a usable key. They must not be acknowledged as done.
     unsettled: list[T]
-    # Why, one for each of the unsettled.
+    # The reason for each of the unsettled.
     problems: list[Exception]
 
 
 class Done(msgspec.Struct, frozen=True):
-    """An answer of a probe or a resolution: the effect happened."""
+    """A probe's answer or a resolution: the effect happened."""
 
     value: Any = None
 
@@ -296,14 +296,14 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class NotDone(msgspec.Struct, frozen=True):
-    """An answer of a probe: the effect did not happen."""
+    """A probe's answer: the effect did not happen."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """An answer of a probe: the other side cannot say."""
+    """A probe's answer: the other side cannot say."""
 
 
-# The names under which users write them: `return done(receipt)`.
+# The names that users write: `return done(receipt)`.
 done = Done
 failed = Failed
 rerun = Rerun
@@ -319,7 +319,7 @@ AfterCrash = Literal["rerun", "hold", "skip"] | Callable[..., Any]
 # A class, or the dotted name of one, so that a client library need not be imported to be named.
 ErrorKinds = tuple[type[BaseException] | str, ...]
 
-# After these nobody knows whether the other side did it. Names are those of the clients most in use.
+# After these errors nobody knows whether the other side did it. The names are those of the most common clients.
 TIMEOUTS_AND_CONNECTION_ERRORS: Final[ErrorKinds] = (
     TimeoutError,
     ConnectionError,
@@ -334,9 +334,9 @@ TIMEOUTS_AND_CONNECTION_ERRORS: Final[ErrorKinds] = (
 
 
 class Policy:
-    """How deliveries are treated: frozen data, checked when it is made. `docs/concepts.md` explains each field."""
+    """How deliveries are treated: frozen data, checked when it is created. `docs/concepts.md` explains each field."""
 
-    # Written by hand rather than as a dataclass: it takes durations in words, holds them as seconds, and the import of
+    # Written by hand rather than as a dataclass: it takes durations as strings, holds them as seconds, and importing
     # dataclasses alone would cost a third of the import of onefold.
     __slots__ = (
         "after_crash",
@@ -405,7 +405,7 @@ class Policy:
             raise UsageError('mode="seen" has no claim that a crash could leave behind: leave after_crash= out')
 
     def but(self, **changes: Any) -> Policy:
-        """The same policy with some fields changed: `guard.policy.but(keep="7d")`."""
+        """Return the policy with some fields changed: `guard.policy.but(keep="7d")`."""
         asked = self._fields()
         if asked["rerun_within"] == math.inf:
             asked["rerun_within"] = None

@@ -1,8 +1,8 @@
-"""Alembic operations that make the tables in a migration: `op.create_onefold_tables()`, `op.drop_onefold_tables()`.
+"""Create the tables in an Alembic migration: `op.create_onefold_tables()`, `op.drop_onefold_tables()`.
 
-Import this module in the migration, or in `env.py`, and the operations are there. They send the statements of the
-database's own dialect, which see what is done already: after an upgrade of Onefold, a new migration with the same call
-brings older tables forward. With `--sql` they are written down.
+Import this module in the migration, or in `env.py`, to register the operations. They send the statements of the
+database's own dialect, which detect what is already done: after an upgrade of Onefold, a new migration with the same
+call upgrades older tables. With `--sql` they are printed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from onefold.stores.sqlalchemy import schema_versions
 
 @Operations.register_operation("create_onefold_tables")
 class CreateOnefoldTables(MigrateOperation):
-    """Make the tables, or bring them to the form of this version."""
+    """Create the tables, or upgrade them to this version."""
 
     @classmethod
     def create_onefold_tables(cls, operations: Operations) -> None:
-        """Make the tables of Onefold, or bring them to the form of this version."""
+        """Create the tables of Onefold, or upgrade them to this version."""
         operations.invoke(cls())
 
     def reverse(self) -> MigrateOperation:
@@ -47,7 +47,7 @@ class DropOnefoldTables(MigrateOperation):
 def _create(operations: Operations, _operation: CreateOnefoldTables) -> None:
     for statements in schema_versions(operations.migration_context.dialect):
         for statement in statements:
-            # No colon in it is the place of a value.
+            # A colon in it is not a bind parameter.
             operations.execute(text(statement.strip().replace(":", r"\:")))
 
 
@@ -58,5 +58,5 @@ def _drop(operations: Operations, _operation: DropOnefoldTables) -> None:
 
 
 def include_name(name: str | None, type_: str, _parents: Mapping[str, Any]) -> bool:
-    """For `context.configure(include_name=...)` in `env.py`: autogenerate would drop the tables that no model has."""
+    """Hide the tables from autogenerate, which would drop them: for `context.configure(include_name=...)`."""
     return not (type_ == "table" and name in TABLES)

@@ -1,7 +1,7 @@
-"""Values to bytes and back, so that a replay is equal and of the same type, or does not happen.
+"""Encode values to bytes and back, so that a replay is equal and of the same type, or does not happen.
 
-A value is encoded as MessagePack by `msgspec`, and read back by the function's return annotation or `returns=`.
-Without a type only plain values (None, bool, int, float, str, bytes, list, dict) can be stored. What would not
+A value is encoded as MessagePack by `msgspec`, and decoded according to the function's return annotation or `returns=`.
+Without a type only plain values (None, bool, int, float, str, bytes, list, dict) can be stored. A value that would not
 read back the same is not stored. No pickle: bytes from a store never run code.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from onefold.errors import UsageError
 
-# The first byte of what is stored: whether it reads back without a type.
+# The first byte of a stored value: whether it reads back without a type.
 PLAIN: Final = b"\x00"
 TYPED: Final = b"\x01"
 
@@ -24,7 +24,7 @@ PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, list, 
 
 
 class Unstorable(TypeError):
-    """The value would not read back as it is."""
+    """The value would not read back unchanged."""
 
 
 class Unreadable(ValueError):
@@ -32,7 +32,7 @@ class Unreadable(ValueError):
 
 
 class Codec(Protocol):
-    """Takes the place of the default one, to encrypt for instance; `returns` is the type, or `Any` if none is known."""
+    """Replaces the default codec, to encrypt for instance; `returns` is the type, or `Any` if none is known."""
 
     def check(self, returns: Any) -> None:
         """Raise `UsageError` for a type whose values cannot be stored. Called when decorating."""
@@ -100,10 +100,12 @@ def type_name(returns: Any) -> str:
 
 
 def encode_by_hook(value: Any) -> Any:
-    """What msgspec does not know: pydantic models, in the JSON form that they validate themselves."""
+    """Encode what msgspec does not know: pydantic models, in the JSON form that they validate themselves."""
     if hasattr(type(value), "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    raise NotImplementedError(f"{type(value).__module__}.{type(value).__qualname__} is no type that msgspec can encode")
+    raise NotImplementedError(
+        f"{type(value).__module__}.{type(value).__qualname__} is not a type that msgspec can encode"
+    )
 
 
 def _decode_by_hook(wanted: type, value: Any) -> Any:
@@ -141,7 +143,7 @@ def _cached_reader(returns: Any) -> _Reader:
 
 
 def _parts(info: Any, seen: set[int]) -> Iterator[Any]:
-    """Every type inside a type; recursive types are visited once."""
+    """Yield every type inside a type; recursive types are visited once."""
     if id(info) in seen:
         return
     seen.add(id(info))
@@ -183,7 +185,7 @@ def _reads_back(stored: bytes, value: Any, reader: _Reader) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal and of equal types all the way down; NaN equals NaN; classes without `__eq__` by their fields."""
+    """Compare values and their types all the way down; NaN equals NaN; classes without `__eq__` by their fields."""
     kind = type(one)
     if kind is not type(other):
         return False
@@ -208,7 +210,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def _lost_field(stored: Any, again: Any, path: str) -> str:
-    """The path of a stored field that the type did not take up, or nothing. New fields with defaults are fine."""
+    """Return the path of a stored field that the type dropped, or "". New fields with defaults are fine."""
     if isinstance(stored, dict) and isinstance(again, dict):
         for name, part in stored.items():
             if name not in again:

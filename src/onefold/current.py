@@ -1,4 +1,4 @@
-"""What a running handler may know of its own delivery: `current()`."""
+"""`current()`: what a running handler may know about its own delivery."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 
 class Tools(Protocol):
-    """What `step` works with: the guard's own."""
+    """The guard as `step` sees it."""
 
-    # What two deliveries have to share for one to be inside of the other: a store, or the caller's connection.
+    # The thing that two deliveries share if one is inside the other: a store, or the caller's connection.
     @property
     def home(self) -> object: ...
-    # The connection that the handler works on, where the guard has passed it.
+    # The connection that the handler works on, if the guard has passed it.
     @property
     def tx(self) -> object: ...
     # The transaction that the handler runs in, if it is ours.
@@ -42,7 +42,7 @@ class Tools(Protocol):
     def codec(self) -> Codec: ...
     @property
     def tell(self) -> Teller: ...
-    # Whether its steps are awaited.
+    # Whether its steps are async.
     @property
     def awaits(self) -> bool: ...
     def conduct(self, flow: Flow[Any]) -> Any: ...
@@ -55,11 +55,11 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     _tools: Tools
     # Without a beat there is no claim: seen mode, or a store that is down.
     _beat: Beat | None
-    # The delivery whose handler runs around this one.
+    # The delivery whose handler surrounds this one.
     _outer: Current | None
-    # What runs inside of its handler, on its transaction; None without one.
+    # Deliveries inside its handler, on its transaction; None without one.
     _nest: Nest | None = None
-    # None outside of `enter` and `leave`.
+    # None outside `enter` and `leave`.
     _reset: Token[Current | None] | None = None
     _log: StepLog | None = None
     # The steps that this run has taken, or is taking, by name.
@@ -67,7 +67,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def beat(self) -> Beat | None:
-        """The heartbeat of this claim; none without a claim."""
+        """Return the heartbeat of this claim, or None without a claim."""
         return self._beat
 
     @property
@@ -80,54 +80,54 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def scope(self) -> str:
-        """The scope, or the empty text where there is none."""
+        """The scope, or the empty string if there is none."""
         return self._entry.address.scope
 
     @property
     def attempt(self) -> int:
-        """Which start of the handler this is, from 1."""
+        """The number of this handler start, from 1."""
         return self._entry.attempt
 
     @property
     def token(self) -> str:
-        """Proves this claim, in hexadecimal digits. Pass it on where a late write has to be refused."""
+        """The proof of this claim, in hexadecimal digits. Pass it on where a late write has to be refused."""
         return self._entry.token.hex()
 
     @property
     def lost(self) -> bool:
-        """Whether the claim may be another's by now: it was refused, or not renewed for a whole lease."""
+        """Whether another delivery may own the claim by now: it was refused, or not renewed for a whole lease."""
         return self._beat is not None and self._beat.lost
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler is still running, or here a step that it has begun.
+        """Whether the handler, or a step begun here, is still running.
 
-        A task may outlive both, and belongs to no delivery then.
+        A task may outlive both; it then belongs to no delivery.
         """
         step = _step.get()
         return self._reset is not None or (step is not None and step.delivery is self and step.is_running)
 
     @property
     def step_name(self) -> str | None:
-        """The name of the step that is running here, or None outside of a step."""
+        """The name of the step that is running here, or None outside a step."""
         found = _step.get()
         return found.name if found is not None and found.delivery is self else None
 
     def key_for(self, name: str) -> str:
-        """The key to send to a system downstream: the same on each attempt, machine and rerun."""
+        """Return the key to send to a system downstream: the same on each attempt, machine and rerun."""
         return downstream(self._entry.address, name, self._entry.bypasses)
 
     def step(self, name: str, call: Callable[[], T], *, returns: Any = Any) -> T:
         """Run one part of the handler, and remember its result: once it has returned, no later attempt runs it again.
 
         A later attempt gets the stored result. Only a part that was under way when its run died runs again: nobody
-        knows whether it happened, so pass `key_for` on. It returns when its log is kept; a store that fails is asked
-        until the lease is nearly over, and then `OutcomeUnknown` is raised (where a blocking driver waits for a silent
-        server: when the driver gives up). Raises `ClaimLost` if the claim had gone meanwhile. Under an `AsyncGuard`
-        await it. Without a claim (seen mode, a transaction, or a store that is down) there is no log, and the part
-        simply runs. A name is one effect: a second step of the same name in one run raises `UsageError`, unless the
-        first one failed. So does a step that is begun after its handler has ended: it does not run. Inside of it
-        `current()` is this delivery, in whatever thread or task it was taken.
+        knows whether it happened, so pass on `key_for`. The call returns once its log is stored; if the store fails,
+        the write is retried until the lease is nearly over, and then `OutcomeUnknown` is raised (if a blocking driver
+        waits for a silent server: when the driver gives up). Raises `ClaimLost` if the claim was lost meanwhile. Under
+        an `AsyncGuard`, await it. Without a claim (seen mode, a transaction, or a store that is down) there is no log,
+        and the part simply runs. A name stands for one effect: a second step with the same name in one run raises
+        `UsageError`, unless the first one failed. So does a step that is begun after its handler has ended: it does not
+        run. Inside it `current()` is this delivery, whichever thread or task runs it.
         """
         _check_call(name, call)
         self._begin(name)
@@ -165,7 +165,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         if self._reset is None:
             raise handler_ended(self._entry.address, name)
         mine = object()
-        # One operation of a dictionary: of two threads of a handler only one gets the name.
+        # A single dictionary operation: of two threads of a handler only one gets the name.
         if (self._taken or self._begin_taken()).setdefault(name, mine) is not mine:
             raise UsageError(
                 f"{self.operation} [key {self._entry.address.digest}]: the step {name!r} was taken before in this run: "
@@ -179,7 +179,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
             return self._taken
 
     def _fail(self, name: str) -> None:
-        """Let the handler try it again: it has not happened, or its log knows it."""
+        """Let the handler try the step again: it has not happened, or its log knows it."""
         if self._taken is not None:
             self._taken.pop(name, None)
 
@@ -193,7 +193,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
             if self._log is None:
                 self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
             log = self._log
-        # Looked at after the log is there to be found: `_left` does it the other way round.
+        # Checked after the log is there to be found: `_left` does it the other way round.
         if self._reset is None:
             log.end()
         return log
@@ -202,12 +202,12 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         return f"<current {self.operation} [key {self._entry.address.digest}] attempt {self.attempt}>"
 
 
-# Held while one thread of a handler begins what all of them share; for all deliveries, as it takes no time.
+# Held while one thread of a handler sets up what all of them share; one lock for all deliveries, as it takes no time.
 _making = Lock()
 
 
 def _unlock_in_child() -> None:
-    """Another thread may have held it when the process was forked, and is not there to give it back."""
+    """Replace the lock: another thread may have held it when the process was forked, and cannot release it here."""
     global _making  # noqa: PLW0603 - one of a process
     _making = Lock()
 
@@ -217,19 +217,20 @@ if hasattr(os, "register_at_fork"):
 
 _current: ContextVar[Current | None] = ContextVar("onefold.current", default=None)
 
-# In the place of a step that has begun. One that has not is a coroutine that nobody has awaited yet.
+# Marks a step that has begun. One that has not is a coroutine that nobody has awaited yet.
 _BEGUN: Final = object()
 
 
 class StepHere:
-    """The step that is running here, and whose it is: a delivery inside of a step has steps of its own."""
+    """The step that is running here, and its delivery: a delivery inside a step has its own steps."""
 
     __slots__ = ("around", "delivery", "is_running", "name")
 
     def __init__(self, delivery: Current, name: str) -> None:
         self.delivery = delivery
         self.name = name
-        # What was the current one here: another, where a delivery inside of the handler takes a step of the outer one.
+        # The delivery that was current here: another one, if a delivery inside the handler runs a step of the outer
+        # one.
         self.around = _current.get()
         # A task that was started in it may outlive it.
         self.is_running = True
@@ -254,23 +255,23 @@ def _check_call(name: str, call: object) -> None:
 
 
 class Batch:
-    """One call of a handler of a whole batch."""
+    """One call of a handler for a whole batch."""
 
-    # A task or thread may outlive it, and belongs to no batch then.
+    # A task or thread may outlive it; it then belongs to no batch.
     is_running = True
 
 
-# The batch whose handler is running here: of its deliveries none is the current one.
+# The batch whose handler is running here: none of its deliveries is the current one.
 _batch: ContextVar[Batch | None] = ContextVar("onefold.batch", default=None)
 
 
 class NotOneDelivery(UsageError):
-    """A handler of a whole batch asked for what belongs to one delivery. The worker is wrong, and no message is."""
+    """A batch handler asked for something that belongs to one delivery. The worker is wrong, not a message."""
 
 
 @contextmanager
 def in_batch() -> Iterator[None]:
-    """Mark that a handler works on a whole batch in here."""
+    """Mark that a handler works on a whole batch in this block."""
     batch = Batch()
     outer = _batch.set(batch)
     try:
@@ -286,9 +287,9 @@ def _is_in_batch() -> bool:
 
 
 def current() -> Current:
-    """The delivery whose handler is running here. Raises `UsageError` outside of a handler, and in one of a batch.
+    """Return the delivery whose handler is running here. Raises `UsageError` outside a handler, and in a batch handler.
 
-    So it does in a task that outlives its handler, such as a background task.
+    It also raises in a task that outlives its handler, such as a background task.
     """
     found = _current.get()
     if found is None and _is_in_batch():
@@ -314,7 +315,7 @@ def enter(entry: Entry, tools: Tools, beat: Beat | None, nest: Nest | None = Non
 
 
 def leave(inside: Current | None) -> Left:
-    """Make the outer one current again, if one was entered; the answer is what is left of its steps."""
+    """Make the outer delivery current again, if one was entered; return what is left of its steps."""
     if inside is None or inside._reset is None:
         return _NOTHING
     _current.reset(inside._reset)
@@ -351,16 +352,16 @@ def _left(inside: Current) -> Left:
 
 
 def is_inside(address: Address, home: object) -> bool:
-    """Whether a handler of this address, at the same store or connection, is running around us."""
+    """Return whether a handler of this address, at the same store or connection, is running around us."""
     if _current.get() is None:
         return False
     return any(one._entry.address == address and _is_of(one, home) for one in _around())
 
 
 def transaction_around(home: object) -> tuple[Any, Nest | None]:
-    """Return the transaction that is open around us, on this store or connection, and what else runs inside of it.
+    """Return the transaction that is open around us, on this store or connection, and what else runs inside it.
 
-    The transaction is None where it is the caller's own; both are, where none is open.
+    The transaction is None if it is the caller's own; both are None if none is open.
     """
     for one in _around():
         if one._nest is not None and _is_of(one, home):
@@ -369,7 +370,7 @@ def transaction_around(home: object) -> tuple[Any, Nest | None]:
 
 
 def _is_of(one: Current, home: object) -> bool:
-    """Whether a delivery is on this store or connection, or on another view of the same connection."""
+    """Return whether a delivery is on this store or connection, or on another view of the same connection."""
     places = (one._tools.home, one._tools.tx)
     if home in places:
         return True
@@ -378,7 +379,7 @@ def _is_of(one: Current, home: object) -> bool:
 
 
 def _around() -> Iterator[Current]:
-    """The deliveries whose handlers are running around us, the innermost first."""
+    """Yield the deliveries whose handlers are running around us, the innermost first."""
     step = _step.get()
     for innermost in (_current.get(), None if step is None else step.around):
         around = innermost

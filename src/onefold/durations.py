@@ -1,4 +1,4 @@
-"""Durations are seconds, a `timedelta`, or words such as "30s", "24h", "7d" and "forever"."""
+"""Durations: seconds, a `timedelta`, or strings such as "30s", "24h", "7d" and "forever"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w"
 
 
 def seconds(duration: Duration, name: str) -> float:
-    """The duration in seconds; `name` is the argument that an error has to name."""
+    """Return the duration in seconds; errors refer to the argument as `name`."""
     found = _seconds(duration)
     if found is None or math.isnan(found):
         raise UsageError(
@@ -53,7 +53,7 @@ def _from_words(words: str) -> float | None:
 
 
 def in_words(duration: float) -> str:
-    """The duration as a person writes it: "30s", "24h", "forever"."""
+    """Format the duration as a person writes it: "30s", "24h", "forever"."""
     if duration == FOREVER:
         return "forever"
     for unit in ("w", "d", "h", "m", "s"):

@@ -1,18 +1,18 @@
-"""What can go wrong, and what it means outside. This file imports nothing of ours.
+"""Errors, and what each means to a web framework or a queue. This file imports nothing from the package.
 
     OnefoldError
-    ├── UsageError           the calling code is wrong: a name, a type, a duration, a colour
-    ├── MissingKey           no usable key, and one is wanted
+    ├── UsageError           the calling code is wrong: a name, a type, a duration, sync for async
+    ├── MissingKey           there is no usable key, but one is required
     ├── KeyReused            this key was used with another payload
     ├── InProgress           another delivery runs it now
     ├── OnHold               its outcome is unknown: a person or a probe must resolve it
     ├── InsideItself         the handler delivered its own key again
-    ├── ClaimLost            it ran, but its claim had gone to another
+    ├── ClaimLost            it ran, but another delivery had taken over its claim
     ├── ResultNotKept        it is done, but there is no stored result to replay
     │   └── ResultUnreadable there is one, but today's code cannot read it
     ├── RememberedFailure    it failed for good, and its own exception cannot be rebuilt
     ├── StoreUnavailable     the store did not answer
-    │   └── ProbeFailed      the probe raised, so that an earlier run is still not known: ask it again
+    │   └── ProbeFailed      the probe raised, so an earlier outcome is still unknown: ask it again
     ├── NotInTransaction     `within` was called where no transaction is open
     └── OutcomeUnknown       raised by handlers: "nobody knows whether it happened"
 
@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 
 class Named(Protocol):
-    """What an error needs to know of an address."""
+    """The part of an address that an error needs."""
 
     @property
     def scope(self) -> str: ...
@@ -38,7 +38,7 @@ class Named(Protocol):
 
 
 class OnefoldError(Exception):
-    """The root of every error that Onefold raises by itself."""
+    """The root of every error that Onefold itself raises."""
 
     says = "something went wrong"
 
@@ -48,7 +48,7 @@ class OnefoldError(Exception):
 
     @classmethod
     def about(cls, address: Named, **facts: Any) -> Self:
-        """The error for one address, its message made from `says`; the facts become attributes."""
+        """Create the error for one address, its message built from `says`; the facts become attributes."""
         error = cls(f"{address.operation} [key {address.digest}]: {cls.says.format(**facts)}")
         error.operation, error.key, error.scope = address.operation, address.key, address.scope
         for name, fact in facts.items():
@@ -61,11 +61,11 @@ class UsageError(OnefoldError, ValueError):
 
 
 class MissingKey(OnefoldError, ValueError):
-    """There is no usable key: none was given, it is empty, too long or of a wrong type."""
+    """There is no usable key: none was given, or it is empty, too long or of a wrong type."""
 
 
 class KeyReused(OnefoldError):
-    """The key was used before with another payload: a bug of the sender. The record was not touched."""
+    """The key was used before with a different payload: a bug in the sender. The record was not touched."""
 
     says = (
         "this key was used before with another payload, or a release has changed the shape of its payload. "
@@ -75,7 +75,7 @@ class KeyReused(OnefoldError):
 
 
 class InProgress(OnefoldError):
-    """Another delivery runs it now. Do not acknowledge: its owner may still die."""
+    """Another delivery is running it now. Do not acknowledge: its owner may still die."""
 
     says = "another delivery is running it. Deliver it again in {retry_after:.2g} s; do not acknowledge it"
 
@@ -100,10 +100,10 @@ class InsideItself(OnefoldError):
 
 
 class ClaimLost(OnefoldError):
-    """The handler ran, but its lease had ended and its claim had gone. `value` is what it returned."""
+    """The handler ran, but its lease had ended and its claim was taken over. `value` is what it returned."""
 
     says = (
-        "the handler ran, but its lease had ended before and the claim is not its own any more. "
+        "the handler ran, but its lease had ended before and the claim is no longer its own. "
         "What it returned is in error.value; the record is the new owner's"
     )
 
@@ -111,7 +111,7 @@ class ClaimLost(OnefoldError):
 
 
 class ResultNotKept(OnefoldError):
-    """It is done, and will not run again; but no result was stored, so that there is none to replay."""
+    """It is done, and will not run again; but no result was stored, so there is none to replay."""
 
     says = "done before, but its result was not kept ({remark}). It did not run again"
 
@@ -131,11 +131,11 @@ class ResultUnreadable(ResultNotKept):
 
 
 class RememberedFailure(OnefoldError):
-    """It failed with an exception that the policy remembers as final, and that cannot be rebuilt here."""
+    """It failed with an exception that the policy remembers as final, but that cannot be rebuilt here."""
 
     says = "failed for good before: {cause}"
 
-    # Empty where a person has said it: `failed("declined")`, or `onefold resolve --failed`.
+    # Empty if a person resolved it: `failed("declined")`, or `onefold resolve --failed`.
     type_name: str = ""
     message: str = ""
 
@@ -148,25 +148,25 @@ class RememberedFailure(OnefoldError):
 class StoreUnavailable(OnefoldError):
     """The store did not answer, or refused. Before a handler this means that nothing ran."""
 
-    # False: no connection could be had, or the file was busy. Nothing is left to take back, nor a way to do it now.
+    # False: no connection could be had, or the file was busy. There is nothing to take back, nor a way to do it now.
     reached: bool = True
 
     @classmethod
     def unreached(cls, message: str) -> Self:
-        """Return the error of an operation that did not get as far as the store."""
+        """Create the error of an operation that did not reach the store."""
         error = cls(message)
         error.reached = False
         return error
 
 
 class ProbeFailed(StoreUnavailable):
-    """The probe raised instead of saying what became of an earlier run. The handler was not started: deliver it again.
+    """The probe raised instead of saying what happened to an earlier run. The handler did not start: deliver it again.
 
-    It is a `StoreUnavailable`, because the same follows from it: nothing ran, and a moment later it may be known.
+    It is a `StoreUnavailable`, because it has the same consequence: nothing ran, and a retry may succeed.
     """
 
     says = (
-        "the probe failed with {problem}, so that it is still not known whether attempt {attempt} happened. The "
+        "the probe failed with {problem}, so it is still not known whether attempt {attempt} happened. The "
         "handler was not started. Deliver it again: the probe is asked again"
     )
 
@@ -180,21 +180,21 @@ class NotInTransaction(OnefoldError):
 
 
 class OutcomeUnknown(OnefoldError):
-    """For handlers to raise when nobody knows whether the effect happened (a lost answer, say)."""
+    """For handlers to raise when nobody knows whether the effect happened (a lost response, say)."""
 
 
 Queue = Literal["ack", "later", "never", "later or never", "by policy", "read once", "the broker's own rule"]
 
 
 class Meaning(NamedTuple):
-    """What an error means to the world outside: an HTTP status, and what becomes of a queue's message."""
+    """The meaning of an error outside: an HTTP status, and what happens to a queue's message."""
 
     http: int
     queue: Queue
     retry_after: bool = False
 
 
-# The one source of the table "errors, and what each means outside"; adapters and documentation read it.
+# The single source of the table "What errors mean outside"; adapters and documentation read it.
 MEANINGS: dict[type[Exception], Meaning] = {
     # Later while the guard itself refuses: no message is to blame. Never once the message or its handler is.
     UsageError: Meaning(500, "later or never"),

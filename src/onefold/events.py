@@ -1,7 +1,7 @@
-"""What happened, for whoever listens: one frozen class, one callable.
+"""Events: one frozen class, and a callable for each listener.
 
-`Guard(on_event=fn)` hears one guard, `onefold.subscribe(fn)` hears all guards of the process. A listener is called
-in the thread or task of the delivery, so it should be quick; an exception in it is logged, never raised.
+`Guard(on_event=fn)` listens to one guard, `onefold.subscribe(fn)` to all guards of the process. A listener is called in
+the thread or task of the delivery, so it should be quick; an exception in it is logged, never raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onefold._model import Address
 
 
 class Kind(enum.StrEnum):
-    """What happened to a delivery."""
+    """The kinds of events."""
 
     STARTED = "started"
     FINISHED = "finished"
@@ -36,18 +36,18 @@ class Kind(enum.StrEnum):
     NOT_REMEMBERED = "not_remembered"
     UNPROTECTED = "unprotected"
     STORE_FAILED = "store_failed"
-    # The heartbeat could not renew a claim, or has not heard yet whether it was renewed. Its lease is not over yet.
+    # The heartbeat could not renew a claim, or does not know yet whether it was renewed. The lease is not over yet.
     NOT_RENEWED = "not_renewed"
     RESOLVED = "resolved"
     FORGOTTEN = "forgotten"
-    # Told by the adapters of queues: the message went to the dead letters, or was given up in its broker's way.
+    # Emitted by queue adapters: the message went to the dead letters, or was dropped in its broker's way.
     BURIED = "buried"
-    # Told by the adapters of Kafka: a partition that is ours has messages, and is not read. It has no key.
+    # Emitted by Kafka adapters: a partition assigned to us has messages, and is not read. It has no key.
     UNREAD = "unread"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to one address. Never holds a body; `digest` is what belongs into a log."""
+    """Something that happened to one address. It never holds a body; use `digest` in logs."""
 
     kind: Kind
     address: Address
@@ -56,7 +56,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
     def __repr__(self) -> str:
-        # What a listener logs: the key itself is not in it.
+        # For logs: the key itself is not in it.
         return f"<{self.kind} {self.operation} [key {self.digest}] attempt {self.attempt} {self.detail}>"
 
     @property
@@ -74,7 +74,7 @@ _process: list[Listener] = []
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
-    """Call `listener` with every event of every guard in this process; the answer ends it again."""
+    """Call `listener` with every event of every guard in this process; call the returned function to stop."""
     _process.append(listener)
 
     def unsubscribe() -> None:
@@ -84,13 +84,13 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return unsubscribe
 
 
-# Operations are few; a name that is made anew for each delivery must not fill the memory, nor the log.
+# Operations are few; a name that is built anew for each delivery must fill neither the memory nor the log.
 WARNED_MAX: Final = 1_000
 _warned: set[tuple[str, str]] = set()
 
 
 class Teller:
-    """Tells one guard's listeners and those of the process. Costs next to nothing while nobody listens."""
+    """Notifies the listeners of one guard and of the process. Costs next to nothing without listeners."""
 
     __slots__ = ("_own",)
 
@@ -108,7 +108,7 @@ class Teller:
                 _log_failure(event, error)
 
     def warn(self, where: Address | str, words: str, *, about: str = "") -> None:
-        """For whoever wrote the handler, once an operation and subject: what will surprise a duplicate."""
+        """Warn the author of the handler, once per operation and subject, about what will surprise a duplicate."""
         operation = where if isinstance(where, str) else where.operation
         if (operation, about) in _warned or len(_warned) == WARNED_MAX:
             return
@@ -124,7 +124,7 @@ _to_all: Final = Teller()
 
 
 def tell(kind: Kind, address: Address, *, detail: str = "") -> None:
-    """For adapters: tell the listeners of the process what became of a message outside of its guard."""
+    """Emit an event to the listeners of the process; for adapters, about a message outside its guard."""
     _to_all(kind, address, detail=detail)
 
 

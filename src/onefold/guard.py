@@ -1,4 +1,4 @@
-"""The front door for blocking code: `Guard`."""
+"""`Guard`, the entry point for sync code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 
 class Guarded(Protocol[P, R]):
-    """A decorated function: called as before, and with two more ways to call it."""
+    """A decorated function: called as before, with two additional ways to call it."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -39,10 +39,10 @@ class Guarded(Protocol[P, R]):
         """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
 
     def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """The same, with what happened: `Outcome(value, replayed, attempt, ...)`."""
+        """Run or replay it, and return what happened: `Outcome(value, replayed, attempt, ...)`."""
 
     def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """Run it deliberately once more, although it is finished."""
+        """Run it once more on purpose, although it is finished."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Guarded[P, R]: ...
@@ -51,11 +51,11 @@ class Guarded(Protocol[P, R]):
 
 
 class Guard(GuardBase):
-    """Makes at-least-once deliveries safe: whatever is delivered twice happens once.
+    """Make at-least-once deliveries safe: anything delivered twice happens once.
 
-    `store` is a URL (`memory:`), a `Store`, or a function that returns one, asked on first use. Thread-safe, nestable,
-    fork-safe. What the caller brought is not closed. `also_read` is the store in which the records were before: what it
-    knows counts, and comes over when it is asked for.
+    `store` is a URL (`memory:`), a `Store`, or a function that returns one, called on first use. A guard is
+    thread-safe, nestable and fork-safe. It does not close a store that the caller passed in. `also_read` is the store
+    that held the records before: its records count, and are moved when they are asked for.
     """
 
     _conduct = staticmethod(drive)
@@ -85,9 +85,9 @@ class Guard(GuardBase):
     ) -> Callable[[Callable[P, R]], Guarded[P, R]]:
         """Decorate a function: claim its key, run it, remember what it returned.
 
-        `key` is an argument's name, several names, or a function of the arguments. The fingerprint is made of all other
-        arguments, of those that `fingerprint` names, or (None) of nothing. `scope` is one text for all calls, or a
-        function of the arguments. `returns` is the type of the result, where no annotation says it. The function raises
+        `key` is an argument's name, several names, or a function of the arguments. The fingerprint covers all other
+        arguments, those that `fingerprint` names, or (None) nothing. `scope` is one string for all calls, or a function
+        of the arguments. `returns` is the type of the result, if there is no annotation. The function raises
         `KeyReused`, `InProgress`, `OnHold`, `ClaimLost`, `ResultNotKept`, `StoreUnavailable`, `MissingKey`, and its own
         errors.
         """
@@ -107,7 +107,7 @@ class Guard(GuardBase):
         return decorate
 
     def _decorated(self, function: Callable[P, R], call: Call, deliver: Callable[..., Any]) -> Guarded[P, R]:
-        """The function as callers see it, with its three ways to be called."""
+        """Wrap the function for its callers, with its three ways to be called."""
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -134,9 +134,9 @@ class Guard(GuardBase):
     ) -> Callable[[Callable[P, R]], Guarded[P, R]]:
         """Decorate a function that works on rows in the guard's own database: the record commits with them, or neither.
 
-        The function gets the transaction as its argument `tx`, which its callers do not see; type checkers are told so
-        by a default: `tx: Connection = TX`. Serialization failures and deadlocks are tried again in a new transaction.
-        Inside another transactional function of the same guard it joins that one's transaction.
+        The function gets the transaction as its argument `tx`, which its callers do not see; give it a default for type
+        checkers: `tx: Connection = TX`. Serialization failures and deadlocks are retried in a new transaction. Inside
+        another transactional function of the same guard it joins that one's transaction.
         """
 
         def decorate(function: Callable[P, R]) -> Guarded[P, R]:
@@ -164,7 +164,7 @@ class Guard(GuardBase):
     def within(self, connection: Any, *, record: Column | None = None) -> Within:
         """Deliver inside a transaction that you own: the record is written on your connection, and commits with it.
 
-        `record` names the column of your own table that is the record, where there is one.
+        `record` names the column of your own table that serves as the record, if there is one.
         """
         self._check_column(record)
         return Within(self, connection, record)
@@ -183,8 +183,8 @@ class Guard(GuardBase):
     ) -> Outcome[R]:
         """Run `call` once for this key; a duplicate gets the stored result.
 
-        `fingerprint` is the payload itself: the same key with another one is refused. Without it nothing is compared.
-        `bypass=True` runs it although it is finished; if that fails, the earlier ending stands.
+        `fingerprint` is the payload itself: the same key with a different payload is refused. Without it nothing is
+        compared. `bypass=True` runs it although it is finished; if that fails, the earlier outcome stands.
         """
         asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
         return drive(*self._deliver(asked, call, self._returns_now(call, returns, policy), policy))
@@ -201,16 +201,16 @@ class Guard(GuardBase):
         fingerprint: Callable[[M], object] | None = None,
         policy: Policy | None = None,
     ) -> list[Outcome[R] | Exception]:
-        """Call `handler` for each message that is new; outcomes or errors come back in the order of the messages.
+        """Call `handler` for each new message; return outcomes or errors in the order of the messages.
 
-        One round trip claims all, one ends all. One poison message never fails its neighbours; of equal keys one runs,
-        and the others share its outcome.
+        One round trip claims all, one ends all. One poison message never fails its neighbours; of messages with equal
+        keys one runs, and the others share its outcome.
         """
         flows, tools = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
         return [result for flow in flows for result in drive(flow, tools)]
 
     def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
-        """The record of this key, if there is one."""
+        """Return the record of this key, if there is one."""
         return drive(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
 
     def resolve(
@@ -226,8 +226,8 @@ class Guard(GuardBase):
     ) -> Record:
         """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. The record keeps who, when and why.
 
-        Its late owner, if there is one, is refused from now on. What was resolved by hand can be resolved once more, to
-        correct it: `record.history` has both. The answer is the record as it was before.
+        Its late owner, if there is one, is refused from now on. A record resolved by hand can be resolved again, to
+        correct it: `record.history` has both. Return the record as it was before.
         """
         work = self._by_hand(operation, key, scope, returns)
         return drive(self._looking(resolve(work, resolution, by=by, reason=reason, at=moment())), self._tools())
@@ -235,12 +235,12 @@ class Guard(GuardBase):
     def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
 
-        With `only=`, what `read` gave, it is removed only if nobody has written it since.
+        With `only=`, a record from `read`, remove it only if nobody has written it since.
         """
         return drive(self._looking(forget(self._by_hand(operation, key, scope), only)), self._tools())
 
     def close(self) -> None:
-        """Stop the heartbeat, and close the store if it was opened here."""
+        """Stop the heartbeat, and close the store if this guard opened it."""
         for store in self._close():
             store.close()
 
@@ -252,7 +252,7 @@ class Guard(GuardBase):
 
 
 class Within(WithinBase[Guard]):
-    """A guard inside a transaction that the caller owns. Made by `guard.within`."""
+    """A guard inside a transaction that the caller owns. Created by `guard.within`."""
 
     def run(
         self,
@@ -266,10 +266,10 @@ class Within(WithinBase[Guard]):
         policy: Policy | None = None,
         bypass: bool = False,
     ) -> Outcome[R]:
-        """Run `call` once for this key, in the transaction of the connection; a duplicate gets the stored result.
+        """Run `call` once for this key, in the connection's transaction; a duplicate gets the stored result.
 
-        Raises `NotInTransaction` where none is open. If `call` raises, the record is taken back, so that a caller who
-        catches the error and commits does not lose the delivery.
+        Raises `NotInTransaction` if none is open. If `call` raises, the record is removed, so that a caller who catches
+        the error and commits does not lose the delivery.
         """
         flow, tools, _ = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
         return drive(flow, tools)
@@ -284,10 +284,10 @@ class Within(WithinBase[Guard]):
         fingerprint: Callable[[M], object] | None = None,
         policy: Policy | None = None,
     ) -> Fresh[M]:
-        """Which of these messages are new; one statement records them as done in the transaction of the connection.
+        """Find the new messages, and record them as done in the connection's transaction, in one statement.
 
-        Work on `new` and commit: the records and the work are committed together, or neither. Acknowledge `new` and
-        `seen` after that, and never `unsettled`. Raises `NotInTransaction` where no transaction is open.
+        Process `new` and commit: the records and the work are committed together, or neither. Acknowledge `new` and
+        `seen` after that, and never `unsettled`. Raises `NotInTransaction` if no transaction is open.
         """
         flow, tools, _ = self._sort_out(operation, messages, key, scope, fingerprint, policy)
         return drive(flow, tools)

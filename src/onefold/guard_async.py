@@ -1,4 +1,4 @@
-"""The front door for async code: `AsyncGuard`. It imports no asyncio of its own."""
+"""`AsyncGuard`, the entry point for async code. It does not import asyncio itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 
 class AsyncGuarded(Protocol[P, R]):
-    """A decorated async function: awaited as before, and with two more ways to call it."""
+    """A decorated async function: awaited as before, with two additional ways to call it."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -39,10 +39,10 @@ class AsyncGuarded(Protocol[P, R]):
         """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
 
     def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
-        """The same, with what happened: `Outcome(value, replayed, attempt, ...)`."""
+        """Run or replay it, and return what happened: `Outcome(value, replayed, attempt, ...)`."""
 
     def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
-        """Run it deliberately once more, although it is finished."""
+        """Run it once more on purpose, although it is finished."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncGuarded[P, R]: ...
@@ -53,7 +53,7 @@ class AsyncGuarded(Protocol[P, R]):
 
 
 class AsyncGuard(GuardBase):
-    """`Guard`, awaited: the same names, the same rules. One guard may be used from several event loops in turn."""
+    """The async `Guard`: the same methods, the same rules. One guard may be used from several event loops in turn."""
 
     _awaited = True
     _conduct = staticmethod(drive_async)
@@ -100,7 +100,7 @@ class AsyncGuard(GuardBase):
     def _decorated(
         self, function: Callable[P, Coroutine[Any, Any, R]], call: Call, deliver: Callable[..., Awaitable[Any]]
     ) -> AsyncGuarded[P, R]:
-        """The function as callers see it, with its three ways to be called."""
+        """Wrap the function for its callers, with its three ways to be called."""
 
         @functools.wraps(function)
         async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -186,7 +186,7 @@ class AsyncGuard(GuardBase):
         return [result for flow in flows for result in await drive_async(flow, tools)]
 
     async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
-        """The record of this key, if there is one."""
+        """Return the record of this key, if there is one."""
         return await drive_async(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
 
     async def resolve(
@@ -209,12 +209,12 @@ class AsyncGuard(GuardBase):
     async def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
 
-        With `only=`, what `read` gave, it is removed only if nobody has written it since.
+        With `only=`, a record from `read`, remove it only if nobody has written it since.
         """
         return await drive_async(self._looking(forget(self._by_hand(operation, key, scope), only)), self._tools())
 
     async def aclose(self) -> None:
-        """Stop the heartbeat, and close the store if it was opened here."""
+        """Stop the heartbeat, and close the store if this guard opened it."""
         for store in self._close():
             await store.aclose()
 
@@ -226,7 +226,7 @@ class AsyncGuard(GuardBase):
 
 
 class AsyncWithin(WithinBase[AsyncGuard]):
-    """An async guard inside a transaction that the caller owns. Made by `guard.within`."""
+    """An async guard inside a transaction that the caller owns. Created by `guard.within`."""
 
     async def run(
         self,
@@ -240,7 +240,7 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         policy: Policy | None = None,
         bypass: bool = False,
     ) -> Outcome[R]:
-        """Await `call` once for this key, in the transaction of the connection. See `Within.run`."""
+        """Await `call` once for this key, in the connection's transaction. See `Within.run`."""
         flow, tools, nest = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
         async with _turn_in(nest):
             return await drive_async(flow, tools)
@@ -255,12 +255,12 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         fingerprint: Callable[[M], object] | None = None,
         policy: Policy | None = None,
     ) -> Fresh[M]:
-        """Which of these messages are new, recorded in the transaction of the connection. See `Within.fresh`."""
+        """Find the new messages, and record them in the connection's transaction. See `Within.fresh`."""
         flow, tools, nest = self._sort_out(operation, messages, key, scope, fingerprint, policy)
         async with _turn_in(nest):
             return await drive_async(flow, tools)
 
 
 def _turn_in(nest: Nest | None) -> AbstractAsyncContextManager[None]:
-    """Wait for what else runs inside of a handler around us, on the same connection."""
+    """Wait for anything else that runs inside a surrounding handler, on the same connection."""
     return nullcontext() if nest is None else nest.turn()

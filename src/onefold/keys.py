@@ -1,4 +1,4 @@
-"""Keys: checked before a store is asked, minted by senders."""
+"""Keys: created by senders, checked before a store is asked."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _KEY_TYPES: Final = "a key is a str, an int or a UUID, minted by the sender"
 
 
 def mint() -> str:
-    """A new key. Senders call it once per logical operation, and keep it over every retry."""
+    """Create a new key. Senders call this once per logical operation, and keep the key across every retry."""
     return str(uuid.uuid4())
 
 
 def address(operation: str, key: object, scope: str | None = None) -> Address:
-    """The checked address. Raises `MissingKey` for a key that cannot be used, `UsageError` for the rest."""
+    """Return the checked address. Raises `MissingKey` for an unusable key, `UsageError` for anything else."""
     return Address(checked_scope(scope), checked_operation(operation), checked_key(key, operation))
 
 
 def checked_key(key: object, operation: str = "") -> str:
-    """The key as text. An int and its decimal digits are one key, and so are a UUID and its usual form."""
+    """Return the key as a string. An int and its decimal digits are one key, and so are a UUID and its usual form."""
     if type(key) is str:
         text = key
     elif isinstance(key, (str, int, uuid.UUID)) and not isinstance(key, bool):
@@ -42,7 +42,7 @@ def checked_key(key: object, operation: str = "") -> str:
 
 
 def checked_operation(operation: object) -> str:
-    """The operation's name, given by hand."""
+    """Return the checked name of the operation."""
     if not isinstance(operation, str) or not operation or operation.isspace():
         raise UsageError(f"operation={operation!r} has to be a name such as 'charge'")
     if problem := _problem(operation, OPERATION_MAX):
@@ -51,7 +51,7 @@ def checked_operation(operation: object) -> str:
 
 
 def checked_scope(scope: object) -> str:
-    """The scope as text; none is the empty scope. An empty string is refused: a tenant went missing."""
+    """Return the scope as a string; None is the empty scope. An empty string is refused: a tenant went missing."""
     if scope is None:
         return ""
     if not isinstance(scope, str) or not scope:
@@ -62,7 +62,7 @@ def checked_scope(scope: object) -> str:
 
 
 def joined(parts: Mapping[str, object]) -> str:
-    """One key made of several by name: each part with its length before it, so that no two lists collide."""
+    """Build one key from several named parts, each prefixed with its length, so that no two lists collide."""
     texts = []
     for name, part in parts.items():
         try:
@@ -73,18 +73,18 @@ def joined(parts: Mapping[str, object]) -> str:
 
 
 def canonical(payload: object) -> bytes:
-    """The form of a payload of which its fingerprint is made. Raises `UsageError` where it has none."""
+    """Return the canonical form of a payload, for its fingerprint. Raises `UsageError` if it has none."""
     try:
         return _canonical.encode(payload)
     except Exception as error:
-        # Also what a property of the payload raises: it is the payload that cannot be read.
+        # This includes errors from a property of the payload: it is the payload that cannot be read.
         if not _canonical.has_no_form(payload):
             raise
         raise UsageError(f"the payload cannot be fingerprinted: {error}") from error
 
 
 def undigestible(payload: Mapping[str, object]) -> tuple[str, str] | None:
-    """The name of the first argument that has no canonical form, and why; None: all of them have one."""
+    """Return the name of the first argument that has no canonical form, and why; None if all have one."""
     for name, value in payload.items():
         try:
             canonical(value)
@@ -94,7 +94,7 @@ def undigestible(payload: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def _problem(text: str, limit: int) -> str:
-    # Almost all texts are plain, and need not be encoded to be measured.
+    # Almost all strings are ASCII, and need not be encoded to be measured.
     if text.isascii() and len(text) <= limit and "\0" not in text:
         return ""
     if "\0" in text:
@@ -102,7 +102,7 @@ def _problem(text: str, limit: int) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair, which is no text"
+        return "holds half of a surrogate pair, which is not text"
     return f"has {size} bytes of UTF-8, and the limit is {limit}: send a digest of it instead" if size > limit else ""
 
 

@@ -99,7 +99,7 @@ def test_a_server_that_is_not_there_ends_with_two_and_no_password(scheme: str, c
     ("words", "says"),
     [
         (["postgrs://worker:geheim@host/x"], "did you mean 'postgres'?"),
-        (["redis+sentinel://h/s?sentinel_password=geheim&foo=1"], "'foo' is none of"),
+        (["redis+sentinel://h/s?sentinel_password=geheim&foo=1"], "'foo' is not one of"),
         (["sqlite:///x.db?synk=full"], "did you mean 'sync'?"),
         (["sqlite:////no/such/folder/x.db"], "there is no such directory"),
         (["nowhere.yaml"], "there is no such file"),

@@ -52,7 +52,7 @@ def test_nothing_to_mend_exits_with_0() -> None:
     said = onefold(CORRECTED)
 
     assert (said.exit_code, said.stdout) == (0, "")
-    assert said.stderr == "onefold: 5 guards in 1 file: nothing to mend\n"
+    assert said.stderr == "onefold: 5 guards in 1 file: nothing to fix\n"
 
 
 def test_the_dead_letter_incident_fails_with_14d_in_the_message(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_used_exits_with_2_and_the_others_are_linted(broke
     assert said.stdout.count("OF001") == 3
     assert said.stderr.splitlines() == [
         f"onefold: {broken}:3:3: guards.g: 'store' is missing",
-        f"onefold: {broken}:3:17: guards.g: 'kep' is no field: did you mean 'keep'?",
+        f"onefold: {broken}:3:17: guards.g: 'kep' is not a field: did you mean 'keep'?",
         "onefold: missing.yaml: there is no such file",
     ]
 
@@ -218,7 +218,7 @@ def _read(terminal: int) -> bytes:
     ("name", "content", "says"),
     [
         ("empty.yaml", b"", "the file is empty"),
-        ("binary.yaml", bytes(range(256)), "no text in UTF-8"),
+        ("binary.yaml", bytes(range(256)), "not text in UTF-8"),
         ("broken.yaml", b"stores: [", "broken YAML"),
         ("broken.toml", b"stores = [", "broken TOML"),
         ("onefold.ini", b"", "a configuration is a file with .yaml, .yml, .toml"),

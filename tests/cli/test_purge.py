@@ -53,7 +53,7 @@ def test_what_is_past_its_stay_is_removed_and_counted(url: str) -> None:
     assert head.split("\t") == ["store", "place", "removed", "batches", "seconds"]
     assert line.split("\t")[:4] == ["-", url, "5", "3"]
     assert "5 removed" in said.stderr
-    assert "nothing more is past its stay" in said.stderr
+    assert "no expired records are left" in said.stderr
     assert rows(url) == 1
 
 

@@ -489,7 +489,7 @@ def test_show_tells_the_key_that_the_other_side_got(shelf: Shelf) -> None:
 def test_bytes_that_are_no_text_are_one_line(shelf: Shelf, words: tuple[str, ...]) -> None:
     shelf.put("pay_1")
 
-    assert "'\\udcff' is no text in UTF-8" in refused(shelf.run("show", *words), 2)
+    assert "'\\udcff' is not text in UTF-8" in refused(shelf.run("show", *words), 2)
 
 
 def test_after_a_bypass_it_is_the_key_of_the_latest_run(shelf: Shelf) -> None:

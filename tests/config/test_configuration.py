@@ -121,26 +121,26 @@ def test_toml_is_found_in_tables_of_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ("kep: 7d", "6| guards.g: 'kep' is no field: did you mean 'keep'?"),
-        ("keep: 7 days", "6| guards.g.keep: '7 days' is no duration"),
-        ("keep: [7d]", "6| guards.g.keep: a list is no duration"),
-        ("keep: true", "6| guards.g.keep: true is no duration"),
-        ("keep: -7d", "6| guards.g.keep: '-7d' is no duration"),
+        ("kep: 7d", "6| guards.g: 'kep' is not a field: did you mean 'keep'?"),
+        ("keep: 7 days", "6| guards.g.keep: '7 days' is not a duration"),
+        ("keep: [7d]", "6| guards.g.keep: a list is not a duration"),
+        ("keep: true", "6| guards.g.keep: true is not a duration"),
+        ("keep: -7d", "6| guards.g.keep: '-7d' is not a duration"),
         ("keep: 0s", "6| guards.g: keep=0.0 is zero"),
-        ("keep:", "6| guards.g.keep: nothing is no duration"),
-        ("keep: ${SECRET}", "6| guards.g.keep: '${SECRET}' is no duration"),
+        ("keep:", "6| guards.g.keep: nothing is not a duration"),
+        ("keep: ${SECRET}", "6| guards.g.keep: '${SECRET}' is not a duration"),
         ("lease: forever", "6| guards.g: lease="),
         ("money: yes", "6| guards.g.money: true or false is wanted, not 'yes'"),
         ("mode: transaktional", "did you mean 'transactional'?"),
-        ("mode: ${SECRET}", "6| guards.g.mode: '${SECRET}' is none of"),
+        ("mode: ${SECRET}", "6| guards.g.mode: '${SECRET}' is not one of"),
         ("after_crash: hodl", "did you mean 'hold'?"),
-        ("store_down: 7", "6| guards.g.store_down: 7 is none of refuse, run"),
+        ("store_down: 7", "6| guards.g.store_down: 7 is not one of refuse, run"),
         ("attempts_max: 0", "6| guards.g: attempts_max=0"),
         ("attempts_max: '5'", "6| guards.g.attempts_max: a whole number is wanted, not '5'"),
         ("key: heder:x", "did you mean 'header'?"),
         ("key: 'header:'", "6| guards.g.key: 'header:' names nothing"),
         ("replays: 7d", "6| guards.g.replays: names with durations are wanted, such as {dead_letter: 7d}, not '7d'"),
-        ("replays: {dead_letter: x}", "6| guards.g.replays: 'x' is no duration"),
+        ("replays: {dead_letter: x}", "6| guards.g.replays: 'x' is not a duration"),
         ("operations: []", "6| guards.g.operations: the list is empty"),
         ("operations: charge", "6| guards.g.operations: a list is wanted, not 'charge'"),
         (f"operation: {'x' * 129}", "6| guards.g.operation: an operation has at most 128 bytes"),
@@ -200,7 +200,7 @@ def test_what_does_not_go_together_is_said_at_the_guard(tmp_path: Path) -> None:
         ("# nothing\n", "1| the file is empty"),
         ("- a\n", "1| a table of fields (stores, guards…) is wanted, not a list"),
         ("stores: {}\n", "1| 'guards' is missing"),
-        ("stores: {}\nguard: {}\nguards: {}\n", "2| 'guard' is no field: did you mean 'guards'?"),
+        ("stores: {}\nguard: {}\nguards: {}\n", "2| 'guard' is not a field: did you mean 'guards'?"),
         ("stores: 7\nguards: {}\n", "1| stores: a table of names is wanted, not 7"),
         ("stores:\n  a:\nguards: {}\n", "2| stores.a: a table of fields (url, evicts…) is wanted, not nothing"),
         ("stores:\n  a: {evicts: true}\nguards: {}\n", "2| stores.a: 'url' is missing"),
@@ -209,7 +209,7 @@ def test_what_does_not_go_together_is_said_at_the_guard(tmp_path: Path) -> None:
         ("stores: {money: {url: 'memory:'}}\nguards: {g: {store: mony}}\n", "did you mean 'money'?"),
         ("stores: {a: {url: 'redi://x'}}\nguards: {}\n", "1| stores.a.url: no store is known for 'redi': did you mean"),
         ("stores: {a: {url: '${SECRET}://x'}}\nguards: {}\n", "no store is known for what the variable holds"),
-        ("stores: {a: {url: 'onefold.db'}}\nguards: {}\n", "1| stores.a.url: this is no URL of a store"),
+        ("stores: {a: {url: 'onefold.db'}}\nguards: {}\n", "1| stores.a.url: this is not a URL of a store"),
         ("stores: {a: {url: '${NOT_THERE}'}}\nguards: {}\n", "the environment variable NOT_THERE is not set"),
         ("stores: {}\nguards: {}\nstores: {}\n", "3| 'stores' is here twice, first in line 1"),
         ("stores: [\nguards: {}\n", "(begun in line 1)"),
@@ -234,7 +234,7 @@ def test_a_wrong_file_gets_one_line_with_its_place(tmp_path: Path, text: str, sa
         ("a = \n", "1| broken TOML: Invalid value"),
         ("[stores]\n[stores]\n", "2| broken TOML"),
         ("stores = 7\nguards = {}\n", "1| stores: a table of names is wanted, not 7"),
-        ("stores = {}\nguards = {}\nguard = 1\n", "3| 'guard' is no field: did you mean 'guards'?"),
+        ("stores = {}\nguards = {}\nguard = 1\n", "3| 'guard' is not a field: did you mean 'guards'?"),
         (f"a = '{'x' * 3000}'", "1| a line has at most 2,000 characters"),
         (f"a = {'[' * 900}\n{'[' * 900}\n", "nested more than 20 deep"),
         ("[stores.a]\nurl = 1979-05-27\n[guards]\n", "2| stores.a.url: text is wanted, not datetime.date"),
@@ -276,7 +276,7 @@ def test_a_file_made_to_exhaust_the_reader_is_refused(tmp_path: Path, text: str)
 
 
 def test_dotted_keys_of_any_depth_are_refused(tmp_path: Path) -> None:
-    assert "'a' is no field" in problems(tmp_path, f"{'a.' * 900}b = 1\n", "onefold.toml")[0]
+    assert "'a' is not a field" in problems(tmp_path, f"{'a.' * 900}b = 1\n", "onefold.toml")[0]
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     said = {
         "missing.yaml": "missing.yaml: there is no such file",
         "folder.yaml": "folder.yaml: this is a folder",
-        "binary.yaml": "binary.yaml:2: this is no text in UTF-8 (byte 0xff)",
+        "binary.yaml": "binary.yaml:2: this is not text in UTF-8 (byte 0xff)",
         "huge.yaml": "huge.yaml: a configuration has at most 256 KiB",
         "onefold.json": "onefold.json: a configuration is a file with .yaml, .yml, .toml",
         "no\0name.yaml": "it cannot be read: embedded null byte",

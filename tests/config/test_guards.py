@@ -264,7 +264,7 @@ def test_the_declared_key_is_handed_out_for_an_adapter(file: Path) -> None:
     ("name", "says"),
     [
         ("nowhere", r"onefold.yaml:10:\d+: guards.nowhere.after_crash: .* cannot be imported"),
-        ("number", r"onefold.yaml:11:\d+: guards.number.remember: .*NO_FUNCTION' is no function"),
+        ("number", r"onefold.yaml:11:\d+: guards.number.remember: .*NO_FUNCTION' is not a function"),
         ("function", r"onefold.yaml:12:\d+: guards.function: remember= holds"),
     ],
 )

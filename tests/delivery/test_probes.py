@@ -63,7 +63,7 @@ def test_it_is_an_error_of_the_probe_and_not_of_the_handler(store: MemoryStore, 
         guard.run("charge", "pay_1", pytest.fail)
 
     assert str(caught.value) == (
-        f"charge [key {CHARGE.digest}]: the probe failed with ConnectionError, so that it is still not known whether "
+        f"charge [key {CHARGE.digest}]: the probe failed with ConnectionError, so it is still not known whether "
         "attempt 1 happened. The handler was not started. Deliver it again: the probe is asked again"
     )
     assert caught.value.__cause__ is probe.error

@@ -61,9 +61,9 @@ def decorate_awaited(function: Any) -> Any:
 SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown scheme": (lambda: Guard("memroy:"), r"store='memroy:'.*did you mean 'memory'"),
     "no scheme at all": (lambda: AsyncGuard("onefold.db"), r"store='onefold.db'.*Known are .*memory:"),
-    "a store of another kind": (lambda: Guard(3), r"store=int is no store: pass a URL .* a Store, or a function"),
+    "a store of another kind": (lambda: Guard(3), r"store=int is not a store: pass a URL .* a Store, or a function"),
     "a memory store with a path": (lambda: Guard("memory:x").store, r"'memory:x': .* memory:\?limit="),
-    "a limit that is no number": (lambda: Guard("memory:?limit=x").store, r"limit='x' has to be a whole number"),
+    "a limit that is not a number": (lambda: Guard("memory:?limit=x").store, r"limit='x' has to be a whole number"),
     "the other colour's store": (lambda: Guard(AsyncMemoryStore()).store, "belongs to an AsyncGuard"),
     "the other colour's store, awaited": (lambda: AsyncGuard(MemoryStore()).store, "belongs to a Guard"),
     "a negative duration": (lambda: Policy(lease=-1), "lease=-1 is negative: .* zero or more"),
@@ -72,7 +72,7 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "a duration of nothing": (lambda: Policy(keep=0), "keep=0 is zero: it has to be more"),
     "a duration without a unit": (lambda: Policy(keep="24"), r"keep='24' is not a duration: .*\"30s\""),
     "a duration that is a bool": (lambda: Policy(keep=True), "keep=True is not a duration"),
-    "a duration that is no number": (lambda: Policy(keep=float("nan")), "keep=nan is not a duration"),
+    "a duration that is not a number": (lambda: Policy(keep=float("nan")), "keep=nan is not a duration"),
     "a lease without an end": (lambda: Policy(lease="forever"), "lease=.*give it an end"),
     "an unknown way": (lambda: Policy(after_crash="rernu"), "after_crash='rernu' .*did you mean 'rerun'"),  # type: ignore[arg-type]
     "no attempts": (lambda: Policy(attempts_max=0), "attempts_max=0 has to be a whole number, 1 or more"),
@@ -114,7 +114,7 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "an async generator": (lambda: decorate_awaited(stream_awaited), r"stream_awaited\(\) is a generator"),
     "a static method below": (lambda: decorate(staticmethod(pay)), "put @staticmethod above .*: pay"),
     "a class method below": (lambda: decorate(classmethod(opaque)), "put @classmethod above .*: opaque"),  # type: ignore[arg-type]
-    "no function": (lambda: decorate(3), "3 is no function"),
+    "no function": (lambda: decorate(3), "3 is not a function"),
     "an annotation that cannot be stored": (
         lambda: decorate(opaque),
         r"what opaque\(\) returns cannot be remembered: .*Opaque.*Policy\(keep_result=False\)",
@@ -243,5 +243,5 @@ def test_a_function_that_returns_a_store_is_asked_on_first_use_and_its_answer_ch
     guard = Guard(asked)
 
     assert asked.starts == 0
-    with pytest.raises(UsageError, match="store=int is no store"):
+    with pytest.raises(UsageError, match="store=int is not a store"):
         guard.run("charge", 1, pay_nothing)

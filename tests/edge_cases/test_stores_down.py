@@ -182,7 +182,7 @@ def told_of_it(caplog: pytest.LogCaptureFixture) -> int:
     """How many warnings say that an effect is not remembered, and of which key."""
     digest = address("charge", "pay_1").digest
     words = [line.getMessage() for line in caplog.records if line.levelname == "WARNING" and line.name == "onefold"]
-    return sum(digest in line and "could not be told so in time" in line for line in words)
+    return sum(digest in line and "could not record it in time" in line for line in words)
 
 
 def test_an_effect_that_cannot_be_remembered_is_returned_when_awaited_too(

@@ -509,7 +509,7 @@ def test_what_has_no_content_is_refused_by_name_also_inside_of_others(guard: Gua
     def charge(payment_id: str, amount: int, order: Any) -> None: ...
 
     for order, why in (
-        ({"a": [Opaque()]}, "Opaque is no type"),
+        ({"a": [Opaque()]}, "Opaque is not a type"),
         (Torn(), "session is closed"),
         (iter([]), "list_iterator"),
     ):

@@ -44,7 +44,7 @@ READ = {
     "UTF-16 without a mark": (JSON, '{"id": "evt_1"}'.encode("utf-16-le")),
     "UTF-32": (JSON, '{"id": "evt_1"}'.encode("utf-32")),
     "UTF-8 with a mark": (JSON, b'\xef\xbb\xbf{"id": "evt_1"}'),
-    "what is no number": (JSON, b'{"id": "evt_1", "rate": NaN, "other": -Infinity}'),
+    "what is not a number": (JSON, b'{"id": "evt_1", "rate": NaN, "other": -Infinity}'),
     "a number beyond all floats": (JSON, b'{"id": "evt_1", "n": 1E999}'),
     "another media type": ("application/vnd.api+json; charset=utf-8", b'{"id": "evt_1", "text": "\\ud83d"}'),
     "no media type": (None, '{"id": "evt_1"}'.encode("utf-16")),
@@ -84,7 +84,7 @@ UNREADABLE = {
     "no end": (PARTS, multipart(('name="a"', "1"), ends=False)),
     "a longer line": (PARTS, multipart(('name="a"', "x\r\n--b-1x"))),
     "no end of the headers": (PARTS, b"--b-1\r\nContent-Disposition: form-data; name=id\r\n--b-1--"),
-    "a part that is no text": (PARTS, multipart(('name="id"', "?")).replace(b"?", b"\xff")),
+    "a part that is not text": (PARTS, multipart(('name="id"', "?")).replace(b"?", b"\xff")),
 }
 
 

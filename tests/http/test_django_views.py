@@ -151,7 +151,7 @@ def test_the_mixin_is_refused_on_a_view_that_never_asks_it(store: MemoryStore) -
 
     from onefold.http.django import IdempotentMixin
 
-    with pytest.raises(UsageError, match=r"Pay is no view of Django REST framework.*method_decorator"):
+    with pytest.raises(UsageError, match=r"Pay is not a view of Django REST framework.*method_decorator"):
         type("Pay", (IdempotentMixin, View), {"idempotency": rules_on(store)})
 
 
@@ -162,7 +162,7 @@ def test_the_mixin_is_refused_on_a_view_of_a_form(store: MemoryStore, name: str)
 
     from onefold.http.django import IdempotentMixin
 
-    with pytest.raises(UsageError, match="no view of Django REST framework"):
+    with pytest.raises(UsageError, match="not a view of Django REST framework"):
         type("Payments", (IdempotentMixin, getattr(generic, name)), {"idempotency": rules_on(store)})
 
 
@@ -174,9 +174,9 @@ def test_the_mixin_is_refused_where_somebody_elses_view_has_an_initial(store: Me
     class Steps(View):
         def initial(self, request: Any) -> None: ...
 
-    with pytest.raises(UsageError, match="no view of Django REST framework"):
+    with pytest.raises(UsageError, match="not a view of Django REST framework"):
         type("Payments", (IdempotentMixin, Steps), {"idempotency": rules_on(store)})
-    with pytest.raises(UsageError, match="no view of Django REST framework"):
+    with pytest.raises(UsageError, match="not a view of Django REST framework"):
         type("Payments", (Steps, IdempotentMixin), {"idempotency": rules_on(store)})
 
 

@@ -332,7 +332,7 @@ def test_a_name_is_a_name_and_nothing_else(database: Database, name: str) -> Non
         (Table("processed_messages", "mesage_id"), "did you mean 'message_id'?"),
         (Table("processed_messages", "message_id", at="at; DROP TABLE x"), "no column 'at; DROP TABLE x'"),
         (Table("processed_messages; DROP TABLE processed_messages", "message_id"), "no table"),
-        (Table(" ", "message_id"), "is no name"),
+        (Table(" ", "message_id"), "is not a valid table or column name"),
     ],
 )
 def test_what_is_not_there_is_told_with_the_nearest_name(processed: Database, table: Table, says: str) -> None:

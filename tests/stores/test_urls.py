@@ -161,13 +161,13 @@ def test_a_fragment_is_not_left_out_silently() -> None:
 def test_an_isolation_is_listed_as_it_is_written(scheme: str) -> None:
     said = refusal(lambda: Guard(f"{scheme}://localhost/shop?isolation=foo").store)
 
-    assert "isolation='foo' is none of 'read-committed', 'repeatable-read', 'serializable'" in said
+    assert "isolation='foo' is not one of 'read-committed', 'repeatable-read', 'serializable'" in said
 
 
 def test_an_isolation_that_is_nearly_right_is_shown_as_it_was_written() -> None:
     said = refusal(lambda: Guard("postgresql://localhost/shop?isolation=Read-Comitted").store)
 
-    assert "isolation='Read-Comitted' is none of" in said
+    assert "isolation='Read-Comitted' is not one of" in said
     assert "did you mean 'read-committed'?" in said
 
 

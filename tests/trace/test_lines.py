@@ -123,7 +123,7 @@ def test_what_is_said_of_a_prefix_with_a_brace_tells_what_to_change(tmp_path: Pa
 
     assert (tally.lines, tally.broken) == (1, 1)
     assert tally.first is not None
-    assert "what follows its first { is no JSON" in tally.first.why
+    assert "what follows its first { is not JSON" in tally.first.why
     assert "must not write a { before the line" in tally.first.why
 
 

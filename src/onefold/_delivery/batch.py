@@ -1,4 +1,4 @@
-"""Many deliveries at once: one round trip claims them, one ends them, the handler is called for each.
+"""Run many deliveries at once: one round trip claims them, one ends them, and the handler is called for each.
 
 The rules are those of `claim`: each message has a flow of its own, and what the flows ask of the store at the same
 point is asked together. One message never fails its neighbours: each gets its own outcome or error, in order.
@@ -41,14 +41,14 @@ Result = Outcome[Any] | Exception
 
 
 class Over(msgspec.Struct):
-    """A flow has ended, with a value or an error."""
+    """The end of a flow, with a value or an error."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 class Part(msgspec.Struct):
-    """One message of a batch on its way: its flow, and the step at which the flow stands."""
+    """One message of a batch in progress: its flow, and the step at which the flow stands."""
 
     work: Work
     flow: Flow[Any]
@@ -56,14 +56,14 @@ class Part(msgspec.Struct):
 
 
 def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[list[Result]]:
-    """Outcomes or errors in the order of the works; an exception in the place of a work stays where it is."""
+    """Return outcomes or errors in the order of the works; an exception in place of a work stays where it is."""
     parts: dict[Address, Part] = {}
     for work in works:
         if isinstance(work, Work) and work.asked.address not in parts:
             parts[work.asked.address] = Part(work, _begin(work))
     if batching:
         yield from _together(parts.values(), Claiming, ClaimingAll)
-        # Where the store did not answer, all that may have been written is taken back in one round trip too.
+        # If the store did not answer, everything that may have been written is taken back in one round trip too.
         yield from _together(parts.values(), Closing, ClosingAll)
         won = [cast("Over", part.at).value[0] for part in parts.values() if _has_won(part.at)]
         yield Watching([claim_of(entry) for entry in won])
@@ -82,7 +82,7 @@ def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[li
 def _begin(work: Work) -> Flow[Any]:
     if work.policy.mode == "seen":
         return _look(work)
-    # Under `rerun` it hardly matters whether a handler had started; elsewhere it is worth a round trip.
+    # Under `rerun` it hardly matters whether a handler had started; otherwise it is worth a round trip.
     policy = work.policy
     return win(work, unstarted=policy.after_crash != "rerun" or policy.attempts_max == 1)
 
@@ -94,7 +94,8 @@ def _look(work: Work) -> Flow[tuple[Outcome[Any], Then]]:
 def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | None]:
     """Call the handlers in order, and leave each part with the flow that closes it.
 
-    The answer is an interrupt: what it hit is closed as the rules say, what had not started is given back.
+    Return an interrupt, if one came: the message that it hit is closed by the rules, and those that had not started are
+    given back.
     """
     interrupt: BaseException | None = None
     for part in parts:
@@ -117,16 +118,16 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
         else:
             part.flow = _ended(over)
         part.at = None
-        # What a batch shares is the last round trip; a probe that has to be asked before it is asked now. What a crash
-        # has left behind is recorded alone and at once: the message that kills its worker must not take its neighbours
-        # along again and again.
+        # A batch shares its last round trip; a probe that has to be asked before it is asked now. A run that a crash
+        # has left behind is recorded separately and at once: a message that kills its worker must not take its
+        # neighbours along again and again.
         at = yield from _alone(part, until=Closing if batching and not suspect else Over)
         interrupt = interrupt or (_interrupt(at.error) if isinstance(at, Over) else None)
     return interrupt
 
 
 def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseException | None]]:
-    """Call one handler; the answer is the flow that closes its record, and the interrupt that hit it."""
+    """Call one handler; return the flow that closes its record, and the interrupt that hit it."""
     claim = claim_of(entry)
     if then is Then.ASK:
         over = yield from _alone(Part(work, deliver(work, (entry, then))))
@@ -149,7 +150,7 @@ def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseExce
 
 
 def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[ClaimingAll | ClosingAll]) -> Flow[None]:
-    """Bring every flow to its first question; ask those of one kind in one round trip, and hand out the replies."""
+    """Advance every flow to its first request; send those of one kind in one round trip, and hand out the replies."""
     asking: list[Part] = []
     for part in parts:
         if part.at is None:
@@ -162,7 +163,7 @@ def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[Claiming
         replies = yield all_at_once([cast("Any", part.at) for part in asking])
     except Exception as error:  # noqa: BLE001 - each flow knows what it means there
         for part in asking:
-            # Each its own: what one message's flow notes on its error is not another's.
+            # One for each: a note that one message's flow adds to its error must not appear on another's.
             part.at = _advance(part.flow, failure=copy.copy(error))
     else:
         for part, reply in zip(asking, replies, strict=True):
@@ -170,7 +171,7 @@ def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[Claiming
 
 
 def _alone(part: Part, until: type[Step | Over] = Over) -> Flow[Any]:
-    """Go on with one flow to its end, or to a step of this kind."""
+    """Run one flow to its end, or to a step of this kind."""
     if part.at is None:
         part.at = _advance(part.flow)
     while not isinstance(part.at, (Over, until)):
@@ -193,7 +194,7 @@ def _advance(flow: Flow[Any], reply: Any = None, failure: Exception | None = Non
 
 
 def _ended(over: Over) -> Flow[Any]:
-    """A flow that has nothing more to ask."""
+    """Return a flow that makes no more requests."""
     if over.error is not None:
         raise over.error
     return over.value[0] if isinstance(over.value, tuple) else over.value
@@ -209,7 +210,7 @@ def _interrupt(error: BaseException | None) -> BaseException | None:
 
 
 def _result(work: Work, parts: dict[Address, Part], told: set[Address]) -> Result:
-    """The first message of a key has its own outcome; others of the same key share it."""
+    """Return the outcome of the first message of a key; others of the same key share it."""
     address = work.asked.address
     part = parts[address]
     over = cast("Over", part.at)

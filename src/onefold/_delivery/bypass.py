@@ -1,4 +1,4 @@
-"""A bypass that did not succeed: what it found is written again. The rules are in `_bypass`."""
+"""Restore the earlier record after a bypass that did not succeed. The rules are in `carried`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onefold._delivery.work import Work
 from onefold._model import Entry, Record, State
 from onefold.events import Kind
 
-# A heartbeat can come between the look and the write; each is one round.
+# A heartbeat can come between the read and the write; each is one round.
 ROUNDS_MAX: Final = 8
 
 
 def put_back(work: Work, entry: Entry, ended: Ended) -> Flow[bool]:
-    """A bypass has failed: write what it found again. False: that has expired meanwhile, and nothing was written."""
+    """Restore the record that a failed bypass found. False: it has expired meanwhile, and nothing was written."""
     name = type(ended.error).__name__
     try:
         ours = yield from _write_earlier(entry, ended, name if ended.started else "")
@@ -36,7 +36,7 @@ def _write_earlier(entry: Entry, ended: Ended, failure: str) -> Flow[bool | None
         if found is None or found.token != entry.token:
             return False
         if found.state is not State.RUNNING:
-            # Written in the round before, whose answer got lost.
+            # Written in the previous round, whose answer got lost.
             return True
         earlier = _bypass.put_back(found, ended.notes if ended.started else found.notes, failure)
         if earlier is None:
@@ -47,7 +47,7 @@ def _write_earlier(entry: Entry, ended: Ended, failure: str) -> Flow[bool | None
 
 
 def alone(entry: Entry, ended: Ended) -> tuple[Entry, Ended]:
-    """A bypass that has nothing to put back any more."""
+    """Return a bypass that has nothing to restore any more."""
     return (
         _decide.change(entry, notes=_bypass.without_earlier(entry.notes)),
         msgspec.structs.replace(ended, notes=_bypass.without_earlier(ended.notes)),

@@ -1,8 +1,8 @@
-"""What a bypass has found, kept until it succeeds. Pure: no I/O, no clock, no random.
+"""Keep the outcome that a bypass has found until the bypass succeeds. Pure: no I/O, no clock, no random.
 
-The record of a running bypass carries the earlier ending along: the result in its own place, the rest in the log of
-steps, under a name that no step can have. A bypass that fails writes it back; one that dies leaves it for whoever finds
-the lease over, who replays it. So the earlier finish stands until there is another.
+The record of a running bypass carries the earlier outcome: the result in its own place, the rest in the log of steps,
+under a name that no step can have. A bypass that fails restores it; if one dies, the next delivery that finds the lease
+over replays it. So the earlier finish stands until there is another.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from onefold._model import Entry, Record, State
 
 EARLIER: Final = ""
 
-# How the history of a failed bypass begins in the remark of the record that it left as it was.
+# The first words of the remark about a failed bypass, in the record that it left unchanged.
 FAILED: Final = "bypass failed: "
 
 
 class Earlier(msgspec.Struct, frozen=True, array_like=True):
-    """The ending that a bypass has found, without its result."""
+    """The outcome that a bypass has found, without its result."""
 
     state: State
     stay: float
@@ -32,7 +32,7 @@ class Earlier(msgspec.Struct, frozen=True, array_like=True):
 
 
 def carrying(entry: Entry, found: Record) -> Entry:
-    """The entry of a bypass, with what it found, and the steps that a failed bypass of the same number has finished."""
+    """Add to a bypass's entry what it found, and the steps that a failed bypass of the same number has finished."""
     ended = finished(found) or found
     earlier = Earlier(
         ended.state, ended.stay_left, ended.age, ended.attempt, ended.omitted, ended.remark, ended.fingerprint
@@ -48,12 +48,12 @@ def carrying(entry: Entry, found: Record) -> Entry:
 
 
 def is_bypass(entry: Entry) -> bool:
-    """Whether there is something that it has to put back if it fails."""
+    """Return whether there is something to restore if it fails."""
     return bool(entry.bypasses and entry.notes) and EARLIER in _log(entry.notes)
 
 
 def finished(found: Record) -> Record | None:
-    """The ending that stands while a bypass runs, as long as it stays; None where there is none."""
+    """Return the outcome that stands while a bypass runs, as long as it is kept; None if there is none."""
     if found.state is not State.RUNNING or not found.bypasses or not found.notes:
         return None
     packed = _log(found.notes).get(EARLIER)
@@ -78,7 +78,7 @@ def finished(found: Record) -> Record | None:
 
 
 def put_back(found: Record, notes: bytes | None, failure: str) -> Entry | None:
-    """The earlier ending, to be written in the place of the bypass; None where it has expired meanwhile."""
+    """Return the earlier outcome, to replace the bypass; None if it has expired meanwhile."""
     ended = finished(found)
     if ended is None:
         return None
@@ -88,7 +88,7 @@ def put_back(found: Record, notes: bytes | None, failure: str) -> Entry | None:
 
 
 def without_earlier(notes: bytes | None) -> bytes | None:
-    """The log of the steps alone."""
+    """Return the log of the steps only."""
     log = _log(notes)
     return _packed(log) if log.pop(EARLIER, None) is not None else notes
 

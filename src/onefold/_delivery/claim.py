@@ -1,7 +1,7 @@
-"""The life of one delivery, written once for both colours: no I/O, no clock, no random.
+"""Run one delivery in claim mode, written once for sync and async: no I/O, no clock, no random.
 
-A flow yields the steps of `_steps` and asks `_decide` what follows from what it finds. Handler errors are data here,
-and are raised again at the end as they are.
+A flow yields the steps of `drive` and asks `decide` what follows from what it finds. Handler errors are data here, and
+are raised again at the end unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Ou
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable
 from onefold.events import Kind, Teller
 
-# The members that almost every delivery meets: on Python 3.11 an enum gives its members out slowly.
+# The members that almost every delivery uses: on Python 3.11 accessing an enum's members is slow.
 RUN: Final = Then.RUN
 REPLAY: Final = Then.REPLAY
 FINISH: Final = Then.FINISH
@@ -57,21 +57,21 @@ FINISHED: Final = Kind.FINISHED
 # Two workers can race for the same abandoned key; each lost race is one round.
 ROUNDS_MAX: Final = 8
 
-# A duplicate looks again after 5 ms, then ever more rarely: a quick handler is answered quickly.
+# A duplicate polls after 5 ms, then ever more rarely: a quick handler is answered quickly.
 PAUSE_FIRST: Final = 0.005
 PAUSE_MAX: Final = 0.25
 
-# What a refused duplicate is told to wait: most handlers end within it, whatever their lease.
+# How long a refused duplicate is told to wait: most handlers end within it, whatever their lease.
 RETRY_AFTER: Final = 1.0
 
-# Finishing is tried again until this part of the lease is left: then the claim may be another's soon.
+# Finishing is retried until this part of the lease is left: then another delivery may soon take over the claim.
 LEASE_MARGIN: Final = 0.1
 FINISH_PAUSE_FIRST: Final = 0.05
 FINISH_PAUSE_MAX: Final = 1.0
 
 
 def deliver(work: Work, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[Any]]:
-    """Claim mode: one round trip before the handler, one after. `won` is a claim that is ours already."""
+    """Claim mode: one round trip before the handler, one after. `won` is a claim that is already ours."""
     down: StoreUnavailable | None = None
     entry: Entry | Outcome[Any]
     try:
@@ -98,7 +98,7 @@ def deliver(work: Work, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[A
 
 
 def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[Any], Then]]:
-    """Claim until the address is ours or is settled otherwise. Batches claim what they have not started yet."""
+    """Claim until the address is ours or otherwise settled. Batches claim messages that have not started yet."""
     asked, policy, token = work.asked, work.policy, work.mint()
     new = _decide.new_entry(asked, policy, token)
     if unstarted:
@@ -109,7 +109,7 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
         try:
             found: Record | Gone | None = yield Claiming(entry, replacing)
         except StoreUnavailable as down:
-            # Where nothing was sent, or nothing can be, taking it back would only double the wait.
+            # If nothing was sent, or nothing can be, taking it back would only double the wait.
             if replacing is None and down.reached:
                 yield from _disown(entry)
             raise
@@ -131,7 +131,7 @@ def win(work: Work, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[An
 
 
 def _disown(entry: Entry) -> Flow[None]:
-    """The claim got no answer, but may have been written: try to take it back, so that nothing is left in doubt."""
+    """Try to take back a claim that got no answer but may have been written, so that nothing is left in doubt."""
     try:
         yield Releasing(claim_of(entry))
     except Exception:  # noqa: BLE001 - the store is still down; a lease will end what was written
@@ -139,7 +139,7 @@ def _disown(entry: Entry) -> Flow[None]:
 
 
 def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
-    """The claim is in the store: what it was for."""
+    """Return the result of a claim that is in the store: its entry, or the outcome that it recorded."""
     if then is RUN:
         return entry
     address = work.asked.address
@@ -157,7 +157,7 @@ def _written(work: Work, entry: Entry, then: Then) -> Entry | Outcome[Any]:
 
 
 def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
-    """The answer that the record itself gives: a replay, a refusal, or none where a claim has to be written."""
+    """Return the answer that the record itself gives: a replay or a refusal; None if a claim has to be written."""
     address = work.asked.address
     if found.fingerprint != work.asked.fingerprint:
         tell_if_uncompared(work, found.fingerprint)
@@ -182,7 +182,7 @@ def answer(work: Work, found: Record, then: Then, waited: float = 0.0) -> Outcom
 
 
 def ask_first(work: Work, entry: Entry) -> Flow[Entry | Outcome[Any]]:
-    """Nobody knows whether it happened: what the probe knows of it, or the entry with which the handler starts."""
+    """Ask the probe about an unknown run; return its outcome, or the entry with which the handler starts."""
     answered = yield from ask(work, entry)
     if isinstance(answered, BaseException):
         raise refusal(work, entry, answered)
@@ -202,7 +202,7 @@ def ask_first(work: Work, entry: Entry) -> Flow[Entry | Outcome[Any]]:
 def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
     """Write the next attempt into a record that was taken over only to ask about it. It keeps its token.
 
-    The attempt follows from the entry, not from what is found: a write whose answer got lost is written once more.
+    The attempt follows from the entry, not from what is found: a write whose answer got lost is repeated.
     """
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(entry.address)
@@ -215,19 +215,19 @@ def _count_start(work: Work, entry: Entry) -> Flow[Entry]:
 
 
 def close(work: Work, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
-    """What follows from how the handler ended; its error is raised as it is."""
+    """Close the record according to how the handler ended; its error is raised unchanged."""
     then = _decide.after(ended.error, work.policy, ended.steps) if ended.started else Then.RELEASE
     tell_steps_left(work, ended.error, ended.steps)
     if then is FINISH:
         return close_done(work, entry, ended)
-    # What a bypass found is not put back over the log of a step that is under way: it stands meanwhile.
+    # The outcome that a bypass found is not restored over the log of a step that is under way: it stands meanwhile.
     if _bypass.is_bypass(entry) and not (then is Then.LEAVE and ended.steps.under_way):
         return _close_bypass(work, entry, ended, then)
     return close_raised(work, entry, ended, then)
 
 
 def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Outcome[Any]]:
-    """Whatever is not known of a bypass that did not return, what it found is known: that is put back."""
+    """Restore what a bypass found if it did not return: whatever else is unknown, that is known."""
     if then is ASK:
         answered = yield from _ask_after(work, entry, ended)
         if isinstance(answered, Done):
@@ -242,7 +242,7 @@ def _close_bypass(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Ou
 def close_done(
     work: Work, entry: Entry, ended: Ended, *, replayed: bool = False, probed: bool = False
 ) -> Flow[Outcome[Any]]:
-    """It happened, as the handler or the probe says: store the result, and tell a caller whose claim had gone."""
+    """Store the result of a run that happened, as the handler or the probe says; report a lost claim."""
     struck: list[BaseException] = []
     ending = done(work, ended.value, entry.attempt, struck, probed=probed)
     kept = yield from finish(work, claim_of(entry), ending)
@@ -259,7 +259,7 @@ def close_done(
 
 
 def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Outcome[Any]]:
-    """It raised, or was not started; an outcome there is only if the probe knows of one."""
+    """Close a run that raised, or was not started; there is an outcome only if the probe knows one."""
     match then:
         case Then.RELEASE:
             yield from give_back(work, entry, ended)
@@ -279,7 +279,7 @@ def close_raised(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[Out
 
 
 def close_otherwise(work: Work, entry: Entry, ended: Ended, then: Then) -> Flow[None]:
-    """It raised, and the record says so: failed for good, held, or skipped."""
+    """Record that it raised: failed for good, held, or skipped."""
     name = type(ended.error).__name__
     match then:
         case Then.FAIL:
@@ -318,16 +318,16 @@ def give_back(work: Work, entry: Entry, ended: Ended) -> Flow[None]:
 
 
 def finish(work: Work, claim: Claim, ending: Ending) -> Flow[bool | None]:
-    """True: ended. False: not ours any more. None: the store failed until the lease was nearly over."""
+    """Finish the claim. True: ended. False: no longer ours. None: the store failed until the lease was nearly over."""
     kept = yield from insist(work.tell, claim, Finishing(claim, ending), "finish")
     # An effect that happened is never reported as failed.
     return None if isinstance(kept, Exception) else kept
 
 
 def insist(tell: Teller, claim: Claim, step: Ask, what: str) -> Flow[bool | Exception]:
-    """Ask until the store answers: whether it is ours; or what it failed with until the lease was nearly over.
+    """Retry until the store answers: return whether the claim is ours, or the error if the lease was nearly over.
 
-    A heartbeat that still gets through must not make it endless: it ends after one lease in any case.
+    A heartbeat that still gets through must not make this endless: it ends after one lease in any case.
     """
     pause, waited = FINISH_PAUSE_FIRST, 0.0
     while True:
@@ -346,7 +346,7 @@ def insist(tell: Teller, claim: Claim, step: Ask, what: str) -> Flow[bool | Exce
 
 
 def _ask_after(work: Work, entry: Entry, ended: Ended) -> Flow[Answer]:
-    """The probe's answer after an error of the handler, which must not be hidden if the probe fails too."""
+    """Ask the probe after an error of the handler, which must not be hidden if the probe fails too."""
     answered = yield from ask(work, entry, ended.notes)
     if not isinstance(answered, BaseException):
         return answered
@@ -355,14 +355,14 @@ def _ask_after(work: Work, entry: Entry, ended: Ended) -> Flow[Answer]:
     if not isinstance(answered, Exception):
         raise answered
     ended.error.add_note(
-        f"onefold: the probe failed too, so that it is not known whether it happened. The next delivery asks it again: "
+        f"onefold: the probe failed too, so it is not known whether it happened. The next delivery asks it again: "
         f"{answered!r}"
     )
     raise ended.error
 
 
 def without_store(work: Work, down: StoreUnavailable) -> Flow[Outcome[Any]]:
-    """The store did not answer: refuse, or run all the same, marked so in the outcome and in an event."""
+    """Handle a store that did not answer: refuse, or run anyway, marked so in the outcome and in an event."""
     address = work.asked.address
     work.tell(Kind.STORE_FAILED, address, detail=type(down).__name__)
     if work.policy.store_down == "refuse":
@@ -392,6 +392,6 @@ def claim_of(entry: Entry) -> Claim:
 
 
 def _patience(waited: float, wait: float, lease_left: float) -> float:
-    """The next pause of a waiting duplicate: a tenth of what it has waited, never past its bound or the lease."""
+    """Return the next pause of a waiting duplicate: a tenth of the wait so far, within its bound and the lease."""
     pause = min(max(PAUSE_FIRST, waited / 4), PAUSE_MAX)
     return max(min(pause, wait - waited, max(lease_left, PAUSE_FIRST)), PAUSE_FIRST / 5)

@@ -1,8 +1,8 @@
-"""Everything that can happen to a delivery is a row here. Pure: no I/O, no clock, no random.
+"""Every decision about a delivery is a row in a table here. Pure: no I/O, no clock, no random.
 
-`FOUND` says what follows from the record that a delivery finds, `AFTER` what follows from how its handler
-ended, `PROBED` what follows from a probe's answer. The first row that holds decides; the finder's policy
-counts. The diagram in `docs/concepts.md` is drawn from these tables.
+`FOUND` says what follows from the record that a delivery finds, `AFTER` what follows from how its handler ended,
+`PROBED` what follows from a probe's answer. The first matching row decides, by the finder's policy. The diagram in
+`docs/concepts.md` is generated from these tables.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from onefold._model import (
 )
 from onefold.errors import ClaimLost, OutcomeUnknown
 
-# In the place of a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
+# Stands for a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
 UNSTARTED: Final = b"\xc0"
 STARTED: Final = b"\x80"
 
 
 class Then(enum.Enum):
-    """What to do with a delivery."""
+    """The decisions about a delivery."""
 
     RUN = "run"
     RUN_AGAIN = "run again, as a bypass"
@@ -58,7 +58,7 @@ class Then(enum.Enum):
 
 
 class Row(NamedTuple):
-    """In this state, when this holds: do that, and the record becomes so."""
+    """In this state, when this holds: take this action, and the record gets that state."""
 
     state: State
     when: str
@@ -142,7 +142,7 @@ _BY_STATE = {state: tuple(row for row in FOUND if row.state is state) for state 
 
 
 def decide(found: Record, asked: Asked, policy: Policy) -> Then:
-    """What to do with a delivery that finds this record in its way."""
+    """Decide what to do with a delivery that finds this record."""
     if found.is_expired:
         return Then.RUN
     if reused(found.fingerprint, asked.fingerprint):
@@ -154,17 +154,17 @@ def decide(found: Record, asked: Asked, policy: Policy) -> Then:
 
 
 def reused(found: bytes | None, asked: bytes | None) -> bool:
-    """Whether this is another payload, as far as both fingerprints know it."""
+    """Return whether this is a different payload, as far as both fingerprints can tell."""
     return found != asked and compare(found, asked) is Compared.DIFFERENT
 
 
 def uncompared(found: bytes | None, asked: bytes | None) -> bool:
-    """Whether another payload would not be noticed: a release has renamed an argument, or another function made it."""
+    """Return whether another payload could go unnoticed: an argument was renamed, or another function made it."""
     return found != asked and compare(found, asked) is Compared.UNKNOWN
 
 
 class After(NamedTuple):
-    """The handler ended so, under this `after_crash`: do that, and the record becomes so."""
+    """The handler ended this way, under this `after_crash`: take this action, and the record gets that state."""
 
     ended: str
     under: str
@@ -206,14 +206,14 @@ def _when(kind: Callable[[BaseException | None, Policy, StepsLeft], bool], *ways
     return lambda error, policy, steps: kind(error, policy, steps) and rules(policy)
 
 
-UNKNOWN: Final = "raised what `unknown` names, or after a step was interrupted"
+UNKNOWN: Final = "raised an error listed in `unknown`, or after a step was interrupted"
 
 
 AFTER = (
     After("returned", "any", returned, Then.FINISH, State.DONE),
     After("found its claim lost", "any", claim_lost, Then.LEAVE, State.RUNNING),
-    After("raised what `remember` names", "any", remembered, Then.FAIL, State.FAILED),
-    # It is still running: its entry can be kept in the log, and nobody may run it beside itself, nor ask about it yet.
+    After("raised an error listed in `remember`", "any", remembered, Then.FAIL, State.FAILED),
+    # It is still running: its entry can be kept in the log, and nobody may run it concurrently, nor ask about it yet.
     After("raised while a step was under way", "any", step_under_way, Then.LEAVE, State.RUNNING),
     After("was cancelled", "rerun", _when(interrupted, "rerun"), Then.RELEASE, State.OPEN),
     After("was cancelled", "hold, skip, a probe", interrupted, Then.LEAVE, State.RUNNING),
@@ -225,7 +225,7 @@ AFTER = (
 
 
 def after(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> Then:
-    """What to do with a claim whose handler ended so; `None` means that it returned."""
+    """Decide what to do with a claim whose handler ended this way; `None` means that it returned."""
     for row in AFTER:
         if row.holds(error, policy, steps):
             return row.then
@@ -233,7 +233,7 @@ def after(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_L
 
 
 def is_one_of(error: BaseException | None, kinds: ErrorKinds) -> bool:
-    """Whether the error, or one inside its group, is of these kinds: classes, or dotted names of classes."""
+    """Return whether the error, or one inside its group, is one of these: classes, or dotted names of classes."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_one_of(inner, kinds) for inner in error.exceptions)
     classes = tuple(kind for kind in kinds if isinstance(kind, type))
@@ -251,13 +251,13 @@ PROBED: dict[type[Answer], tuple[Then, State]] = {
 
 
 def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
-    """What to do after the probe's answer, when the handler has started `attempt` times."""
+    """Decide what to do after the probe's answer, when the handler has started `attempt` times."""
     then = PROBED[type(answer)][0]
     return Then.HOLD if then is Then.RUN and attempt >= policy.attempts_max else then
 
 
 def new_entry(asked: Asked, policy: Policy, token: bytes) -> Entry:
-    """The record that a claim writes where it finds none."""
+    """Return the record that a claim writes if it finds none."""
     return Entry(
         address=asked.address,
         token=token,
@@ -268,7 +268,7 @@ def new_entry(asked: Asked, policy: Policy, token: bytes) -> Entry:
 
 
 def done_at_once(asked: Asked, policy: Policy, token: bytes) -> Entry:
-    """The same inside a transaction, which makes it true or takes it back: nobody ever sees it running."""
+    """Return a record that is done at once, for a transaction that commits it or not: nobody sees it running."""
     return Entry(
         address=asked.address,
         token=token,
@@ -280,7 +280,7 @@ def done_at_once(asked: Asked, policy: Policy, token: bytes) -> Entry:
 
 
 def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
-    """The record that a claim writes to carry out the decision."""
+    """Return the record that a claim writes to carry out the decision."""
     new = new_entry(asked, policy, token)
     if found is None or then is Then.RUN:
         return new
@@ -291,7 +291,7 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
         attempt=starts(found),
         age=found.age,
         bypasses=found.bypasses,
-        # What a bypass had found has expired, or it would have been replayed.
+        # The outcome that a bypass had found has expired, or it would have been replayed.
         notes=None if found.notes in (UNSTARTED, STARTED) else _bypass.without_earlier(found.notes),
         fingerprint=asked.fingerprint if found.fingerprint is None else found.fingerprint,
     )
@@ -303,17 +303,17 @@ def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token:
     if then is Then.SKIP:
         remark = f"skipped: attempt {starts(found)} was abandoned"
         return change(kept, state=State.DONE, lease=0.0, stay=policy.keep, notes=None, omitted=True, remark=remark)
-    # A question to a probe is no start: the attempt is counted when the handler starts.
+    # Asking a probe is not a start: the attempt is counted when the handler starts.
     return kept if then is Then.ASK else change(kept, attempt=starts(found) + 1)
 
 
 def starts(found: Record) -> int:
-    """How often a handler has started: all attempts, but for one that a batch has claimed and not started yet."""
+    """Return how often a handler has started: all attempts, except one that a batch has claimed and not started yet."""
     return found.attempt - 1 if found.notes == UNSTARTED else found.attempt
 
 
 def why_held(found: Record, policy: Policy) -> str:
-    """For people: what led to the hold."""
+    """Explain, for people, what led to the hold."""
     if found.age >= policy.rerun_within:
         return f"attempt {starts(found)} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
     if policy.after_crash == "rerun":
@@ -322,7 +322,7 @@ def why_held(found: Record, policy: Policy) -> str:
 
 
 def stay_running(policy: Policy) -> float:
-    """How long a running record stays. One that may end up held must not disappear before."""
+    """Return how long a running record is kept. One that may end up held must not disappear before."""
     if policy.after_crash in ("rerun", "skip") and math.isinf(policy.rerun_within):
         return policy.lease + policy.keep
     return math.inf
@@ -331,7 +331,7 @@ def stay_running(policy: Policy) -> float:
 def memory(
     entry: Entry, error: BaseException, notes: bytes | None, policy: Policy, steps: StepsLeft = NONE_LEFT
 ) -> Memory | None:
-    """What a release leaves behind: nothing after a clean failure, else the attempts and the finished steps."""
+    """Return what a release leaves behind: nothing after a clean failure, else the attempts and the finished steps."""
     unsettled = interrupted(error, policy) or nobody_knows(error, policy, steps) or entry.attempt > 1
     provider_forgets = unsettled and math.isfinite(policy.rerun_within)
     if not (entry.attempt > 1 or interrupted(error, policy) or notes or entry.bypasses or provider_forgets):
@@ -345,7 +345,7 @@ def memory(
 
 
 def memory_unstarted(entry: Entry, policy: Policy) -> Memory | None:
-    """What is left of a claim whose handler was not started: the state before it, as far as there was one."""
+    """Return what is left of a claim whose handler was not started: the state before it, if there was one."""
     if entry.attempt <= 1 and entry.notes in (None, UNSTARTED) and not entry.bypasses:
         return None
     stay = policy.keep if math.isinf(policy.rerun_within) else math.inf
@@ -357,7 +357,7 @@ def change(entry: Entry, **fields: object) -> Entry:
 
 
 def transitions() -> Iterator[tuple[str, str, str]]:
-    """Every change of state as (from, to, why), for the diagram of the documentation."""
+    """Yield every change of state as (from, to, why), for the diagram in the documentation."""
     yield "[*]", State.RUNNING, "claimed"
     for row in FOUND:
         if row.then.value.startswith(("refuse", "replay", "wait")):

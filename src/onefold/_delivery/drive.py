@@ -4,10 +4,11 @@ A flow is a generator: it yields a step and is sent the reply. `drive` performs 
 nothing else in the rules tells them apart. What a store raises is thrown into the flow; what a handler raises is
 data (`Ended`), because it is the user's and must surface unmasked.
 
-An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not tear it: the
-operation is sent again, which is safe because every operation is idempotent by its token, and the interrupt goes on
-after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over, and what follows would
-be committed by itself. There the flow is given up, and the store makes sure that nothing of it can be committed.
+An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not leave it
+half done: the operation is sent again, which is safe because every operation is idempotent by its token, and the
+interrupt propagates after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over,
+and what follows would be committed by itself. There the flow is abandoned, and the store makes sure that nothing of it
+can be committed.
 """
 
 from __future__ import annotations
@@ -38,31 +39,31 @@ T = TypeVar("T")
 
 
 class Hands(Protocol):
-    """What a driver works with: the guard's store and heartbeat, and the way in and out of a handler."""
+    """The needs of a driver: the guard's store and heartbeat, and the way in and out of a handler."""
 
     store: Any
-    # Of the driver's colour; None inside a transaction, where there is no claim to keep alive.
+    # Sync or async, like the driver; None inside a transaction, where there is no claim to keep alive.
     heartbeat: Any
 
     @property
     def joined(self) -> bool:
-        """Whether the store works inside a transaction; then it can `spoil` it, and in colour `abandon` it, too."""
+        """Whether the store works inside a transaction; then it can `spoil` it, and if async also `abandon` it."""
 
     @property
     def transaction_around(self) -> Any:
-        """The transaction of ours in which a store on a caller's connection works, if there is one."""
+        """Return our own transaction in which a store on a caller's connection works, if there is one."""
 
     def around(self) -> Any: ...
     def enter(self, running: Running) -> Any: ...
     def leave(self, current: Any) -> Left: ...
     def put_back(self, around: Any, current: Any) -> Left: ...
 
-    # What runs inside of the handler, on its transaction; None without one.
+    # Deliveries inside the handler, on its transaction; None without one.
     nest: Any
 
 
 def drive(flow: Flow[T], hands: Hands) -> T:
-    """Perform a flow's steps, blocking."""
+    """Perform a flow's steps synchronously."""
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
@@ -91,7 +92,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
         handed = None if ran is None else ran.error
         if struck(error, handed, hands, answered=isinstance(reply, Record)):
             spoil(hands, error, ran)
-        # A generator cannot raise StopIteration, but a handler can; it must surface as what it is. Of a probe it is the
+        # A generator cannot raise StopIteration, but a handler can; it must surface unchanged. From a probe it is the
         # cause of an error of ours.
         ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
         if interrupt is None and not ended_so:
@@ -109,7 +110,7 @@ def drive(flow: Flow[T], hands: Hands) -> T:
 
 
 async def drive_async(flow: Flow[T], hands: Hands) -> T:
-    """Perform a flow's steps, awaiting."""
+    """Perform a flow's steps asynchronously."""
     reply: Any = None
     failure: Exception | None = None
     interrupt: BaseException | None = None
@@ -150,7 +151,7 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
 
 
 def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
-    """A step about the time: a lease is the heartbeat's, which knows how long it is certainly still ours."""
+    """Perform a step about time: the heartbeat knows how long a lease is certainly still ours."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
         return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
@@ -217,7 +218,7 @@ def _raised(error: BaseException | None, left: Left, *, started: bool = True) ->
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:
-    """Sleep; the answer is how long it took. An interrupt does not wait."""
+    """Sleep, and return how long it took. After an interrupt, do not wait."""
     if interrupt is not None:
         raise interrupt
     began = time.monotonic()

@@ -1,7 +1,7 @@
-"""A batch in the caller's transaction: which of its messages are new, asked and recorded in one statement.
+"""Find the new messages of a batch in the caller's transaction, and record them in one statement.
 
-The rules are those of `joined`: each message has the flow of a joined claim, and all that ask at once are asked
-together. An error of the database is the caller's own, because the transaction is.
+The rules are those of `joined`: each message has the flow of a joined claim, and their requests are sent together. An
+error of the database is the caller's, because the transaction is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _by_verdict(messages: Sequence[M], verdicts: Sequence[Verdict]) -> Fresh[M]:
 
 
 def sort_out(works: Sequence[Work | Exception]) -> Flow[list[Verdict]]:
-    """What becomes of each message, in order; an exception in the place of a work stays where it is."""
+    """Return the verdict on each message, in order; an exception in place of a work stays where it is."""
     firsts: dict[Address, Work] = {}
     for work in works:
         if isinstance(work, Work):
@@ -80,7 +80,7 @@ def _ask_together(works: Sequence[Work]) -> Flow[list[Verdict]]:
 
 
 def _to_its_end(work: Work, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
-    """Go on with one message. What needs a second question (a record that is taken over) is rare."""
+    """Finish the flow of one message. A second request (for a record that is taken over) is rare."""
     while True:
         try:
             step = flow.send(reply)
@@ -90,7 +90,7 @@ def _to_its_end(work: Work, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
                 return True
             return False
         except ResultUnreadable:
-            # Nobody wants the result here, and it is done.
+            # Nobody needs the result here, and it is done.
             return False
         except OnefoldError as problem:
             return problem
@@ -99,7 +99,7 @@ def _to_its_end(work: Work, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
 
 
 def _repeated(work: Work, first: Work, verdict: Verdict) -> Verdict:
-    """A further message of a key in this batch."""
+    """Return the verdict on a further message of a key in this batch."""
     if _decide.reused(first.asked.fingerprint, work.asked.fingerprint):
         return refused(work, KeyReused.about(work.asked.address))
     if isinstance(verdict, Exception):

@@ -1,7 +1,7 @@
 """Joined mode: the record is written in the same transaction as the work, and commits with it or not at all.
 
-`join` runs inside a transaction that the caller owns; `transact` opens one, and tries again in a new one where the
-database asks for it. Nothing is ever unknown here, so `wait`, `after_crash` and `store_down` have no meaning.
+`join` runs inside a transaction that the caller owns; `transact` opens one, and retries in a new one if the database
+asks for it. No outcome is ever unknown here, so `wait`, `after_crash` and `store_down` have no meaning.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from onefold.events import Kind
 # Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
 TRANSACTIONS_MAX: Final = 30
 
-# Those that met once would meet again if they came back together. All pauses of a delivery end within 13 s.
+# Transactions that collided once would collide again if they came back together. All pauses of a delivery end within 13
+# s.
 RETRY_PAUSE_FIRST: Final = 0.005
 RETRY_PAUSE_MAX: Final = 0.5
 
 
 def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
-    """One delivery in the caller's transaction: one statement before the handler, one after it for a result.
+    """Run one delivery in the caller's transaction: one statement before the handler, one after it for a result.
 
-    `confirm` sends the second one in any case: where the record is a row that the handler has to write.
+    `confirm` always sends the second one: for a record that is a row which the handler has to write.
     """
     replaced: list[Record] = []
     won = yield from insert(work, replaced=replaced)
@@ -56,16 +57,16 @@ def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
             yield from _judge(won, ended.error)
         raise ended.error
     outcome = yield from _keep(work, won, ended.value, confirm=confirm)
-    # The commit is the caller's: nothing of ours sees it.
+    # The caller commits: nothing of ours sees it.
     work.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
 
 
 def transact(work: Work) -> Flow[Outcome[Any]]:
-    """One delivery in a transaction of our own.
+    """Run one delivery in a transaction of our own.
 
-    A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, whatever
-    becomes of it. Each transaction has a token of its own, so that its record is never taken for a claim to run.
+    A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, however it
+    ends. Each transaction has its own token, so that its record is never taken for a claim to run.
     """
     ours: dict[bytes, Outcome[Any]] = {}
     committed = Commit.CONFLICT
@@ -102,7 +103,7 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
 
 
 def _in_doubt(work: Work) -> StoreUnavailable:
-    """Say that it ran: whatever the store says now is about the question what became of it."""
+    """Create the error for a run in doubt: it ran, and whatever the store says now is about its outcome."""
     address = work.asked.address
     return StoreUnavailable(
         f"{address.operation} [key {address.digest}]: it ran, the answer to its COMMIT was lost, and now the store "
@@ -113,12 +114,12 @@ def _in_doubt(work: Work) -> StoreUnavailable:
 def pause_after(transactions: int, token: bytes) -> Pausing:
     """Return the pause before one more transaction: longer each time, and of a length that others do not share."""
     longest = min(RETRY_PAUSE_FIRST * 2 ** (transactions - 1), RETRY_PAUSE_MAX)
-    # A flow has no random; a token that nobody else has is as good.
+    # A flow has no random; a unique token is as good.
     return Pausing(longest * int.from_bytes(token[:4], "big") / 2**32)
 
 
 def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
-    """The inside of one transaction. An exception as the answer is to be committed as a remembered failure."""
+    """Run the inside of one transaction. A returned exception is to be committed as a remembered failure."""
     won = yield from insert(work, ours)
     if isinstance(won, Outcome):
         return won
@@ -145,9 +146,9 @@ def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] |
 def insert(
     work: Work, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
 ) -> Flow[Entry | Outcome[Any]]:
-    """Write the record as done at once, or answer from the one in the way; `ours` are those of earlier transactions.
+    """Write the record as done at once, or answer from the existing one; `ours` are those of earlier transactions.
 
-    What it took the place of is appended to `replaced`.
+    The record that it replaced is appended to `replaced`.
     """
     asked, policy, token = work.asked, work.policy, work.mint()
     replacing: Record | None = None
@@ -175,7 +176,7 @@ def insert(
 
 
 def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flow[Outcome[Any]]:
-    """The second statement, where there is a result."""
+    """Send the second statement, if there is a result."""
     ending = done(work, value, entry.attempt)
     if ending.result is not None or ending.omitted or confirm:
         yield from _finish(entry, ending)
@@ -185,7 +186,7 @@ def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flo
 
 
 def _judge(entry: Entry, error: BaseException) -> Flow[None]:
-    """Raise `InProgress` where the error comes from a row that another delivery has written."""
+    """Raise `InProgress` if the error comes from a row that another delivery has written."""
     try:
         yield Judging(claim_of(entry), error)
     except InProgress:
@@ -208,7 +209,7 @@ def _finish(entry: Entry, ending: Ending) -> Flow[None]:
 def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:
     """Delete our record, so that a caller who catches the error and commits does not lose the delivery.
 
-    A bypass puts back what it took the place of: what was done stays done.
+    A bypass restores what it replaced: what was done stays done.
     """
     try:
         if replaced and work.asked.bypass:
@@ -223,7 +224,7 @@ def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:
 
 
 def _tell_committed(work: Work, result: Outcome[Any] | Exception) -> None:
-    """What has become of it is told when it is true."""
+    """Emit events only after the commit."""
     if isinstance(result, Exception):
         work.tell(Kind.FAILED, work.asked.address, detail=type(result).__name__)
     elif not result.replayed:
@@ -231,7 +232,7 @@ def _tell_committed(work: Work, result: Outcome[Any] | Exception) -> None:
 
 
 def _is_known(result: Outcome[Any] | Exception) -> bool:
-    """A replay wrote nothing, so that nothing can have become of its transaction."""
+    """Return whether the outcome is certain: a replay wrote nothing, so its transaction cannot change it."""
     return isinstance(result, Outcome) and result.replayed
 
 

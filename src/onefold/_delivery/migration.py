@@ -1,8 +1,8 @@
-"""While records move to another store: what the old store knows counts too, and comes over when it is asked for.
+"""Read through to the old store while records move: its records count too, and are moved when they are asked for.
 
-A claim is written here first, and the other store is read after it. Two guards that look at the same two stores from
-opposite sides therefore never both run: each writes before it looks, so that at least one of them sees the other.
-What is found there is moved as it was seen: fenced there by compare-and-swap, written here, removed there. Nothing is
+A claim is written here first, and the other store is read after it. Two guards that use the same two stores from
+opposite sides therefore never both run: each writes before it reads, so at least one of them sees the other. A record
+that is found there is moved as it was seen: fenced there by compare-and-swap, written here, removed there. Nothing is
 lost in between, because it is always in at least one of the two.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def looking_back(flow: Flow[T], old: Any) -> Flow[T]:
-    """This flow, with what the old store knows."""
+    """Run this flow, taking the old store's records into account."""
     moved: list[Record] = []
 
     def expand(step: Step) -> Flow[Any]:
@@ -32,10 +32,10 @@ def looking_back(flow: Flow[T], old: Any) -> Flow[T]:
 
 
 def looking_back_first(flow: Flow[T], address: Address, old: Any, new: Any) -> Flow[T]:
-    """The same around a transaction of our own: what the old store knows is moved before it begins.
+    """Move the old store's record before a transaction of our own begins.
 
-    A record in a transaction is seen by nobody before the commit: a worker who claims in the old store at the same time
-    is not noticed.
+    A record in a transaction is invisible before the commit: a worker that claims in the old store at the same time is
+    not noticed.
     """
     running = yield from _move(address, old, lambda ask: Elsewhere(new, ask))
     if running is not None:
@@ -44,7 +44,7 @@ def looking_back_first(flow: Flow[T], address: Address, old: Any, new: Any) -> F
 
 
 def looking_back_joined(flow: Flow[T], old: Any, new: Any) -> Flow[T]:
-    """The same inside a transaction of the caller's. It is moved before our first statement, and beside it."""
+    """Move the old store's record before our first statement in a caller's transaction, and outside of it."""
 
     def expand(step: Step) -> Flow[Any]:
         if isinstance(step, Claiming) and step.replacing is None:
@@ -79,7 +79,7 @@ def _as_it_is(step: Step) -> Flow[Any]:
 def _claim(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record | Gone | None]:
     found: Record | Gone | None = yield step
     if isinstance(found, Record):
-        # A claim that was abandoned may be one that died before it looked there.
+        # An abandoned claim may be one that died before it read the other store.
         return (yield from _instead_of_abandoned(found, old, moved)) if found.is_abandoned else found
     is_new_claim = step.entry.state is State.RUNNING and _token_of(step.replacing) != step.entry.token
     return (yield from _unless_known(step, old, moved)) if found is None and is_new_claim else found
@@ -97,7 +97,7 @@ def _instead_of_abandoned(found: Record, old: Any, moved: list[Record]) -> Flow[
 
 
 def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record | Gone | None]:
-    """The claim is ours here. None: it stays so, because the old store knows nothing."""
+    """Check the old store after a claim of ours. None: the claim stands, because the old store has no record."""
     entry = step.entry
     try:
         left: Record | None = yield Elsewhere(old, Reading(entry.address))
@@ -109,7 +109,7 @@ def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record 
         raise
     if is_moved:
         return (yield Reading(entry.address)) or GONE
-    # Someone is at it there.
+    # It is running there.
     yield from _give_back(step)
     if left.is_live:
         return left
@@ -117,7 +117,7 @@ def _unless_known(step: Claiming, old: Any, moved: list[Record]) -> Flow[Record 
 
 
 def _give_back(step: Claiming) -> Flow[None]:
-    """Give our claim back, and with it what it took the place of."""
+    """Give our claim back, and restore what it replaced."""
     if step.replacing is None:
         yield Releasing(claim_of(step.entry))
     else:
@@ -125,24 +125,24 @@ def _give_back(step: Claiming) -> Flow[None]:
 
 
 def _give_back_unread(step: Claiming, error: Exception) -> Flow[None]:
-    """The old store did not answer, and nothing has started: what is left in doubt would be held later.
+    """Give our claim back after the old store did not answer: nothing has started, and a doubt would be held later.
 
-    Where this store fails as well, the lease ends the claim. A record that was moved meanwhile is not touched: it has
-    another token than our claim.
+    If this store fails as well, the lease ends the claim. A record that was moved meanwhile is not touched: its token
+    is not our claim's.
     """
     try:
         yield from _give_back(step)
     except Exception:  # noqa: BLE001 - what the old store failed with is the one to show
         return
     if isinstance(error, StoreUnavailable):
-        # Whoever hears of it need not take the claim back once more.
+        # Whoever catches it need not take the claim back once more.
         error.reached = False
 
 
 def _replace(ours: Record, left: Record, old: Any, moved: list[Record]) -> Flow[bool]:
-    """Move what was left there into the place of ours. False: another was quicker, there or here.
+    """Replace our claim with the record that was left there. False: another was quicker, there or here.
 
-    A delivery moves once: two that move the same record to and fro would never end.
+    A delivery moves once: two that move the same record back and forth would never end.
     """
     if moved:
         return False
@@ -179,7 +179,7 @@ def _claim_all_joined(step: ClaimingAll, old: Any, new: Any) -> Flow[list[Any]]:
 
 
 def _move(address: Address, old: Any, here: Callable[[Ask], Step]) -> Flow[Record | None]:
-    """Bring over what the old store knows; the answer is what is running there, which stays where it is."""
+    """Move the old store's record here; return it if it is running there, and leave it where it is."""
     left: Record | None = yield Elsewhere(old, Reading(address))
     if not _counts(left):
         return None
@@ -188,14 +188,14 @@ def _move(address: Address, old: Any, here: Callable[[Ask], Step]) -> Flow[Recor
     copy = left.as_moved()
     if (yield Elsewhere(old, Claiming(copy, left))) is not None:
         raise _busy(address)
-    # Where something is in the way here, whoever wrote it will look there: it has to find it.
+    # If something is in the way here, whoever wrote it will look there, and has to find it.
     if (yield here(Claiming(copy))) is None:
         yield Elsewhere(old, Releasing(Claim(address, copy.token)))
     return None
 
 
 def _busy(address: Address) -> InProgress:
-    """Two are moving the same record: one of them comes again."""
+    """Create the error for two that are moving the same record: one of them comes again."""
     return InProgress.about(address, retry_after=RETRY_AFTER)
 
 
@@ -212,7 +212,7 @@ def _token_of(record: Record | None) -> bytes | None:
 
 
 def _as_written(entry: Entry) -> Record:
-    """What a claim has just put into the store."""
+    """Return the record that a claim has just written."""
     return Record(
         address=entry.address,
         token=entry.token,

@@ -1,7 +1,7 @@
-"""Asking a probe what became of a run of which nobody knows.
+"""Ask a probe about a run whose outcome is unknown.
 
-A probe that has no answer says nothing about the delivery: it is asked again. So the claim under which it was asked is
-not left until its lease ends, but ended at once; it stays the record of a run that is in doubt.
+A probe without an answer says nothing about the delivery: it is asked again. So the claim under which it was asked is
+not left until its lease ends, but ended at once; it stays the record of a run in doubt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onefold.events import Kind
 
 
 def ask(work: Work, entry: Entry, notes: bytes | None = None) -> Flow[Answer | BaseException]:
-    """Ask the probe; return its answer, or what it failed with. `notes` are the steps of a run that has just ended."""
+    """Ask the probe; return its answer, or its error. `notes` are the steps of a run that has just ended."""
     ended: Ended = yield Running(cast("Callable[..., Any]", work.policy.after_crash), entry, probing=True)
     failure = ended.error
     if failure is None and not isinstance(ended.value, (Done, NotDone, Unknown)):
@@ -34,7 +34,7 @@ def ask(work: Work, entry: Entry, notes: bytes | None = None) -> Flow[Answer | B
 
 
 def refusal(work: Work, entry: Entry, failure: BaseException) -> BaseException:
-    """Return what a delivery gets whose probe failed. A wrong probe, and an interrupt, are told as what they are."""
+    """Return the error for a delivery whose probe failed. A wrong probe, and an interrupt, are raised unchanged."""
     if isinstance(failure, UsageError) or not isinstance(failure, Exception):
         return failure
     error = ProbeFailed.about(entry.address, problem=type(failure).__name__, attempt=entry.attempt)
@@ -43,7 +43,7 @@ def refusal(work: Work, entry: Entry, failure: BaseException) -> BaseException:
 
 
 def _end_lease(work: Work, entry: Entry, notes: bytes | None) -> Flow[None]:
-    """Let the next delivery ask at once. Where the store fails now, or a renewal is still on its way, after a lease."""
+    """Let the next delivery ask at once; or after a lease, if the store fails now or a renewal is in flight."""
     at_once = Claim(entry.address, entry.token, 0.0, entry.stay)
     try:
         yield Extending(at_once, notes)

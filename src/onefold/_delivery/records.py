@@ -1,4 +1,4 @@
-"""Records by hand: resolve what is held, forget what was remembered."""
+"""Change records by hand: resolve held ones, forget remembered ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from onefold._model import BEFORE, RESOLVED, Claim, Done, Ending, Entry, Failed,
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
 
-# Corrections of corrections are rare. What is older is cut, so that a script cannot fill the record.
+# Corrections of corrections are rare. Older ones are cut, so that a script cannot fill the record.
 HISTORY_MAX: Final = 4_000
 
 
 def resolve(work: Work, resolution: Resolution, *, by: str, reason: str, at: str = "") -> Flow[Record]:
-    """Settle a record whose outcome is unknown; the answer is the record that was replaced.
+    """Settle a record whose outcome is unknown; return the record that was replaced.
 
-    `at` is the time in words: a flow has no clock. The record gets a new token: from now on its late owner is refused.
-    What was settled by hand before can be corrected.
+    `at` is the time as text: a flow has no clock. The record gets a new token: from now on its late owner is refused. A
+    record that was resolved by hand before can be corrected.
     """
     if not isinstance(resolution, (Done, Failed, Rerun)):
         raise UsageError(
@@ -54,19 +54,19 @@ def _unsettled(work: Work, found: Record | None) -> Record:
 
 
 def _shown(resolution: object) -> str:
-    """What was passed instead, without showing a value that may be anybody's."""
+    """Describe what was passed instead, without showing a value that may be confidential."""
     if isinstance(resolution, type):
         return f"{resolution.__name__.lower()} without parentheses"
     return f"a {type(resolution).__name__}"
 
 
 def _signed(by: str, reason: str, at: str) -> str:
-    """Who, when and why, in a form that cannot be mistaken for an earlier remark."""
+    """Format who, when and why, so that it cannot be mistaken for an earlier remark."""
     return f"by {by}{f' at {at}' if at else ''}: {reason}".replace(BEFORE.strip(), "/ before:")
 
 
 def _remark(found: Record, resolution: Resolution, signed: str) -> str:
-    """What is said now, and what was said before: a correction hides nothing."""
+    """Combine the new remark with the earlier one: a correction hides nothing."""
     now = f"{RESOLVED}{type(resolution).__name__.lower()} {signed}"
     earlier = found.remark
     if found.state is State.RUNNING:
@@ -101,7 +101,7 @@ def _resolved(work: Work, found: Record, resolution: Resolution, signed: str) ->
 
 
 def _done(work: Work, value: Any, attempt: int) -> Ending:
-    """What a person says that it returned. Without a type it is of its own."""
+    """Return the ending for a result given by a person. Without a type it keeps its own."""
     if value is None or not work.policy.keep_result:
         return done(work, value, attempt)
     result, why = as_stored(work, value, work.returns)
@@ -113,7 +113,7 @@ def _done(work: Work, value: Any, attempt: int) -> Ending:
 
 
 def forget(work: Work, only: Record | None = None) -> Flow[bool]:
-    """Remove the record, so that the next delivery runs. False: there was none, or it is not `only` any more."""
+    """Remove the record, so that the next delivery runs. False: there was none, or it is no longer `only`."""
     address = work.asked.address
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(address)
@@ -133,6 +133,6 @@ def forget(work: Work, only: Record | None = None) -> Flow[bool]:
 
 
 def read(work: Work) -> Flow[Record | None]:
-    """The record, as it is."""
+    """Return the record."""
     found: Record | None = yield Reading(work.asked.address)
     return found

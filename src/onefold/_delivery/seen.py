@@ -1,4 +1,4 @@
-"""Seen mode, for effects that are idempotent by themselves: one look before, one write after success."""
+"""Seen mode, for effects that are idempotent by themselves: one read before, one write after success."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITES_MAX: Final = 3
 
 
 def look(work: Work) -> Flow[Outcome[Any]]:
-    """Seen mode: one look before, one write after success. A crash in between runs it again, which is harmless."""
+    """Seen mode: one read before, one write after success. A crash in between runs it again, which is harmless."""
     asked, policy = work.asked, work.policy
     try:
         found: Record | None = yield Reading(asked.address)
@@ -57,7 +57,7 @@ def look(work: Work) -> Flow[Outcome[Any]]:
 
 
 def write_seen(work: Work, entry: Entry, replacing: Record | None) -> Flow[bool]:
-    """Record what was seen. Losing the race is fine: the record in the way says the same, of another run."""
+    """Record what was seen. Losing the race is fine: the existing record says the same about another run."""
     for write in range(WRITES_MAX):
         try:
             in_the_way = yield Claiming(entry, replacing)

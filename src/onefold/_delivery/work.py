@@ -1,4 +1,4 @@
-"""What a flow has to know of one delivery, and how its values become records and records answers. Pure."""
+"""One delivery as a flow sees it, and the conversion between its values and records. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
 
-# On Python 3.11 an enum gives its members out slowly.
+# On Python 3.11 accessing an enum's members is slow.
 DONE: Final = State.DONE
 REPLAYED: Final = Kind.REPLAYED
 
@@ -26,7 +26,7 @@ NOT_KEPT: Final = (
 
 
 class Work(msgspec.Struct, frozen=True):
-    """All that a flow has to know of one delivery."""
+    """Everything that a flow has to know about one delivery."""
 
     asked: Asked
     policy: Policy
@@ -50,7 +50,7 @@ def tell_if_uncompared(work: Work, found: bytes | None) -> None:
 
 
 NOT_REMEMBERED: Final = (
-    "it ran to its end, but the store could not be told so in time. A later duplicate finds it as if its worker had "
+    "it ran to its end, but the store could not record it in time. A later duplicate finds it as if its worker had "
     "crashed: under after_crash='rerun' it runs again"
 )
 
@@ -61,7 +61,7 @@ def tell_not_remembered(work: Work, attempt: int, detail: str = "") -> None:
 
 
 def tell_steps_left(work: Work, error: BaseException | None, steps: StepsLeft) -> None:
-    """Warn of the steps whose outcome is unknown, each time: somebody has to look at every one of them."""
+    """Warn about steps whose outcome is unknown, each time: somebody has to look at every one of them."""
     words = warning(error, steps) if any(steps) else None
     if words is not None:
         work.tell.warn_each(work.asked.address, words)
@@ -73,7 +73,7 @@ def refused(work: Work, error: OnefoldError) -> OnefoldError:
 
 
 def replay(work: Work, found: Record) -> Outcome[Any]:
-    """The stored result as an outcome. Raises `ResultUnreadable` where today's type does not fit it."""
+    """Return the stored result as an outcome. Raises `ResultUnreadable` if it does not fit today's type."""
     value = None
     if found.result is not None:
         try:
@@ -95,10 +95,10 @@ PROBES_NOT_KEPT: Final = (
 def done(
     work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
 ) -> Ending:
-    """The ending of a handler that returned; `probed`: of one of which the probe says so, and with what.
+    """Return the ending of a handler that returned; `probed`: of one that the probe says is done.
 
-    An interrupt that came meanwhile is raised; or it is appended to `struck`, and raised by whoever has passed that,
-    once the ending is kept: its effect has happened.
+    An interrupt that came meanwhile is raised; or it is appended to `struck`, and the caller who passed that raises it
+    once the ending is stored: its effect has happened.
     """
     if value is None:
         return Ending(state=DONE, stay=work.policy.keep)
@@ -109,7 +109,7 @@ def done(
 def encode(
     work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
 ) -> tuple[bytes | None, str | None]:
-    """The bytes to store, and why there are none where a result is left out."""
+    """Return the bytes to store, and the reason if a result is left out."""
     address = work.asked.address
     if not work.policy.keep_result:
         why = "keep_result=False"
@@ -131,7 +131,7 @@ def encode(
 def as_stored(
     work: Work, value: Any, returns: Any, struck: list[BaseException] | None = None
 ) -> tuple[bytes | None, str]:
-    """The bytes of a value of this type; or none, and why. For `struck` see `done`."""
+    """Return the bytes of a value of this type, or the reason why there are none. For `struck` see `done`."""
     struck, raises = ([], True) if struck is None else (struck, False)
     try:
         stored = encoded(work.codec, value, returns, struck)
@@ -145,10 +145,10 @@ def as_stored(
 
 
 def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException]) -> bytes:
-    """Return a value as its codec writes it. An interrupt that came meanwhile is appended to `struck`.
+    """Encode a value with its codec. An interrupt that came meanwhile is appended to `struck`.
 
-    A codec, and the value's own classes, may raise anything. What does not come again came from outside, as from a
-    signal's handler.
+    A codec, and the value's own classes, may raise anything. An error that does not recur came from outside, as from a
+    signal handler.
     """
     try:
         return _as_bytes(codec.encode(value, returns))
@@ -159,7 +159,7 @@ def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException])
 
 
 def _as_bytes(encoded: Any) -> bytes:
-    """Return what a codec made as the bytes that every store takes. Raises `TypeError` where it made something else."""
+    """Return a codec's output as the bytes that every store takes. Raises `TypeError` for anything else."""
     if isinstance(encoded, bytes):
         return encoded
     if isinstance(encoded, (bytearray, memoryview)):
@@ -168,12 +168,12 @@ def _as_bytes(encoded: Any) -> bytes:
 
 
 def plain(text: str) -> str:
-    """Text that every store can keep: some know no NUL, and none half a surrogate."""
+    """Return text that every store can keep: some do not allow NUL, and none allows half a surrogate."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def stored_error(work: Work, found: Record) -> Exception:
-    """The remembered exception, rebuilt if its class is one that the policy remembers."""
+    """Return the remembered exception, rebuilt if its class is one that the policy remembers."""
     try:
         stored = {} if found.result is None else work.codec.decode(found.result, Any)
     except Unreadable:
@@ -188,7 +188,7 @@ def stored_error(work: Work, found: Record) -> Exception:
 
 
 def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception | None:
-    """The error again, or nothing where its class has changed since."""
+    """Rebuild the error, or return None if its class has changed since."""
     try:
         error = kind(*args)
     except Exception:  # noqa: BLE001 - a constructor that wants something else today
@@ -200,7 +200,7 @@ def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception 
 
 
 def failed(work: Work, error: Exception | str) -> Ending:
-    # What a person says is no exception, and has no type.
+    # A person's text is not an exception, and has no type.
     named = "" if isinstance(error, str) else _full_name(type(error))
     facts: dict[str, Any] = {"type": named, "message": str(error)}
     if isinstance(error, Exception) and _can_be_rebuilt(error):
@@ -215,12 +215,12 @@ def failed(work: Work, error: Exception | str) -> Ending:
 
 
 def _can_be_rebuilt(error: Exception) -> bool:
-    """Whether its class and arguments make the same error again, as they do for most exceptions."""
+    """Return whether its class and arguments make the same error again, as they do for most exceptions."""
     try:
         again = type(error)(*error.args)
     except Exception:  # noqa: BLE001 - a constructor that wants something else
         return False
-    # Notes are for people, and are no part of what it says.
+    # Notes are for people, and are not part of its message.
     attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
     return str(again) == str(error) and again.args == error.args and vars(again) == attributes
 

@@ -1,12 +1,12 @@
-"""Fingerprints: digests of payloads, and what two of them say about each other. Pure.
+"""Compute and compare fingerprints: digests of payloads. Pure.
 
     form and names (4)   digest of all of it (32)
     form and names (4)   each argument's name (3)   digest of all of it (16)   each argument's digest (2)
 
-Two fingerprints of the same names are compared by the digest of all. Where a release has renamed or added an argument,
+Two fingerprints with the same names are compared by the digest of all. If a release has renamed or added an argument,
 or another function has made the record, the arguments that both know are compared, by 16 bits of each. More is not
-kept: of an argument with little entropy a longer digest would tell what it was. Each digest is made with the address,
-so that equal payloads of two keys do not look alike.
+kept: a longer digest of a low-entropy argument would reveal it. Each digest includes the address, so that equal
+payloads of two keys do not look alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from onefold._fingerprint.canonical import encode, encode_each
 
-# The first byte: which form this is. Others, of earlier and later versions, are not compared with it.
+# The first byte: the version of the form. Forms of earlier and later versions are not compared with it.
 WHOLE: Final = b"\x02"
 IN_PARTS: Final = b"\x03"
 
@@ -29,24 +29,23 @@ DIGEST_SIZE: Final = 16
 NAME_SIZE: Final = 3
 PART_SIZE: Final = 2
 
-# A fingerprint stays below the 128 bytes that every store has for it. Of further arguments there is only the digest of
-# all.
+# A fingerprint stays below the 128 bytes that every store has for it. Further arguments are only in the digest of all.
 PARTS_MAX: Final = 20
 
 
 class Recipe(NamedTuple):
-    """How a fingerprint is made: how it begins, and what packs the digests of its parts."""
+    """How a fingerprint is made: its prefix, and what packs the digests of its parts."""
 
     start: bytes
     parts: Struct = Struct("")
 
 
 class Compared(enum.Enum):
-    """What two fingerprints say about each other."""
+    """The result of comparing two fingerprints."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
-    # As far as both know it, it is equal; but the record knows more, or nothing in common.
+    # Equal as far as both know; but the record knows more, or they have nothing in common.
     UNKNOWN = "unknown"
 
 
@@ -54,24 +53,24 @@ EQUAL: Final = Compared.EQUAL
 
 
 def recipe_of_whole(name: str) -> Recipe:
-    """For a payload that comes as one."""
+    """Return the recipe for a payload that comes as one value."""
     return Recipe(WHOLE + _digest(name)[: HEAD_SIZE - 1])
 
 
 def recipe_of_parts(names: Sequence[str]) -> Recipe:
-    """For arguments by name."""
+    """Return the recipe for named arguments."""
     kept = names[:PARTS_MAX]
     head = IN_PARTS + _digest("\0".join(names))[: HEAD_SIZE - 1]
     return Recipe(head + b"".join(_digest(name)[:NAME_SIZE] for name in kept), Struct(f">{len(kept)}H"))
 
 
 def of_whole(recipe: Recipe, address: tuple[str, str, str], payload: object) -> bytes:
-    """The fingerprint of a payload that comes as one."""
+    """Return the fingerprint of a payload that comes as one value."""
     return recipe.start + sha256("\0".join(address).encode() + encode(payload)).digest()
 
 
 def of_parts(recipe: Recipe, address: tuple[str, str, str], values: Sequence[object]) -> bytes:
-    """The fingerprint of arguments, in the order of the recipe's names."""
+    """Return the fingerprint of arguments, in the order of the recipe's names."""
     forms = encode_each(values)
     salt = "\0".join(address).encode()
     whole = sha256(salt + b"".join(forms)).digest()[:DIGEST_SIZE]
@@ -80,7 +79,7 @@ def of_parts(recipe: Recipe, address: tuple[str, str, str], values: Sequence[obj
 
 
 def compare(found: bytes | None, asked: bytes | None) -> Compared:
-    """What the fingerprint of a record says about that of a delivery. One that is missing was not wanted: equal."""
+    """Compare the fingerprint of a record with that of a delivery. A missing one was not wanted: equal."""
     if found is None or asked is None or found == asked:
         return Compared.EQUAL
     if found[:HEAD_SIZE] == asked[:HEAD_SIZE]:
@@ -95,7 +94,7 @@ def compare(found: bytes | None, asked: bytes | None) -> Compared:
 
 
 def _parts(fingerprint: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The digests by the names of their arguments."""
+    """Yield the digests with the names of their arguments."""
     count = (len(fingerprint) - HEAD_SIZE - DIGEST_SIZE) // (NAME_SIZE + PART_SIZE)
     digests = len(fingerprint) - count * PART_SIZE
     for number in range(count):

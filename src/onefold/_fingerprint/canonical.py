@@ -1,9 +1,9 @@
-"""One form in bytes for equal values, whatever they are made of: what fingerprints are digests of. Pure.
+"""Encode equal values to the same bytes, whatever their types: the input of fingerprints. Pure.
 
-The form is MessagePack with the members of mappings and sets in order, as `msgspec` writes it for plain data, which is
-what most payloads are. Everything else is brought into the same form here: models and other classes by the real values
-of their fields (never by what a serializer makes of them), whole numbers of any size, text with lone surrogates,
-mappings with any keys. Nothing here is ever read back.
+The form is MessagePack with the members of mappings and sets in order, as `msgspec` writes it for plain data, which
+most payloads are. Everything else is converted to the same form here: models and other classes by the actual values of
+their fields (never by a serializer's output), integers of any size, text with lone surrogates, mappings with any keys.
+Nothing here is ever read back.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.msgpack import Ext
 
-# No parser of JSON in Python reads deeper; and what holds itself must come to an end.
+# No JSON parser in Python reads deeper; and a value that contains itself must come to an end.
 NESTING_MAX: Final = 10_000
 
-# Deeper than this is written step by step: msgspec's own depth depends on how deep its caller is.
+# Deeper values are written iteratively: msgspec's own depth depends on how deep its caller is.
 FAST_NESTING_MAX: Final = 32
 
 LEAVES: Final = frozenset({str, int, float, bool, NoneType, bytes})
 
-# From so many members on it is quicker to look at all types first.
+# From this many members on it is faster to check all types first.
 MANY: Final = 16
 
-# What MessagePack has no form for.
+# Types for which MessagePack has no form.
 WHOLE_NUMBER: Final = 1
 TEXT: Final = 2
 
-# What msgspec refuses of plain data: large numbers, surrogates, keys that are no text; and a stack that is nearly full.
+# What msgspec refuses of plain data: large numbers, surrogates, keys that are not text; and a nearly full stack.
 REFUSALS: Final = (OverflowError, ValueError, TypeError, RecursionError)
 
 _fast: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def encode(value: object) -> bytes:
-    """The canonical form. Raises `TypeError` for what has none, `ValueError` for what is nested too deeply."""
+    """Return the canonical form. Raises `TypeError` for a value without one, `ValueError` for one nested too deeply."""
     try:
         if type(value) in LEAVES or are_plain((value,)):
             return _fast(value)
@@ -50,7 +50,7 @@ def encode(value: object) -> bytes:
 
 
 def encode_each(values: Sequence[object]) -> list[bytes]:
-    """The form of each of them."""
+    """Return the canonical form of each value."""
     try:
         if are_plain(values):
             return list(map(_fast, values))
@@ -60,10 +60,10 @@ def encode_each(values: Sequence[object]) -> list[bytes]:
 
 
 def has_no_form(value: object) -> bool:
-    """Whether it cannot be encoded, once it was tried and failed.
+    """Return whether a value cannot be encoded, after encoding it has failed once.
 
-    An error that does not come again is not the value's: a signal's handler, such as Celery's soft time limit, may
-    raise anywhere.
+    An error that does not recur is not the value's: a signal handler, such as Celery's soft time limit, may raise
+    anywhere.
     """
     try:
         encode(value)
@@ -73,7 +73,7 @@ def has_no_form(value: object) -> bool:
 
 
 def are_plain(values: Iterable[object], depth: int = FAST_NESTING_MAX) -> bool:
-    """Whether msgspec brings them into the form. Sets, for one, it sorts only as far as their members can be compared.
+    """Return whether msgspec gives them the canonical form. It sorts sets only if their members are comparable.
 
     Every payload comes through here: it is written for speed.
     """
@@ -95,7 +95,7 @@ def are_plain(values: Iterable[object], depth: int = FAST_NESTING_MAX) -> bool:
 
 
 class Parts(NamedTuple):
-    """A container on its way: its members to come, those that are written, and how they are put together."""
+    """A container in progress: its members to come, those that are written, and how they are combined."""
 
     to_come: Iterator[Any]
     written: list[bytes]
@@ -103,7 +103,7 @@ class Parts(NamedTuple):
 
 
 def _encode_by_steps(value: Any) -> bytes:
-    """The same form, without recursion."""
+    """Return the canonical form, without recursion."""
     around: list[Parts] = []
     at = _opened(value)
     while True:
@@ -124,7 +124,7 @@ def _encode_by_steps(value: Any) -> bytes:
 
 
 def _opened(value: Any) -> bytes | Parts:
-    """A leaf as it is written, or a container that is to be gone through."""
+    """Return a leaf as it is written, or a container to iterate over."""
     for _ in range(NESTING_MAX):
         kind = type(value)
         if kind in LEAVES:
@@ -136,7 +136,7 @@ def _opened(value: Any) -> bytes | Parts:
         if kind is frozenset:
             return Parts(iter(value), [], _sorted_array)
         value = _simplifier(kind)(value)  # type: ignore[arg-type]  # a type can be hashed
-    raise ValueError("it is made of itself")
+    raise ValueError("it contains itself")
 
 
 def _leaf(value: Any) -> bytes:
@@ -158,7 +158,7 @@ def _sorted_array(written: list[bytes]) -> bytes:
 
 
 def _mapping(value: dict[Any, Any]) -> Parts:
-    """Texts first, in the order of their bytes, as msgspec has it; then other keys, in the order of their form."""
+    """Order strings first, by their bytes, as msgspec does; then other keys, by their form."""
     keys = [str.__str__(key) if isinstance(key, str) else key for key in value]
 
     def put_together(written: list[bytes]) -> bytes:
@@ -174,7 +174,7 @@ def _order(key: Any) -> bytes:
 
 
 def _header(members: int, small: int, large: int) -> bytes:
-    """How MessagePack begins an array or a map of so many."""
+    """Return the MessagePack header of an array or a map with this many members."""
     if members < 16:
         return bytes((small | members,))
     return bytes((large,)) + members.to_bytes(2) if members < 2**16 else bytes((large + 1,)) + members.to_bytes(4)
@@ -182,19 +182,19 @@ def _header(members: int, small: int, large: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _simplifier(kind: type) -> Callable[[Any], Any]:
-    """How a value of this type becomes a simpler one of the same content. Raises `TypeError` where nobody knows."""
+    """Return how a value of this type becomes a simpler one with the same content. Raises `TypeError` if unknown."""
     for finder in (_of_subclass, _of_secret, _of_model, _of_fields, _of_scalar, _of_container):
         found = finder(kind)
         if found is not None:
             return found
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no type that has a canonical form")
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type with a canonical form")
 
 
 Simplifier = Callable[[Any], Any] | None
 
 
 def _of_subclass(kind: type) -> Simplifier:
-    """What inherits from a plain type is that, whatever it shows."""
+    """Treat a subclass of a plain type as that type, whatever it displays."""
     if issubclass(kind, enum.Enum):
         return lambda value: value.value
     if issubclass(kind, str):
@@ -209,25 +209,25 @@ def _of_subclass(kind: type) -> Simplifier:
 
 
 def _of_secret(kind: type) -> Simplifier:
-    """pydantic's secrets."""
+    """Simplify pydantic's secrets."""
     return (lambda value: value.get_secret_value()) if hasattr(kind, "get_secret_value") else None
 
 
 def _of_model(kind: type) -> Simplifier:
-    """pydantic's models: every field with its real value, and what else was given; nothing private or computed."""
+    """Simplify pydantic's models: every field with its actual value, and extra values; nothing private or computed."""
     if not hasattr(kind, "model_dump") and not hasattr(kind, "__fields_set__"):
         return None
     if getattr(kind, "__pydantic_root_model__", False):
         return lambda value: value.root
     if not hasattr(kind, "model_dump"):
-        # Version 1 keeps what else was given among the fields.
+        # Version 1 keeps extra values among the fields.
         return lambda value: dict(vars(value))
     names = tuple(kind.model_fields)  # type: ignore[attr-defined]
     return lambda value: _given(value, names) | (getattr(value, "__pydantic_extra__", None) or {})
 
 
 def _of_fields(kind: type) -> Simplifier:
-    """Classes that declare what they are made of."""
+    """Simplify classes that declare their fields."""
     if hasattr(kind, "__struct_fields__"):
         names, config = kind.__struct_fields__, kind.__struct_config__  # type: ignore[attr-defined]
         tag = {} if config.tag is None else {config.tag_field: config.tag}
@@ -245,13 +245,13 @@ def _of_fields(kind: type) -> Simplifier:
 
 
 def _given(value: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The fields that it has; a model that was made without validation may lack some."""
+    """Return the fields that it has; a model that was created without validation may lack some."""
     found = ((name, getattr(value, name, msgspec.UNSET)) for name in names)
     return {name: part for name, part in found if part is not msgspec.UNSET}
 
 
 def _of_scalar(kind: type) -> Simplifier:
-    """The standard library's values, and those of pydantic and numpy."""
+    """Simplify values of the standard library, pydantic and numpy."""
     import datetime as dt
     import decimal
     import uuid
@@ -273,7 +273,7 @@ def _of_scalar(kind: type) -> Simplifier:
     return _of_library(kind)
 
 
-# Types whose whole content is their text, by the libraries that they are of.
+# Types whose whole content is their text, by library.
 TEXTS: Final = frozenset(
     {"ipaddress", "pathlib", "zoneinfo", "pydantic", "pydantic_core", "pydantic_extra_types", "yarl"}
 )
@@ -302,7 +302,7 @@ def _of_container(kind: type) -> Simplifier:
 
 
 def _in_utc(value: Any) -> str:
-    """One text for equal moments, also for those that are in the first or last hours of the calendar."""
+    """Return one text for equal instants, including those in the first or last hours of the calendar."""
     import datetime as dt
 
     try:
@@ -314,7 +314,7 @@ def _in_utc(value: Any) -> str:
 
 
 def _decimal(value: Any) -> Any:
-    """Equal amounts are one, however many zeros they end in."""
+    """Return one form for equal amounts, however many trailing zeros they have."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         return str(value)

@@ -15,7 +15,7 @@ from onefold.events import Teller
 
 
 class Toolbox:
-    """A store that is open, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
+    """An open store, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
 
     def __init__(
         self,
@@ -34,22 +34,22 @@ class Toolbox:
         self.heartbeat = heartbeat
         self.codec = codec
         self.tell = tell
-        # Whether its flows, and so the steps of its handlers, are awaited.
+        # Whether its flows, and so the steps of its handlers, are async.
         self.awaits = awaits
         self.home = store if home is None else home
         self.transaction = transaction
-        # Of the handler that runs now, inside a transaction.
+        # The deliveries nested in the running handler, inside a transaction.
         self.nest: Nest | None = None
         self._conduct = conduct
 
     @property
     def tx(self) -> Any:
-        # Asked each time: a transaction that is tried again may be on another connection.
+        # Read each time: a retried transaction may be on another connection.
         return None if self.transaction is None else self.transaction.tx
 
     @property
     def transaction_around(self) -> Any:
-        """The transaction of ours that a caller's connection is in: `within` on the `tx` of a handler around us."""
+        """Return our own transaction behind a caller's connection: `within` on the `tx` of a surrounding handler."""
         return None if self.transaction is not None else transaction_around(self.home)[0]
 
     @property
@@ -66,7 +66,7 @@ class Toolbox:
         if self.heartbeat is None:
             self.nest = Nest(entry.address)
             return enter(entry, self, None, self.nest)
-        # Only a claim has a beat: none in a transaction, in seen mode, and where the store is down.
+        # Only a claim has a beat: there is none in a transaction, in seen mode, or if the store is down.
         return enter(entry, self, self.heartbeat.find(entry.token))
 
     around = staticmethod(around)
@@ -74,13 +74,13 @@ class Toolbox:
     put_back = staticmethod(put_back)
 
     def close(self) -> None:
-        """Stop the heartbeat; the store is its owner's to close."""
+        """Stop the heartbeat; the owner of the store closes it."""
         if self.heartbeat is not None:
             self.heartbeat.close()
 
 
 class Opened(NamedTuple):
-    """What a guard has opened, and whether it is the guard's to close."""
+    """The stores that a guard has opened, and whether it has to close them."""
 
     tools: Toolbox
     ours: bool
@@ -89,12 +89,12 @@ class Opened(NamedTuple):
     old_is_ours: bool = False
 
     def to_close(self) -> list[Any]:
-        """What was opened here and not brought."""
+        """Return what was opened here and not passed in."""
         return [store for store, ours in ((self.tools.store, self.ours), (self.old, self.old_is_ours)) if ours]
 
 
 class Place(NamedTuple):
-    """Where a guard keeps its records: what it was given, what it has opened of it, and whether it is closed."""
+    """Where a guard keeps its records: what it was given, what it has opened, and whether it is closed."""
 
     source: Any
     also_read: Any = None

@@ -1,4 +1,4 @@
-"""How the arguments of a decorated function become a key, a scope and a fingerprint. No store, no flow."""
+"""Turn the arguments of a decorated function into a key, a scope and a fingerprint. No store, no flow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onefold.errors import MissingKey, UsageError
 if TYPE_CHECKING:
     import inspect
 
-# The other ways to call a decorated function, besides calling it.
+# The additional ways to call a decorated function.
 OTHER_WAYS: Final = ("outcome", "bypass")
 
 ALL: Final = "*"
@@ -29,7 +29,7 @@ KeyOf = str | Sequence[str] | Callable[..., Any]
 ScopeOf = str | Callable[..., str | None] | None
 FingerprintOf = str | Sequence[str] | Callable[..., Any] | None
 
-# The parameter that gets the transaction, by its name.
+# The parameter that receives the transaction, by its name.
 TX_NAME: Final = "tx"
 
 # Never part of a payload: the object that a method belongs to, and an injected transaction.
@@ -67,7 +67,7 @@ class Call:
         self._key = key if callable(key) else None
         self._scope = scope if callable(scope) else keys.checked_scope(scope)
         self._payload_names, self._payload = self._payload_of(fingerprint)
-        # None where the key is made of several arguments, or by a function.
+        # None if the key is made of several arguments, or by a function.
         self._key_at = self._names.index(self._key_names[0]) if len(self._key_names) == 1 else None
         self._payload_from = _picker([self._names.index(name) for name in self._payload_names])
         self._recipe = (
@@ -76,19 +76,19 @@ class Call:
         self._no_payload = fingerprint is None
 
     def _without_tx(self) -> inspect.Signature:
-        """The signature as callers see it: the transaction is passed by the guard."""
+        """Return the signature as callers see it: the guard passes the transaction."""
         parameters = dict(self.signature.parameters)
         found = parameters.get(TX_NAME)
-        # Where it can be passed by position it must be: arguments of the caller's may follow it.
+        # If it can be passed by position it must be: the caller's arguments may follow it.
         self._tx_at = None if found is None or found.kind is found.KEYWORD_ONLY else list(parameters).index(TX_NAME)
         if parameters.pop(TX_NAME, None) is None:
             raise UsageError(f"{self.name}{self.signature} gets its transaction as an argument: add `*, tx`")
         return self.signature.replace(parameters=list(parameters.values()))
 
     def with_tx(self, args: tuple[Any, ...], kwargs: dict[str, Any], transaction: Any) -> Callable[[], Any]:
-        """The call with its transaction, wherever in the signature that stands.
+        """Return the call with its transaction, wherever it is in the signature.
 
-        `tx` is asked for when the call is made: a transaction that is tried again may be on another connection.
+        `tx` is read when the call is made: a retried transaction may be on another connection.
         """
         function, at = self.function, self._tx_at
         if at is None or len(args) < at:
@@ -96,7 +96,7 @@ class Call:
         return lambda: function(*args[:at], transaction.tx, *args[at:], **kwargs)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, bytes | None]:
-        """What a call is about: its scope and key, checked, and the fingerprint of its payload."""
+        """Return the scope and key of a call, checked, and the fingerprint of its payload."""
         bound = self._bind(args, kwargs)
         scope = self._scope if isinstance(self._scope, str) else self._scope_of(self._scope(*args, **kwargs))
         if self._key is not None:
@@ -120,7 +120,7 @@ class Call:
             raise mistake from error
 
     def _computed(self, address: tuple[str, str, str], payload: object) -> bytes:
-        """The fingerprint of what the user's own function made of the arguments."""
+        """Return the fingerprint of what the user's own function made of the arguments."""
         try:
             return of_whole(self._recipe, address, payload)
         except Exception as error:
@@ -143,7 +143,7 @@ class Call:
         return named
 
     def _undigestible(self, bound: Sequence[Any]) -> UsageError | None:
-        """What to say of the argument that cannot be fingerprinted; None: all of them can."""
+        """Return the error about an argument that cannot be fingerprinted; None: all of them can."""
         found = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
         if found is None:
             return None
@@ -155,7 +155,7 @@ class Call:
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The arguments in the order of the signature, defaults included; a wrong call raises what it always would."""
+        """Return the arguments in signature order, with defaults; a wrong call raises what it always would."""
         if self._simple and len(args) <= len(self._names):
             tail = None if kwargs else self._tails[len(args)]
             if tail is not None:
@@ -169,7 +169,7 @@ class Call:
         return [whole.arguments[name] for name in self._names]
 
     def _defaults_after(self) -> tuple[tuple[Any, ...] | None, ...]:
-        """For each number of arguments, the defaults of all that follow; None where one of those has none."""
+        """Return, for each number of arguments, the defaults of all that follow; None if one of those has none."""
         names, found = self._names, self._defaults
         return tuple(
             tuple(found[name] for name in names[count:]) if found.keys() >= set(names[count:]) else None
@@ -193,21 +193,21 @@ class Call:
         for name in wanted:
             if name not in self._names:
                 raise UsageError(
-                    f"{argument}={name!r} is no argument of {self.name}{self.signature}"
+                    f"{argument}={name!r} is not an argument of {self.name}{self.signature}"
                     f"{did_you_mean(name, self._names)}"
                 )
         return wanted
 
 
 def _picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Picks the arguments at these places, however few they are."""
+    """Return a function that picks the arguments at these positions, however few they are."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     return operator.itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
 def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -> None:
-    """Refuse what cannot be guarded, when decorating."""
+    """Refuse a function that cannot be guarded, when decorating."""
     import inspect
 
     name = name_of(function)
@@ -215,7 +215,7 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         kind = type(function).__name__
         raise UsageError(f"put @{kind} above the guard's decorator, so that it is applied last: {name}")
     if not callable(function):
-        raise UsageError(f"{function!r} is no function")
+        raise UsageError(f"{function!r} is not a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{name}() is a generator, and a stream has no result to remember: return a value instead")
     if inspect.iscoroutinefunction(function) and not awaited:
@@ -225,7 +225,7 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
 
 
 def check_probe(probe: object, *, awaited: bool) -> None:
-    """Refuse an `after_crash` that a guard of this colour cannot ask."""
+    """Refuse an `after_crash` that a guard of this kind (sync or async) cannot call."""
     if not awaited and callable(probe) and _is_async(probe):
         raise UsageError(
             f"after_crash={name_of(probe)}: this probe is async, and a Guard is not: nobody would await its answer. "
@@ -234,7 +234,7 @@ def check_probe(probe: object, *, awaited: bool) -> None:
 
 
 def _is_async(call: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine, as far as it can be seen: also a partial, a method, or an object."""
+    """Return whether calling it gives a coroutine, as far as can be seen; also of a partial, method or object."""
     import inspect
 
     while isinstance(call, functools.partial):
@@ -243,14 +243,14 @@ def _is_async(call: Callable[..., Any]) -> bool:
 
 
 def named_scope(found: str | None, of: str) -> str:
-    """Return what a function gave as a scope. One that finds none must not let two tenants share a record."""
+    """Return what a function gave as a scope. If it finds none, two tenants must not share a record."""
     if not found:
         raise UsageError(f"{of} gave {found!r}: it has to name a tenant or caller")
     return keys.checked_scope(found)
 
 
 def check_scope_is_no_argument(function: Callable[..., Any], scope: str) -> None:
-    """Refuse what looks like `key=`, which names an argument: all tenants would share one scope of that name."""
+    """Refuse a scope that names an argument, as `key=` does: all tenants would share one scope of that name."""
     import inspect
 
     if scope in inspect.signature(function).parameters:
@@ -273,10 +273,10 @@ class Method:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        # A partial, because that is a function to all who look: its signature, and whether it has to be awaited.
+        # A partial, because introspection treats it as a function: its signature, and whether it has to be awaited.
         bound = functools.partial(self._guarded, instance)
         functools.update_wrapper(bound, self._guarded)
-        # These tell of the function that still has `self`.
+        # These describe the function that still has `self`.
         del bound.__dict__["__wrapped__"], bound.__dict__["__signature__"]
         for way in OTHER_WAYS:
             setattr(bound, way, functools.partial(getattr(self._guarded, way), instance))
@@ -284,7 +284,7 @@ class Method:
 
 
 def as_written(guarded: Any, call: Call, **other_ways: Callable[..., Any]) -> Callable[..., Any]:
-    """A function stays a function, for all frameworks that look at it; a method becomes one that binds."""
+    """Return a function as a function, for frameworks that inspect it, and a method as one that binds."""
     guarded.__signature__ = call.signature
     for name, way in other_ways.items():
         setattr(guarded, name, way)
@@ -294,13 +294,13 @@ def as_written(guarded: Any, call: Call, **other_ways: Callable[..., Any]) -> Ca
 
 
 def returns_of(function: Callable[..., Any]) -> Any:
-    """The type that a function is annotated to return; `Any` without an annotation. Nothing else has to be readable.
+    """Return the annotated return type of a function; `Any` without an annotation. Nothing else has to be resolvable.
 
     Raises `NameError` for an annotation whose names do not exist (yet).
     """
     # A plain function, as it is passed to `run` with each delivery, is not searched for another one inside.
     if type(function) is not FunctionType or function.__dict__:
-        # Of a bound method, too: the methods of two objects are two, their function is one.
+        # For a bound method, too: the methods of two objects are two, their function is one.
         function = annotated(function)
     annotations = getattr(function, "__annotations__", None)
     # An object may have anything there: an AsyncMock has nothing.
@@ -312,7 +312,7 @@ def returns_of(function: Callable[..., Any]) -> Any:
     return type(None) if hint in (None, "None", typing.NoReturn, typing.Never) else hint
 
 
-# What annotations in words have turned out to mean: finding it out takes longer than a whole delivery.
+# Resolved string annotations: resolving one takes longer than a whole delivery.
 _meanings: weakref.WeakKeyDictionary[Callable[..., Any], Any] = weakref.WeakKeyDictionary()
 
 
@@ -331,11 +331,11 @@ def _evaluated(function: Callable[..., Any], hint: str) -> Any:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in a message; partials and objects have no name of their own."""
+    """Return the name of a function for messages; partials and objects have none of their own."""
     function = annotated(function)
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """By what two functions are told apart."""
+    """Return the name by which two functions are told apart."""
     return f"{getattr(function, '__module__', '')}.{name_of(function)}"

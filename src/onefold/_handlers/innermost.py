@@ -1,7 +1,7 @@
-"""Finds the function inside of partials, methods, decorators and callable objects.
+"""Find the function inside partials, methods, decorators and callable objects.
 
-Only what is really there is followed: an object that answers to every name, as a `Mock` or a proxy of a remote service
-does, has no end.
+Only attributes that really exist are followed: an object that answers to every name, such as a `Mock` or a proxy of a
+remote service, has no end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEPTH_MAX: Final = 100
 
 
 def innermost(call: Any) -> Any:
-    """Return the function whose code runs; a class, or what is not in Python, as it is."""
+    """Return the function whose code runs; a class, or anything not written in Python, unchanged."""
     return _followed(call, lambda one: _inside(one) or _method_of(one))
 
 
@@ -36,8 +36,8 @@ def _followed(call: Any, inside: Callable[[Any], Any]) -> Any:
 
 
 def _inside(call: Any) -> Any:
-    """What is inside of a partial, a method or a decorator; None: it is none of them."""
-    # Not `isinstance`, which is told by the object itself, as a `Mock` with a spec does it.
+    """Return what is inside a partial, a method or a decorator; None: it is not one of them."""
+    # Not `isinstance`, which the object itself can answer, as a `Mock` with a spec does.
     kind = type(call)
     if issubclass(kind, (partial, partialmethod)):
         return call.func
@@ -47,7 +47,7 @@ def _inside(call: Any) -> Any:
 
 
 def _method_of(call: Any) -> Any:
-    """What runs when an object is called; None: it is a function or a class."""
+    """Return what runs when an object is called; None: it is a function or a class."""
     if issubclass(type(call), (FunctionType, type)):
         return None
     method = getattr(type(call), "__call__", None)  # noqa: B004 - its method
@@ -55,7 +55,7 @@ def _method_of(call: Any) -> Any:
 
 
 def _has(call: Any, name: str) -> bool:
-    """Whether it has this attribute without computing it."""
+    """Return whether it has this attribute, without computing it."""
     try:
         own = object.__getattribute__(call, "__dict__")
     except AttributeError:

@@ -1,10 +1,10 @@
-"""Deliveries inside the transaction of another one: what its handler calls on the same connection.
+"""Deliveries nested in another one's transaction: those that its handler makes on the same connection.
 
-They commit with the one around them, or neither does. So none of them may run when that transaction ends: what comes
-after would be committed by itself, or be lost. In blocking code a call ends before its caller goes on, and only a call
+They commit with the outer one, or neither does. So none of them may be running when that transaction ends: what comes
+after would be committed by itself, or be lost. In sync code a call ends before its caller continues, and only a call
 from another thread is refused. A task of an async handler may outlive it, though. There the nested deliveries of one
-handler run one after the other, because a connection has one transaction and one line of savepoints; and the end of
-the transaction waits for those that were called while the handler ran.
+handler run one after the other, because a connection has one transaction and one sequence of savepoints; and the end of
+the transaction waits for those that were started while the handler ran.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ AWAIT_IT: Final = (
 
 
 class Nest:
-    """The deliveries inside of one handler, on its transaction."""
+    """The deliveries inside one handler, on its transaction."""
 
     __slots__ = ("_around", "_failed", "_failure", "_given_up", "_over", "_thread", "_turn", "_under_way")
 
     def __init__(self, around: Address) -> None:
         self._around = around
         self._thread = get_ident()
-        # Made with the first nested delivery, which most handlers do not have.
+        # Created with the first nested delivery, which most handlers do not have.
         self._turn: asyncio.Lock | None = None
         # Those that run, and those that wait for their turn.
         self._under_way = 0
         # Whether the handler has ended, and whether it failed.
         self._over = False
         self._failed = False
-        # Whether nested deliveries were still running when nobody could wait for them any longer.
+        # Whether nested deliveries were still running when the wait for them ended.
         self._given_up = False
-        # The error of a nested delivery that failed when the handler could not see it any more.
+        # The error of a nested delivery that failed when the handler could no longer see it.
         self._failure: BaseException | None = None
 
     def check_thread(self) -> None:
-        """Raise `UsageError` in another thread than the handler's: a connection works for one at a time."""
+        """Raise `UsageError` in a thread other than the handler's: a connection works for one at a time."""
         if get_ident() != self._thread:
             raise UsageError(
                 f"called in another thread than the handler around it, {self._named()}, whose transaction it would "
@@ -83,7 +83,7 @@ class Nest:
             raise self._too_late()
 
     async def ended(self, error: BaseException | None, store: Any) -> BaseException | None:
-        """Wait for the nested deliveries, once the handler has ended with this error; return the one to go on with.
+        """Wait for the nested deliveries once the handler has ended with this error; return the error to continue with.
 
         If they have not ended after CLEAN_UP_SECONDS, the store makes sure that nothing is committed.
         """
@@ -105,7 +105,8 @@ class Nest:
             return error
         if self._given_up:
             mistake = self._too_late()
-            # Not its cause, which says why a transaction is tried again: what still runs would meet the new one.
+            # Not its cause, which says why a transaction is retried: what is still running would collide with the new
+            # one.
             mistake.__context__ = error
             return mistake
         if error is not None or self._failure is None:
@@ -130,7 +131,7 @@ class Nest:
 
 
 async def _close(store: Any) -> None:
-    """Close the connection under what still runs on it; first so that a library which stands between knows of it."""
+    """Close the connection under what still runs on it; first in a way that a library in between notices."""
     import asyncio
 
     spoiling = asyncio.ensure_future(store.spoil(_interrupts.When.AFTER))

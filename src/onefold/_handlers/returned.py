@@ -1,8 +1,8 @@
-"""What a handler has returned: a result, or something of which nothing has run yet.
+"""Tell a handler's result from an object of which nothing has run yet.
 
-A generator or a coroutine object that comes out of a call says little by itself. If it is the handler's own, because
-the handler is a generator function or an async one, nothing ran. If an ordinary function has returned it, that function
-has run, and its effect with it.
+A generator or coroutine object that a call returns says little by itself. If it is the handler's own, because the
+handler is a generator function or an async one, nothing ran. If an ordinary function has returned it, that function has
+run, and its effect with it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SUSPENDED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 class NotAwaited(UsageError, OutcomeUnknown):
-    """A handler has run and returned a coroutine, which nobody awaits: how much it has done is not known."""
+    """A handler has run and returned a coroutine that nobody awaits: how much it has done is unknown."""
 
 
 def mistake(call: Callable[..., Any], value: Any, *, awaited: bool) -> UsageError | None:
-    """Return what is wrong with one of `SUSPENDED` that a call has returned; None: it is a result, as others are.
+    """Return what is wrong with one of `SUSPENDED` that a call has returned; None: it is a result like any other.
 
     `awaited`: it came out of a coroutine, which has run.
     """
@@ -58,7 +58,7 @@ def mistaken_probe(value: Any) -> UsageError:
 
 
 def is_own(call: Callable[..., Any], value: Any) -> bool:
-    """Whether this object is the handler itself, of which not one line has run."""
+    """Return whether this object is the handler itself, of which not one line has run."""
     if _has_begun(value):
         return False
     function = innermost(call)
@@ -76,11 +76,11 @@ def _code_of(value: Any) -> CodeType:
     for name in ("gi_code", "cr_code", "ag_code"):
         if hasattr(value, name):
             return getattr(value, name)  # type: ignore[no-any-return]
-    raise AssertionError(f"{type(value)} is none of SUSPENDED")
+    raise AssertionError(f"{type(value)} is not one of SUSPENDED")
 
 
 def _only_calls(function: Any, value: Any) -> bool:
-    """Whether it is a lambda that does nothing besides calling what has made the value: `lambda: stream(order)`."""
+    """Return whether it is a lambda that only calls what has made the value: `lambda: stream(order)`."""
     code: CodeType = function.__code__
     made_by = _code_of(value).co_name
     if code.co_name != "<lambda>" or made_by not in (*code.co_names, *code.co_freevars):

@@ -1,4 +1,4 @@
-"""Which claims are renewed together: the renewal of one must never depend on what another of them waits for."""
+"""Group the claims that are renewed together: the renewal of one must never depend on what another waits for."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from onefold._model import Claim
 
 T = TypeVar("T")
 
-# A store that renews one by one is asked for so many at the same time by a blocking guard: fewer than the ten
-# connections that client libraries usually keep. An async guard asks for more, as waiting costs it nothing.
+# How many requests a sync guard sends at the same time to a store that renews one by one: fewer than the ten
+# connections that client libraries usually keep. An async guard sends more, as waiting costs it nothing.
 THREADS_MAX: Final = 8
-# And so many threads in all wait for answers that do not come, before no further renewal is sent.
+# How many threads in all may wait for missing answers before no further renewal is sent.
 HANGING_MAX: Final = 64
 TASKS_MAX: Final = 32
 
-# The places of claims that are sent together.
+# The indexes of claims that are sent together.
 Group = list[int]
 
 
 def groups_of(store: Any, claims: Sequence[Claim], *, batching: bool) -> list[Group]:
-    """Return the places of the claims by groups: a store that renews one by one has a group for each.
+    """Return the indexes of the claims by group: a store that renews one by one has a group for each.
 
-    A store of several servers says by `renewal_groups` which claims fail together; any other renews all at once.
+    A store of several servers says with `renewal_groups` which claims fail together; any other renews all at once.
     """
     if not batching:
         return [[place] for place in range(len(claims))]
@@ -39,7 +39,7 @@ def are_one_group(store: Any, *, batching: bool) -> bool:
 
 
 def spread(work: Callable[[T], object], pieces: Sequence[T], most: int = THREADS_MAX) -> list[threading.Thread]:
-    """Work on the pieces in a few threads, and do not wait for them: each takes the next piece until none is left."""
+    """Process the items in a few threads, without waiting for them: each takes the next item until none is left."""
     waiting = deque(pieces)
 
     def take() -> None:
@@ -58,6 +58,6 @@ def spread(work: Callable[[T], object], pieces: Sequence[T], most: int = THREADS
         for thread in threads:
             thread.start()
     except RuntimeError:
-        # A process that ends starts no threads any more.
+        # A process that is exiting cannot start threads any more.
         take()
     return [thread for thread in threads if thread.ident is not None]

@@ -1,4 +1,4 @@
-"""What is told of claims that were not renewed: a warning in the log, and an event for each."""
+"""Report claims that were not renewed: a warning in the log, and an event for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onefold.events import Kind, Teller
 
 
 class Told(Protocol):
-    """A claim under the heartbeat's care."""
+    """A claim that the heartbeat renews."""
 
     claim: Claim
 
@@ -27,7 +27,7 @@ def told_late(tell: Teller, beats: Sequence[Told], cause: str) -> None:
 
 
 def told_failed(tell: Teller, beats: Sequence[Told], error: Exception) -> None:
-    # Whatever else is raised there may quote a statement, and with it a key.
+    # Any other message may quote a statement, and with it a key.
     _warn(beats, f"{type(error).__name__}: {error}" if isinstance(error, OnefoldError) else type(error).__name__)
     for beat in beats:
         tell(Kind.STORE_FAILED, beat.claim.address, detail=f"extend: {type(error).__name__}")
@@ -40,13 +40,13 @@ def told_left(seconds: float) -> None:
 
     logging.getLogger("onefold").warning(
         "a guard was closed, and a renewal that is under way has not been answered within %s: its thread and its "
-        "connection are left to themselves. Give the driver time-outs below the lease",
+        "connection are left to themselves. Give the driver timeouts below the lease",
         in_words(seconds),
     )
 
 
 def _warn(beats: Sequence[Told], cause: str) -> None:
-    """Log it while there is still time: another may take the claim over when its lease is over."""
+    """Log it while there is still time: another worker may take over the claim when its lease is over."""
     import logging
 
     first = min(beats, key=lambda beat: beat.left)
@@ -58,6 +58,6 @@ def _warn(beats: Sequence[Told], cause: str) -> None:
         first.claim.address.digest,
         others,
         f"ends in {in_words(left)}" if left > 0 else "has ended",
-        # As a store says it of a claim. Here the handler runs.
+        # Worded as a store words it for a claim. Here the handler is running.
         cause.replace("Nothing ran. ", ""),
     )

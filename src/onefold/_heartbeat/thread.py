@@ -1,7 +1,7 @@
-"""The thread of a blocking heartbeat: it sleeps until something is due, and ends with its heartbeat.
+"""The thread of a sync heartbeat: it sleeps until something is due, and ends with its heartbeat.
 
-It is woken by a bell, a queue written in C: an interrupt (Ctrl-C, a signal handler that raises) may strike whoever
-rings it between any two lines, and leaves nothing locked and no ring half heard.
+It is woken by a bell, a queue written in C: an interrupt (Ctrl-C, a signal handler that raises) may hit the caller
+between any two lines, and leaves nothing locked and no ring lost.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
-# The moments at which the thread is asked to wake; `AT_ONCE` has it look whether it has to end.
+# The times at which the thread is asked to wake; `AT_ONCE` makes it check whether it has to end.
 Bell = SimpleQueue[float]
 
 AT_ONCE: Final = 0.0
 
 
 class Beating(Protocol):
-    """What the thread asks of a heartbeat."""
+    """The heartbeat as its thread sees it."""
 
     def is_over(self, bell: Bell) -> bool: ...
     def attend(self, moment: float | None) -> float: ...
 
 
 def thread_for(heartbeat: Beating, bell: Bell) -> threading.Thread:
-    """A thread that lives as long as the heartbeat, and does not keep it alive: a guard may be dropped unclosed."""
+    """Create a thread that lives as long as the heartbeat without keeping it alive: a guard may be dropped unclosed."""
     weakref.finalize(heartbeat, bell.put, AT_ONCE).atexit = False
     return threading.Thread(
         target=_beat_until_gone, args=(weakref.ref(heartbeat), bell), name="onefold-heartbeat", daemon=True
@@ -33,7 +33,7 @@ def thread_for(heartbeat: Beating, bell: Bell) -> threading.Thread:
 
 
 def _beat_until_gone(find: weakref.ref[Any], bell: Bell) -> None:
-    # At first it looks for itself: a claim may have rung the bell of a thread before it, which ended.
+    # It checks first: a claim may have rung the bell of an earlier thread, which has ended.
     moment: float | None = None
     while True:
         heartbeat = find()
@@ -45,7 +45,7 @@ def _beat_until_gone(find: weakref.ref[Any], bell: Bell) -> None:
 
 
 def _heard(bell: Bell, pause: float) -> float | None:
-    """Wait until the bell rings, or the pause is over; return the earliest moment that it rang for."""
+    """Wait until the bell rings, or the pause is over; return the earliest time that it rang for."""
     try:
         moment = bell.get(timeout=min(max(pause, 0.0), threading.TIMEOUT_MAX))
         while not bell.empty():

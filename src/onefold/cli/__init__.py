@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The entry point: one clear line where the extra is missing."""
+    """Run the command line; print one clear line if the extra is missing."""
     try:
         from onefold.cli.app import app
     except ModuleNotFoundError as error:

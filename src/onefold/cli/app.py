@@ -1,4 +1,4 @@
-"""The commands, each with an example in its help and `--format json`."""
+"""Register the commands, each with an example in its help and `--format json`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from onefold.cli.commands.trace import trace
 from onefold.demo.command import demo
 from onefold.stores.opening import without_password
 
-# An argument that may hold a password, with any character in it; and what may hold one in its options.
+# An argument that may hold a password, with any character in it; and one that may hold one in its options.
 _CREDENTIALS: Final = re.compile(r"://.*@", re.DOTALL)
 _URL: Final = re.compile(r"[\w+.-]+://\S*")
 
-# What `typer.BadParameter` is a kind of. Typer brings a click of its own, or uses yours.
+# The base class of `typer.BadParameter`. Typer has its own click, or uses yours.
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
 
 
 class OneLine(TyperGroup):
-    """Says in one line what is wrong with a command line, as with everything else, and how to get its help."""
+    """Reports in one line what is wrong with a command line, like any other error, and how to get its help."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:
         remember_typed(args)
@@ -83,7 +83,7 @@ app = typer.Typer(
 
 
 class Tables(Enum):
-    """What a command does about the tables of a store."""
+    """How a command treats a store without tables."""
 
     NONE = "uses no store"
     # Says in one line that there are none, and exits with 1.
@@ -143,4 +143,4 @@ def _version(asked: bool) -> None:
 def options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """At-least-once delivery, effects that happen once."""
+    """Make at-least-once delivery safe: effects happen once."""

@@ -1,4 +1,4 @@
-"""Read `onefold.yaml`, check it, and make guards from it. See `docs/retention.md`."""
+"""Read `onefold.yaml`, check it, and build guards from it. See `docs/retention.md`."""
 
 from onefold.config.configuration import Configuration, Problem, Unusable, read
 from onefold.config.guards import AsyncGuards, Guards

@@ -1,4 +1,4 @@
-"""A guard that holds what its file declares: what was linted is what runs, or is refused with the line of the file."""
+"""A guard that enforces its file: what was linted is what runs, or is refused with the line of the file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from onefold import AsyncGuard, Guard, UsageError
 from onefold._checks import did_you_mean
 from onefold.config.declared import DeclaredGuard
 
-# What a mode leaves open: the ways to deliver that have a crash window where the file promises none.
+# By mode: the ways to deliver that have a crash window although the file promises none.
 CLAIMING: Final = ("idempotent", "run", "run_batch")
 
 if TYPE_CHECKING:
     from onefold import Guard as Delivering
 else:
-    # Of either colour: the two have the same names.
+    # For sync and async: both have the same names.
     Delivering = object
 
 
 class AsDeclared(Delivering):
-    """A guard that refuses what its file does not declare: another operation, or a claim where it says transactional.
+    """Refuse what the file does not declare: another operation, or a claim where it says transactional.
 
     A `policy=` in code replaces the file's, as with every guard; the lint does not see it.
     """
@@ -80,8 +80,8 @@ class WithinAsDeclared:
 
 
 class GuardAsDeclared(AsDeclared, Guard):
-    """`Guard`, as a file declares it."""
+    """A `Guard` as a file declares it."""
 
 
 class AsyncGuardAsDeclared(AsDeclared, AsyncGuard):  # type: ignore[misc] # its own base is `object`
-    """`AsyncGuard`, as a file declares it."""
+    """An `AsyncGuard` as a file declares it."""

@@ -1,6 +1,6 @@
-"""Reads a configuration: `onefold.yaml` or `onefold.toml`, strictly, and says of every mistake where it is.
+"""Read a configuration, `onefold.yaml` or `onefold.toml`, strictly, and report where every mistake is.
 
-It opens no store and imports no code of yours, so that a lint may read a file that it does not trust.
+It opens no store and imports none of your code, so that a lint may read a file that it does not trust.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onefold.config.wording import shown
 
 __all__ = ["FILE_MAX", "Configuration", "DeclaredGuard", "DeclaredStore", "Mark", "Problem", "Unusable", "read"]
 
-# A hundred guards with every field have some 60 KiB. PyYAML needs a few seconds for what is allowed.
+# A hundred guards with every field take some 60 KiB. PyYAML needs a few seconds for the maximum.
 FILE_MAX: Final = 256 << 10
 
 LANGUAGES: Final = {".yaml": _yaml.parse, ".yml": _yaml.parse, ".toml": _toml.parse}
@@ -27,10 +27,10 @@ LANGUAGES: Final = {".yaml": _yaml.parse, ".yml": _yaml.parse, ".toml": _toml.pa
 def read(
     path: str | os.PathLike[str], *, environment: Mapping[str, str] | None = None, to_run: bool = True
 ) -> Configuration:
-    """What the file declares. Raises `Unusable`, with every mistake in it.
+    """Return what the file declares. Raises `Unusable`, with every mistake in it.
 
-    `to_run=False` does without the variables in the URLs of stores, and without the packages of stores, so that a
-    commit hook can lint without secrets.
+    `to_run=False` does without the variables in store URLs, and without the packages of stores, so that a commit hook
+    can lint without secrets.
     """
     file = os.fspath(path)
     language = LANGUAGES.get(os.path.splitext(file)[1].lower())
@@ -65,4 +65,4 @@ def _text_of(file: str) -> str:
         return found.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
-        raise unusable(file, f"this is no text in UTF-8 (byte 0x{found[error.start]:02x})", Mark(line)) from None
+        raise unusable(file, f"this is not text in UTF-8 (byte 0x{found[error.start]:02x})", Mark(line)) from None

@@ -1,4 +1,4 @@
-"""What a configuration declares, as data: stores, guards, and where each of them stands in the file."""
+"""The content of a configuration, as data: stores, guards, and where each of them is in the file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class DeclaredStore(msgspec.Struct, frozen=True, kw_only=True):
     """A store as the file declares it."""
 
     name: str
-    # None: a variable in it is not set, and the reader did not insist.
+    # None: a variable in it is not set, and was not required.
     url: str | None
-    # The scheme before a plus or a colon, "redis" say; empty where it is not known.
+    # The scheme before a plus or a colon, "redis" say; empty if it is unknown.
     kind: str
     evicts: bool | None = None
 
@@ -24,14 +24,14 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     store: DeclaredStore
-    # The store in which the records were before, while they move.
+    # The store that held the records before, while they move.
     also_read: DeclaredStore | None = None
     # Without what the file names in Python: `probe` and `remember` have the names.
     policy: Policy
-    # Whether the file says `keep`: else it is the policy's own.
+    # Whether the file sets `keep`: otherwise it is the policy's own.
     keep_said: bool = True
     mode: str = "claim"
-    # The guard's name, where the file names none; then any may be used.
+    # The guard's name, if the file names none; then any may be used.
     operations: tuple[str, ...]
     any_operation: bool = False
     scope: str | None = None
@@ -47,26 +47,26 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file declares, and where it does."""
+    """The declarations of a file, and where each is."""
 
     file: str
     stores: dict[str, DeclaredStore]
     guards: dict[str, DeclaredGuard]
-    # Variables that are not set, and were not insisted on.
+    # Variables that are not set, and were not required.
     unset: tuple[str, ...]
-    # Stores of a kind that no package here has, where that was not insisted on.
+    # Stores of a kind that no installed package has, if that was not required.
     unowned: tuple[str, ...] = ()
     tree: Tree
 
     def written_url(self, store: str) -> str:
-        """The URL of this store as the file has it, with the names of variables."""
+        """Return the URL of this store as the file has it, with the names of variables."""
         return str(self.tree.value["stores"][store]["url"])
 
     def unset_of(self, store: str) -> list[str]:
-        """The variables in the URL of this store that are not set."""
+        """Return the unset variables in the URL of this store."""
         written = self.written_url(store)
         return [name for name in dict.fromkeys(self.unset) if f"${{{name}}}" in written]
 
     def mark(self, *path: str) -> Mark:
-        """Where this is, or would have to be."""
+        """Return where this is, or would have to be."""
         return self.tree.mark(path)

@@ -1,4 +1,4 @@
-"""`${NAME}` in a text stands for an environment variable; `$${` for the two characters. Values are in no message."""
+"""Substitute environment variables for `${NAME}`; `$${` stands for the two characters. Values are in no message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIABLE: Final = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 
 class Filled(str):
-    """A text with the values of its variables. Whoever prints it in a message shows it as it was written."""
+    """A text with the values of its variables. Messages show it as it was written."""
 
     written: str
 
@@ -29,7 +29,7 @@ class NotSet(LookupError):
 
 
 def fill(text: str, environment: Mapping[str, str]) -> str:
-    """The text with its variables. Raises `NotSet`, and `ValueError` for a `${` that names none."""
+    """Return the text with its variables. Raises `NotSet`, and `ValueError` for a `${` without a name."""
 
     def value(found: re.Match[str]) -> str:
         if found[0] == "$${":

@@ -1,4 +1,4 @@
-"""What each field of a configuration means: from a plain value to a checked one, or a `ValueError` in words. Pure."""
+"""Convert each field of a configuration from a plain value to a checked one, or raise `ValueError`. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onefold.durations import UNITS, seconds
 
 Meaning = Callable[[Any], Any]
 
-# Sources of a key that its sender mints and keeps over retries.
+# Sources of a key that its sender creates and keeps across retries.
 NAMED_SOURCES: Final = ("header", "field", "argument")
-# Where a message lies, which another delivery of the same intent does not share.
+# The position of a message, which another delivery of the same intent does not share.
 POSITIONS: Final = ("offset", "partition_offset", "position", "delivery_tag", "receipt_handle", "job_id", "task_id")
-# What a message says, which two different intents may share.
+# The content of a message, which two different intents may share.
 CONTENTS: Final = ("content_hash", "body_hash", "payload_hash", "hash")
 
 PLAIN_SOURCES: Final = ("message_id", *POSITIONS, *CONTENTS)
@@ -44,11 +44,11 @@ def whole(value: Any) -> int:
 
 
 def span(value: Any) -> float:
-    """Seconds."""
+    """Return a duration in seconds."""
     if isinstance(value, (str, int, float)):
         with contextlib.suppress(UsageError):
             return seconds(value, "")
-    raise ValueError(f"{shown(value)} is no duration: a number with a unit ({', '.join(UNITS)}) is one, and forever")
+    raise ValueError(f"{shown(value)} is not a duration: a number with a unit ({', '.join(UNITS)}) is one, and forever")
 
 
 def spans(value: Any) -> dict[str, float]:
@@ -66,7 +66,7 @@ def texts(value: Any) -> tuple[str, ...]:
 def one_of(allowed: Sequence[str]) -> Meaning:
     def choice(value: Any) -> str:
         if value not in allowed:
-            raise ValueError(f"{shown(value)} is none of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+            raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
         return str(value)
 
     return choice
@@ -87,14 +87,14 @@ def operations(value: Any) -> tuple[str, ...]:
 
 
 def key(value: Any) -> str:
-    """`header:NAME`, `field:PATH`, `argument:NAME`, or a word that stands for itself."""
+    """Check `header:NAME`, `field:PATH`, `argument:NAME`, or a word that stands for itself."""
     source, colon, name = text(value).partition(":")
     if (source in NAMED_SOURCES and name.strip()) or (not colon and source in PLAIN_SOURCES):
         return str(value)
     if source in NAMED_SOURCES:
         raise ValueError(f"{shown(value)} names nothing: write {source}:NAME")
     raise ValueError(
-        f"{shown(value)} is no source of a key: write header:NAME, field:PATH, argument:NAME or message_id"
+        f"{shown(value)} is not a source of a key: write header:NAME, field:PATH, argument:NAME or message_id"
         f"{did_you_mean(source, (*NAMED_SOURCES, 'message_id'))}"
     )
 
@@ -110,12 +110,13 @@ def after_crash(value: Any) -> str:
     if value in choices or re.fullmatch(PYTHON_NAME, text(value)):
         return str(value)
     raise ValueError(
-        f"{shown(value)} is none of {', '.join(choices)}, and no probe (module:function){did_you_mean(value, choices)}"
+        f"{shown(value)} is not one of {', '.join(choices)}, and no probe (module:function)"
+        f"{did_you_mean(value, choices)}"
     )
 
 
 def dotted_names(value: Any) -> tuple[str, ...]:
-    """Classes by module and name. Any other spelling would match no error, and nobody would notice."""
+    """Check classes by module and name. Any other spelling would silently match no error."""
     for one in texts(value):
         if not re.fullmatch(DOTTED_NAME, one):
             says = f"{shown(one)} names no exception by its module: write module.Class, such as builtins.TimeoutError"
@@ -129,7 +130,7 @@ def errors(value: Any) -> tuple[str, ...]:
 
 STORE: Final[dict[str, Meaning]] = {"url": text, "evicts": flag}
 
-# The fields of the policy, by the policy's own names; `Policy` itself says what is too small or does not go together.
+# The policy's fields, by the policy's own names; `Policy` itself says what is too small or does not fit together.
 POLICY: Final[dict[str, Meaning]] = {
     "keep": span,
     "lease": span,

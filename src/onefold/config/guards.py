@@ -1,4 +1,4 @@
-"""The guards of a configuration, ready to be used: what is linted is what runs.
+"""Build the guards of a configuration: what is linted is what runs.
 
 A store is opened on first use, once for all guards that share it, and closed with them.
 """
@@ -26,7 +26,7 @@ Listeners = Listener | Iterable[Listener]
 
 
 class Loaded(Generic[G]):
-    """The guards of a file by name. Each is made when it is first asked for; asking again gives the same one."""
+    """The guards of a file by name. Each is created when it is first asked for, and then kept."""
 
     # The class of the guards, and that of the guards behind them that own the stores.
     _kind: Any
@@ -51,7 +51,7 @@ class Loaded(Generic[G]):
             return self._guards[name]
 
     def key(self, name: str) -> Any:
-        """The declared key of this guard, for `key=` of a queue's adapter, or (an argument's name) of a decorator."""
+        """Return the declared key of this guard, for `key=` of a queue adapter or (an argument's name) a decorator."""
         declared = self._declared(name)
         source, _, inside = (declared.key or "").partition(":")
         match source:
@@ -98,16 +98,16 @@ class Loaded(Generic[G]):
         return made  # type: ignore[no-any-return]
 
     def _lent(self, store: DeclaredStore) -> Callable[[], Any]:
-        """The store, from the guard that owns it; opened on first use."""
+        """Return the store, from the guard that owns it; opened on first use."""
         with self._making:
             if store.name not in self._owners:
-                # A text of our own kind hides its value; the drivers want it plain.
+                # Our own string type hides its value; the drivers need it plain.
                 self._owners[store.name] = self._owner(str(store.url))
             owner = self._owners[store.name]
         return lambda: owner.store
 
     def _all(self) -> list[G]:
-        """For closing, backwards: those that own a store come first. From now on none is made."""
+        """Return all guards, to close backwards: those that own a store come first. No more are created from now on."""
         with self._making:
             self._closed = True
             return [*self._owners.values(), *self._guards.values()]
@@ -120,7 +120,7 @@ class Guards(Loaded[Guard]):
     _owner = Guard
 
     def close(self) -> None:
-        """Close the guards, and then their stores, whatever one of them says to it."""
+        """Close the guards, and then their stores, even if one of them raises."""
         with ExitStack() as closing:
             for guard in self._all():
                 closing.callback(guard.close)
@@ -133,13 +133,13 @@ class Guards(Loaded[Guard]):
 
 
 class AsyncGuards(Loaded[AsyncGuard]):
-    """`Guards`, awaited: `load("onefold.yaml", awaited=True)["payouts"]`."""
+    """The async `Guards`: `load("onefold.yaml", awaited=True)["payouts"]`."""
 
     _kind = AsyncGuardAsDeclared
     _owner = AsyncGuard
 
     async def aclose(self) -> None:
-        """Close the guards, and then their stores, whatever one of them says to it."""
+        """Close the guards, and then their stores, even if one of them raises."""
         async with AsyncExitStack() as closing:
             for guard in self._all():
                 closing.push_async_callback(guard.aclose)
@@ -152,7 +152,7 @@ class AsyncGuards(Loaded[AsyncGuard]):
 
 
 def _policy(declared: DeclaredGuard, loaded: Loaded[Any]) -> Policy:
-    """The policy with what the file names in Python, imported now."""
+    """Return the policy with what the file names in Python, imported now."""
     changes: dict[str, Any] = {}
     if declared.probe is not None:
         changes["after_crash"] = _imported(declared.probe, "after_crash", declared, loaded)
@@ -173,7 +173,7 @@ def _imported(name: str, field: str, declared: DeclaredGuard, loaded: Loaded[Any
     except (ImportError, AttributeError) as error:
         raise _wrong(f"{name!r} cannot be imported: {error}", field, declared, loaded) from error
     if not callable(found):
-        raise _wrong(f"{name!r} is no function", field, declared, loaded)
+        raise _wrong(f"{name!r} is not a function", field, declared, loaded)
     return found
 
 

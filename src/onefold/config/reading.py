@@ -1,6 +1,6 @@
-"""From a tree of plain values to what it declares. Strict: what is unknown, missing or wrong is a problem with a place.
+"""Turn a tree of plain values into what it declares. Anything unknown, missing or wrong is a problem with a place.
 
-It opens no store, reads no file and imports no code of yours.
+It opens no store, reads no file and imports none of your code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Elsewhere(Exception):
 
 
 class Reading:
-    """One file on its way from a tree to what it declares. Mistakes are collected, and reading goes on."""
+    """Reads one file from its tree. Mistakes are collected, and reading continues."""
 
     def __init__(self, tree: Tree, environment: Mapping[str, str], *, to_run: bool) -> None:
         self.problems: list[Problem] = []
@@ -72,14 +72,14 @@ class Reading:
             yield name, value, path
 
     def _table(self, value: Any, path: Path, known: Any) -> Mapping[str, Any]:
-        """The table, without the fields that it must not have."""
+        """Return the table, without the fields that it must not have."""
         if not isinstance(value, Mapping):
             fields = ", ".join(list(known)[:3])
             self._problem(path, f"{_dotted(path)}a table of fields ({fields}…) is wanted, not {shown(value)}")
             return {}
         for name in value:
             if name not in known:
-                self._problem((*path, name), f"{_dotted(path)}{shown(name)} is no field{_nearest(name, known)}")
+                self._problem((*path, name), f"{_dotted(path)}{shown(name)} is not a field{_nearest(name, known)}")
         return {name: part for name, part in value.items() if name in known}
 
     def _wants(self, table: Mapping[str, Any], path: Path, names: tuple[str, ...]) -> None:
@@ -88,7 +88,7 @@ class Reading:
                 self._problem(path, f"{_dotted(path)}{name!r} is missing")
 
     def _meant(self, table: Mapping[str, Any], path: Path, meanings: Mapping[str, _fields.Meaning]) -> dict[str, Any]:
-        """The fields, each as it is meant; those that are wrong are left out."""
+        """Return the converted fields; those that are wrong are left out."""
         found = {}
         for name, value in table.items():
             try:
@@ -100,7 +100,7 @@ class Reading:
         return found
 
     def _filled(self, value: Any) -> Any:
-        """With the variables in it, or in its parts."""
+        """Substitute the variables in it, or in its parts."""
         match value:
             case str():
                 return fill(value, self._environment)
@@ -128,17 +128,17 @@ class Reading:
         return DeclaredStore(name=name, url=url, kind=kind, evicts=meant.get("evicts"))
 
     def _check_kind(self, kind: str, url: str, path: Path) -> None:
-        """The URL itself is in no message: it may hold a password, or be one that a variable holds.
+        """Check the kind of a store. No message shows the URL itself: it may contain a password.
 
-        A kind that is unknown here may be that of a package that is installed where it runs, and not beside a lint.
-        What is only a letter or two away from a known one is a mistake anywhere.
+        A kind that is unknown here may belong to a package that is installed where it runs, and not next to a lint. A
+        kind that is only a letter or two away from a known one is a mistake anywhere.
         """
         known = sorted(point.name for point in entry_points(group="onefold.stores"))
         if kind in known:
             return
         near = did_you_mean(kind, known)
         if not kind:
-            self._problem(path, f"{_dotted(path)}this is no URL of a store, such as sqlite:///onefold.db")
+            self._problem(path, f"{_dotted(path)}this is not a URL of a store, such as sqlite:///onefold.db")
         elif self._to_run or near:
             named = shown(kind) if not hasattr(url, "written") else "what the variable holds"
             self._problem(path, f"{_dotted(path)}no store is known for {named}{near or ': ' + ', '.join(known)}")
@@ -178,7 +178,7 @@ class Reading:
     def _chosen(
         self, field: str, meant: dict[str, Any], path: Path, stores: Mapping[str, DeclaredStore]
     ) -> DeclaredStore:
-        """The store that this field names."""
+        """Return the store that this field names."""
         chosen = meant.pop(field, "")
         if chosen and chosen not in stores:
             near = _nearest(chosen, stores)
@@ -186,7 +186,7 @@ class Reading:
         return stores.get(chosen) or DeclaredStore(name=chosen, url=None, kind="")
 
     def _policy(self, asked: dict[str, Any], path: Path) -> tuple[str, Policy, str | None]:
-        """The mode, the policy as far as it can be made without importing anything, and the name of the probe."""
+        """Return the mode, the policy as far as possible without importing anything, and the name of the probe."""
         mode: str = asked.get("mode", "claim")
         probe: str | None = asked.get("after_crash") if ":" in asked.get("after_crash", "") else None
         usable = asked | ({"mode": "claim"} if mode == "transactional" else {})
@@ -197,7 +197,7 @@ class Reading:
         return mode, self._accepted(together, path) or Policy(), probe
 
     def _accepted(self, fields: dict[str, Any], path: Path) -> Policy | None:
-        # A field that limits another is looked at together with it.
+        # A field that limits another is checked together with it.
         if list(fields) == ["rerun_within"]:
             fields = {**fields, "after_crash": "rerun"}
         try:
@@ -211,7 +211,7 @@ class Reading:
 
 
 def _kind(url: str) -> str:
-    """The scheme of a URL as far as it is known without its variables."""
+    """Return the scheme of a URL as far as it is known without its variables."""
     scheme, colon, _ = url.partition(":")
     return scheme.lower().partition("+")[0] if colon and "$" not in scheme else ""
 

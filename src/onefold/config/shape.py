@@ -1,4 +1,4 @@
-"""What may stand in a configuration: the fields and their types, and the JSON Schema that editors check against.
+"""The fields of a configuration and their types, and the JSON Schema that editors check against.
 
 Nothing is read here: `configuration` reads, with messages for people.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-# An environment variable may stand for any text; only whoever reads it knows what it holds.
+# An environment variable may stand for any text; only its reader knows its value.
 VARIABLE: Final = r".*\$\{[A-Za-z_][A-Za-z0-9_]*\}.*"
 DURATION: Final = rf"^(forever|[0-9]+(\.[0-9]*)?(ms|s|m|h|d|w)|{VARIABLE})$"
 PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
@@ -44,7 +44,7 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     also_read: Annotated[str | UnsetType, about("Which of them has the records of before, while they move")] = UNSET
     operation: Annotated[str | UnsetType, about("The one operation that it is for")] = UNSET
     operations: Annotated[list[str] | UnsetType, about("The operations that it is for")] = UNSET
-    scope: Annotated[str | UnsetType, about("Whose keys they are, where all belong to one tenant")] = UNSET
+    scope: Annotated[str | UnsetType, about("Whose keys they are, if all belong to one tenant")] = UNSET
     money: Annotated[bool, about("A second run costs money: the lint is stricter")] = False
     mode: Annotated[Mode, about("claim: calls to others. transactional: your own rows. seen: harmless twice")] = "claim"
     key: Annotated[str | UnsetType, about("Its source: header:NAME, field:PATH, argument:NAME or message_id")] = UNSET
@@ -55,7 +55,9 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     after_crash: Annotated[AfterCrash, about("rerun, hold, skip, or a probe: module:function")] = "rerun"
     rerun_within: Annotated[Span | UnsetType, about("Past this age a rerun is held instead")] = UNSET
     attempts_max: Annotated[int, Meta(ge=1, description="Handler starts; used up by crashes, it is held")] = 5
-    unknown: Annotated[list[Dotted] | UnsetType, about("Dotted names of exceptions after which nobody knows")] = UNSET
+    unknown: Annotated[
+        list[Dotted] | UnsetType, about("Dotted names of exceptions after which the outcome is unknown")
+    ] = UNSET
     remember: Annotated[list[str], about("Exceptions that are final answers: module:Class")] = []
     store_down: Annotated[StoreDown, about("refuse, or run unprotected")] = "refuse"
     result_bytes_max: Annotated[int, Meta(ge=0, description="A larger result is not stored")] = 1_048_576
@@ -63,7 +65,7 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cancel_when_lost: Annotated[bool, about("Whether an async handler is cancelled when its claim is lost")] = False
 
     handler_time: Annotated[Span | UnsetType, about("How long the handler takes at most")] = UNSET
-    visibility_timeout: Annotated[Span | UnsetType, about("When the queue delivers what is not done again")] = UNSET
+    visibility_timeout: Annotated[Span | UnsetType, about("When the queue redelivers what is not done")] = UNSET
     provider_memory: Annotated[Span | UnsetType, about("How long the other side remembers the key it is given")] = UNSET
     duplicates: Annotated[dict[str, Span], about("Where duplicates come from, and how late each can make one")] = {}
     replays: Annotated[dict[str, Span], about("What delivers old messages again, and how old they can be")] = {}
@@ -77,5 +79,5 @@ class OnefoldFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the file."""
+    """Return the JSON Schema of the file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(OnefoldFile)

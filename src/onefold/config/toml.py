@@ -1,6 +1,6 @@
-"""TOML with the line of every value. `tomllib` tells no places: they are found by giving it one statement at a time.
+"""Parse TOML with the line of every value. `tomllib` reports none: it is given one statement at a time.
 
-Only a text that `tomllib` has accepted as a whole is taken apart, so that each statement ends where it can be read.
+Only a text that `tomllib` has accepted as a whole is split, so that each statement ends where it can be parsed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from onefold.config.tree import DEPTH_MAX, Mark, Path, Tree, unusable
 
-# A statement is read again with each line that it has. After one that is longer, no places are looked for.
+# A statement is parsed again with each of its lines. After a longer one, no lines are looked for.
 STATEMENT_LINES_MAX: Final = 50
 
 # `a.a.a.a` costs tomllib the square of its length. No URL is as long as this.
@@ -22,7 +22,7 @@ PLACE: Final = re.compile(r" \(at line ([0-9]+), column ([0-9]+)\)$")
 
 
 def parse(text: str, file: str) -> Tree:
-    """The tree of a TOML text. Raises `Unusable` with the line of what is wrong."""
+    """Return the tree of a TOML text. Raises `Unusable` with the line of the mistake."""
     for number, line in enumerate(text.split("\n"), start=1):
         if len(line) > LINE_MAX:
             raise unusable(
@@ -57,7 +57,7 @@ def _marks(text: str) -> dict[Path, Mark]:
 
 
 def _statements(lines: list[str]) -> Iterator[tuple[int, tuple[bool, dict[str, Any]] | None]]:
-    """Each statement with its first line, and whether it is the header of a table."""
+    """Yield each statement with its first line, and whether it is the header of a table."""
     at = 0
     while at < len(lines):
         for end in range(at + 1, min(at + STATEMENT_LINES_MAX, len(lines)) + 1):
@@ -73,7 +73,7 @@ def _statements(lines: list[str]) -> Iterator[tuple[int, tuple[bool, dict[str, A
 
 
 def _paths(found: dict[str, Any]) -> Iterator[Path]:
-    """The path of everything in what one statement says."""
+    """Yield the path of everything in one statement."""
     waiting: list[tuple[Path, Any]] = [((), found)]
     while waiting:
         path, value = waiting.pop()

@@ -1,4 +1,4 @@
-"""A file as a tree of plain values, with the place of each; and what is said where a file cannot be used."""
+"""A file as a tree of plain values, with the place of each; and the errors of a file that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from onefold import UsageError
 # Where something is: ("guards", "payouts", "keep").
 Path = tuple[str | int, ...]
 
-# A configuration has four levels. What is deeper is a mistake, or made to exhaust the reader.
+# A configuration has four levels. Anything deeper is a mistake, or an attack on the parser.
 DEPTH_MAX: Final = 20
 
-# A hundred guards with every field are some 3,000 values. Aliases of YAML count as often as they are used.
+# A hundred guards with every field are some 3,000 values. YAML aliases count as often as they are used.
 VALUES_MAX: Final = 50_000
 
 
 class Mark(NamedTuple):
-    """A place in a file, counted from 1. TOML's reader tells no columns."""
+    """A place in a file, counted from 1. The TOML parser reports no columns."""
 
     line: int
     column: int | None = None
 
 
 class Problem(NamedTuple):
-    """Why a file cannot be used, and where. `mark` is None where the file itself is what is wrong."""
+    """Why a file cannot be used, and where. `mark` is None if the file itself is wrong."""
 
     file: str
     mark: Mark | None
@@ -45,23 +45,23 @@ class Unusable(UsageError):
 
 
 class Tree(NamedTuple):
-    """What a file holds, and where each part of it begins."""
+    """The content of a file, and where each part of it begins."""
 
     file: str
     value: Any
     marks: dict[Path, Mark]
-    # What is wrong with it, and yet does not keep the rest from being read.
+    # What is wrong with it, without preventing the rest from being read.
     problems: tuple[Problem, ...] = ()
 
     def mark(self, path: Path) -> Mark:
-        """Where this is; where it is not in the file, where it would have to be."""
+        """Return where this is; if it is not in the file, where it would have to be."""
         while path not in self.marks and path:
             path = path[:-1]
         return self.marks.get(path, Mark(1))
 
 
 def place(file: str, mark: Mark | None) -> str:
-    """`onefold.yaml:7:5`, as editors and CI find it."""
+    """Return `onefold.yaml:7:5`, as editors and CI find it."""
     found = [] if mark is None else [mark.line] if mark.column is None else list(mark)
     return ":".join([file, *map(str, found)])
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from onefold.durations import UNITS
 
-# "48h" is how people speak of two days of retention, and "14d" of two weeks.
+# People say "48h" for two days of retention, and "14d" for two weeks.
 DAYS_FROM: Final = 3 * UNITS["d"]
 
 # A wrong value is shown up to here: it may be a whole document.
@@ -16,19 +16,19 @@ SHOWN_MAX: Final = 60
 
 
 def said(duration: float) -> str:
-    """The duration in one unit, as it can be written into the file: "90s", "48h", "14d", "forever"."""
+    """Return the duration in one unit, as it can be written into the file: "90s", "48h", "14d", "forever"."""
     if math.isinf(duration):
         return "forever"
     for unit in ("d", "h", "m", "s"):
         count = duration / UNITS[unit]
         if count >= 1 and count == int(count) and (unit != "d" or duration >= DAYS_FROM):
             return f"{int(count)}{unit}"
-    # At least a second is said to the thousandth: no "1e+06s".
+    # From a second on it is exact to the thousandth: no "1e+06s".
     return f"{duration:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 def below(duration: float) -> float:
-    """A round duration that is clearly shorter: 23h for a day, 6d for a week, 59m for an hour."""
+    """Return a round duration that is clearly shorter: 23h for a day, 6d for a week, 59m for an hour."""
     for unit in ("d", "h", "m", "s"):
         whole = math.ceil(duration / UNITS[unit]) - 1
         if whole >= 1 and (unit != "d" or duration >= DAYS_FROM):
@@ -37,7 +37,7 @@ def below(duration: float) -> float:
 
 
 def shown(value: object) -> str:
-    """A wrong value, in a line of a message."""
+    """Return a wrong value as a message shows it."""
     match value:
         case None:
             return "nothing"

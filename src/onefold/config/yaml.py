@@ -1,7 +1,7 @@
-"""YAML with the place of every value. PyYAML finds the nodes; the values are made here, from text alone.
+"""Parse YAML with the place of every value. PyYAML finds the nodes; the values are built here, from text alone.
 
-Stricter than `yaml.safe_load`: a key may come only once, tags are refused, and of plain words only `true`, `false`,
-`null` and numbers are more than text, as in YAML 1.2: neither `no` nor `1:30` means something else than it says.
+Stricter than `yaml.safe_load`: duplicate keys and tags are refused, and of plain words only `true`, `false`, `null` and
+numbers are more than text, as in YAML 1.2: neither `no` nor `1:30` means anything but itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TOO_MANY: Final = f"more than {VALUES_MAX:,} values (an alias counts as often as
 
 
 def parse(text: str, file: str) -> Tree:
-    """The tree of a YAML text. Raises `Unusable` with the line of what is wrong."""
+    """Return the tree of a YAML text. Raises `Unusable` with the line of the mistake."""
     yaml = _package()
     try:
-        # BaseLoader makes nothing but text, and composing makes not even that. Never the C loader: it follows
-        # "[[[[" by recursion without a limit, and takes the process with it.
+        # BaseLoader creates only text, and composing not even that. Never the C loader: it recurses into "[[[[" without
+        # a limit, and takes the process with it.
         node = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         raise unusable(file, f"broken YAML: {_what(error)}", _mark(error.problem_mark or error.context_mark)) from None
@@ -45,11 +45,11 @@ def parse(text: str, file: str) -> Tree:
 
 
 class _Reader:
-    """Makes values of nodes, and notes their places. An alias is read as often as it is used, within a bound."""
+    """Builds values from nodes, and notes their places. An alias is read as often as it is used, within a bound."""
 
     def __init__(self, file: str) -> None:
         self.marks: dict[Path, Mark] = {}
-        # Keys that came again, in the order of a set: an alias is read as often as it is used, and told once.
+        # Duplicate keys, in order and each once: an alias is read as often as it is used, and reported once.
         self.twice: dict[Problem, None] = {}
         self._file = file
         self._left = VALUES_MAX
@@ -90,7 +90,7 @@ class _Reader:
             name = key.value
             if name in found:
                 self._note_twice(key, self.marks[(*path, name)].line)
-                # It counts, so that a file of nothing else is bounded, too; the first one is what is read.
+                # It counts, so that a file of nothing else is bounded, too; the first one is read.
                 self._check(part, depth + 1)
                 continue
             self.marks[(*path, name)] = _mark(key.start_mark)
@@ -102,7 +102,7 @@ class _Reader:
         self.twice[Problem(self._file, _mark(key.start_mark), says)] = None
 
     def _merged(self, node: Any, depth: int) -> Iterator[Any]:
-        """The mappings that `<<` takes over; of equal keys the earlier one counts."""
+        """Yield the mappings that `<<` merges; of equal keys the earlier one counts."""
         for part in (part for key, part in node.value if _merges(key)):
             for one in part.value if part.id == "sequence" else [part]:
                 self._check(one, depth)
@@ -116,7 +116,7 @@ def _merges(key: Any) -> bool:
 
 
 def plain(word: str) -> Any:
-    """What a word without quotes means in YAML 1.2."""
+    """Return what an unquoted word means in YAML 1.2."""
     lower = word.lower()
     if lower in PLAIN and word in (lower, lower.capitalize(), lower.upper()):
         return PLAIN[lower]

@@ -1,4 +1,4 @@
-"""`onefold demo`: the double charge, made real. The command is in `command`.
+"""`onefold demo`: demonstrate the double charge. The command is in `command`.
 
-Every process of the demo imports this package, so that nothing is imported here.
+Every process of the demo imports this package, so nothing is imported here.
 """

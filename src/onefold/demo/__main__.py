@@ -1,4 +1,4 @@
-"""`python -m onefold.demo`: the one command by itself."""
+"""`python -m onefold.demo`: run only this command."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ StoreOption = Annotated[
 
 
 def demo(store: StoreOption = None, format: FormatOption = Format.TABLE) -> None:  # noqa: A002 - the option's name
-    """The double charge, made real: money moves through a queue, without a guard and with it.
+    """Demonstrate the double charge: money moves through a queue, without a guard and with one.
 
-    At each of the five places where duplicates are made, real processes fail, and one message is delivered twice.
+    At each of the five places where duplicates arise, real processes fail, and one message is delivered twice.
 
     Deliveries are calls of the handler. Effects are counted in the wallet's ledger, a SQLite file.
 
@@ -92,7 +92,7 @@ def perform(
 
 @contextlib.contextmanager
 def _elsewhere(url: str) -> Iterator[Side]:
-    """The guarded side on this store, which is asked once before anything starts, and left as it was."""
+    """Open the guarded side on this store, which is checked once before anything starts, and left as it was."""
     if kind_of(url).in_process:
         raise Refusal("a memory store lives inside one process, and the demo's processes have to share it", WRONG_USAGE)
     scope = f"onefold-demo-{os.getpid()}-{secrets.token_hex(4)}"
@@ -114,7 +114,7 @@ def _forget_all(guard: Guard) -> None:
 
 @contextlib.contextmanager
 def _ended_gently() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: with its processes, and its folder."""
+    """End the demo on SIGTERM as on Ctrl-C: with its processes, and its folder."""
 
     def stop(number: int, _: object) -> None:
         raise typer.Exit(128 + number)

@@ -1,6 +1,6 @@
 """The consumer's handler, three times: without a guard, with the record in the wallet's own transaction, with a claim.
 
-A handler is made by `make(wallet, desk)` and called with a message; its answer is what there is to say about it, if
+A handler is created by `make(wallet, desk)` and called with a message; it returns what there is to say about it, if
 anything. The first two differ by one line.
 """
 
@@ -22,7 +22,7 @@ REPLAYED: Final = "finds its record: already done, no effect"
 
 
 class Desk(NamedTuple):
-    """Where a guard keeps its records, if not in the wallet's file; the scope tells one run of the demo from others."""
+    """Where a guard keeps its records, if not in the wallet's file; the scope separates runs of the demo."""
 
     store: str
     scope: str
@@ -38,7 +38,7 @@ def unguarded(wallet: Wallet, _: Desk) -> Handler:
 
 
 def transactional(wallet: Wallet, _: Desk) -> Handler:
-    """The record and the effect are rows of one file: both commit or neither."""
+    """Credit with the record and the effect as rows of one file: both commit or neither."""
     from onefold import Guard
     from onefold.stores.sqlite import SqliteStore
 
@@ -53,7 +53,7 @@ def transactional(wallet: Wallet, _: Desk) -> Handler:
 
 
 def claiming(wallet: Wallet, desk: Desk) -> Handler:
-    """The record is elsewhere: the wallet is a system downstream, and gets a key to deduplicate on."""
+    """Credit with the record elsewhere: the wallet is a system downstream, and gets a key to deduplicate on."""
     from onefold import Guard, current
 
     guard = Guard(desk.store, policy=policy(desk.store), scope=desk.scope)
@@ -77,7 +77,7 @@ def claiming(wallet: Wallet, desk: Desk) -> Handler:
 
 
 def policy(url: str) -> Policy:
-    """A short lease, because somebody is watching; longer than a disk is slow. A duplicate waits until it is over."""
+    """Return a policy with a short lease, because somebody is watching. A duplicate waits until it is over."""
     from onefold import Policy
     from onefold.stores.kinds import kind_of
 

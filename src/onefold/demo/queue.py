@@ -1,8 +1,8 @@
 """A small durable at-least-once queue: a broker process over a log in SQLite, and its client.
 
 It keeps its one promise. A message is in the log, committed, before its producer is told; it leaves the queue when its
-consumer acknowledges it, and is delivered again when that consumer's connection ends before. It never looks for
-duplicates: that is not a queue's work.
+consumer acknowledges it, and is redelivered when that consumer's connection ends before. It never looks for duplicates:
+that is not a queue's job.
 
 A network cannot be made to fail on demand, so the broker can be told to lose one answer, once (`Fault`). Everything
 else that goes wrong in the demo is a process that is really killed.
@@ -30,7 +30,7 @@ Tell = Callable[[str, str], None]
 
 
 class Fault(StrEnum):
-    """What becomes of the answer to the first message that is stored."""
+    """The fate of the answer to the first stored message."""
 
     NONE = "none"
     # It comes only after the message was sent again: too late for a caller who has given up.
@@ -64,7 +64,7 @@ class Log:
 class Broker:
     """Serves one log. A leader writes every message into the replica's file too, before it answers.
 
-    What consumers acknowledged is not replicated: a replica that is promoted replays it. Brokers that do replicate
+    Acknowledgements are not replicated: a promoted replica replays those messages. Brokers that do replicate
     acknowledgements, a little later, lose the last ones in the same way.
     """
 
@@ -78,7 +78,7 @@ class Broker:
         self._in_hand: dict[int, Message] = {}
 
     def serve(self) -> None:
-        """For ever: this process is ended by whoever started it."""
+        """Serve forever: whoever started this process ends it."""
         with socket.create_server((HOST, 0)) as server:
             self._tell("ready", str(server.getsockname()[1]))
             while True:
@@ -96,13 +96,13 @@ class Broker:
                     stream.write(json.dumps(answer).encode() + b"\n")
                     stream.flush()
         except OSError:
-            # The other side is gone, and what it had in hand is all that matters.
+            # The other side is gone, and only what it held matters.
             pass
         finally:
             self._take_back(taken)
 
     def _answer(self, asked: dict[str, Any], taken: dict[int, Message]) -> dict[str, Any] | None:
-        """The answer to send; None ends the connection."""
+        """Return the answer to send; None ends the connection."""
         match asked:
             case {"publish": message}:
                 return self._publish(Message(*message))
@@ -155,7 +155,7 @@ class Delivery(NamedTuple):
 
 
 class Client:
-    """A connection to the broker. `TimeoutError` and `ConnectionError` are what they are anywhere."""
+    """A connection to the broker. It raises `TimeoutError` and `ConnectionError` as usual."""
 
     def __init__(self, port: int, timeout: float) -> None:
         self._socket = socket.create_connection((HOST, port), timeout)
@@ -166,7 +166,7 @@ class Client:
         self._ask({"publish": message})
 
     def next(self) -> Delivery | None:
-        """The next message that nobody has in hand; None if there is none."""
+        """Return the next message that nobody holds; None if there is none."""
         answer = self._ask({"next": 1})
         return None if answer["position"] is None else Delivery(answer["position"], Message(*answer["message"]))
 

@@ -1,4 +1,4 @@
-"""The five places where a duplicate is made, each with processes of its own, and what came of them.
+"""The five places where duplicates arise, each with its own processes, and their outcome.
 
 The five messages of the wallet go through one place each. Whether an effect happened is read from the wallet's file
 when all processes are gone; no process is asked how often it did something.
@@ -23,7 +23,7 @@ HANDLERS: Final = "onefold.demo.consumers"
 
 
 class Side(NamedTuple):
-    """The same play with another consumer: `handler` names a function that makes one, as in `consumers`."""
+    """One side of the demo: `handler` names a function that creates its consumer, as in `consumers`."""
 
     name: str
     handler: str
@@ -31,7 +31,7 @@ class Side(NamedTuple):
 
 
 class Scene:
-    """One place on one side: who is on the stage, and what they told."""
+    """One place on one side: its processes, and what they reported."""
 
     def __init__(self, stage: Stage, side: Side, message: Message) -> None:
         self.message = message
@@ -40,12 +40,12 @@ class Scene:
         self._side = side
 
     def broker(self, log: str = "leader", **plan: Any) -> tuple[Actor, int]:
-        """A broker that is ready, and its port."""
+        """Start a broker; return it, once it is ready, and its port."""
         broker = self._start("broker", log=self.file(log), **plan)
         return broker, int(broker.expect("ready").words)
 
     def send(self, port: int, *, impatient: bool = False) -> None:
-        """A producer that does not end before it has an ack."""
+        """Run a producer that does not end before it has an ack."""
         self._start("producer", port=port, message=self.message, impatient=impatient).finish()
 
     def consumer(self, port: int, fault: str = "none") -> Actor:
@@ -105,7 +105,7 @@ def consumer_is_killed(scene: Scene) -> None:
 
 
 def reply_is_lost(scene: Scene) -> None:
-    """The database commits, and the consumer is told of an error; it tries again."""
+    """The database commits, and the consumer gets an error; it tries again."""
     broker, port = scene.broker()
     scene.send(port)
     scene.consumer(port, fault="lose-reply").finish()
@@ -127,19 +127,19 @@ PLACES: Final = (
     Place(5, "the database's reply is lost, and the consumer retries", MESSAGES[4], reply_is_lost),
 )
 
-# The place whose time line is shown.
+# The place whose timeline is shown.
 CRASH: Final = PLACES[3]
 
 
 class Told(NamedTuple):
-    """What the files of one side say, and what its processes told in the crash."""
+    """The content of the files of one side, and what its processes reported in the crash."""
 
     counted: Counted
     crash: list[Event]
 
 
 class Report(NamedTuple):
-    """Both sides, and whether the demo has shown what it is for."""
+    """Both sides, and whether the demo has shown what it should."""
 
     places: Sequence[Place]
     without: Told
@@ -167,7 +167,7 @@ ONCE: Final = "once"
 
 
 def verdict(without: int, guarded: int) -> str:
-    """In a word: `once`, or what is wrong."""
+    """Return a word: `once`, or what is wrong."""
     if guarded == 0:
         return "LOST with the guard"
     if guarded > 1:
@@ -178,7 +178,7 @@ def verdict(without: int, guarded: int) -> str:
 def play(
     stage: Stage, sides: tuple[Side, Side], progress: Callable[[int], None], places: Sequence[Place] = PLACES
 ) -> Report:
-    """All places on both sides at once, each side with files of its own. Raises `Failure` where a process fails.
+    """Play all places on both sides at once, each side with its own files. Raises `Failure` if a process fails.
 
     `progress` takes the number of scenes that are over, on both sides together.
     """

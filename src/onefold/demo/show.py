@@ -1,4 +1,4 @@
-"""The demo in words: for a terminal, for a pipe, for a program. Nothing is decided here."""
+"""Print the demo: for a terminal, for a pipe, for a program. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from onefold.demo.stage import Event
 COLUMNS: Final = ("place", "deliveries", "effects without", "effects with", "verdict")
 BALANCES: Final = ("account", "right", "without", "with")
 
-# What a person looks for in a time line.
+# What a person looks for in a timeline.
 STYLES: Final = {"killed": "bold red", "effect": "yellow", "absorbed": "green", "again": "cyan", "returned": "cyan"}
 
 
 def facts(report: Report, mode: str, seconds: float) -> dict[str, object]:
-    """As JSON."""
+    """Return the report as JSON."""
     return {
         "holds": report.holds,
         "mode": mode,
@@ -59,13 +59,13 @@ def _timed(events: Sequence[Event]) -> list[dict[str, object]]:
 
 
 def _shown(events: Sequence[Event]) -> Iterator[tuple[float, Event]]:
-    """What is worth telling, each with its time."""
+    """Yield the events that are worth showing, each with its time."""
     shown = [event for event in events if event.kind not in ("ready", "doomed", "end")]
     return ((event.at - shown[0].at, event) for event in shown)
 
 
 def on_pipe(report: Report, mode: str, seconds: float) -> None:
-    """Plain text in columns."""
+    """Print plain text in columns."""
     _columns([COLUMNS, *_rows(report)], right=(1, 2, 3))
     for title, told in _crashes(report):
         typer.echo(f"\n{title}")
@@ -86,9 +86,9 @@ def _columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
 
 
 def on_terminal(report: Report, mode: str, seconds: float) -> None:
-    """Tables, with colour."""
+    """Print tables, with colour."""
     console = Console(highlight=False)
-    table = _table(COLUMNS, "The double charge, made real")
+    table = _table(COLUMNS, "The double charge, demonstrated")
     for row in _rows(report):
         table.add_row(*row[:2], Text(row[2], "red"), _judged(row[3], "1"), _judged(row[4], ONCE))
     console.print(table)

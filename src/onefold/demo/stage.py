@@ -1,4 +1,4 @@
-"""Processes on a stage: started, listened to, killed, and never left behind."""
+"""Start, watch and kill the processes of the demo, and leave none behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PID_BYTES: Final = 32
 
 
 class Failure(Exception):
-    """A process of the demo did not do its part, so that there is nothing to show."""
+    """A process of the demo did not do its part, so there is nothing to show."""
 
 
 class Event(NamedTuple):
@@ -41,7 +41,7 @@ Listener = Callable[[Event], None]
 
 
 class Actor:
-    """One running process. Its pid stays its own while the stage is open, also after its death."""
+    """One running process. Its pid stays its own while the stage is open, even after its death."""
 
     def __init__(self, role: str, pid: int, stdin: int, stdout: int, complaints: Path, listener: Listener) -> None:
         self.role = role
@@ -54,7 +54,7 @@ class Actor:
         self._ear.start()
 
     def expect(self, kind: str) -> Event:
-        """Wait for it to tell this."""
+        """Wait for it to report this."""
         ends = time.monotonic() + PATIENCE
         while True:
             try:
@@ -72,12 +72,12 @@ class Actor:
         self._ear.join()
 
     def kill(self) -> None:
-        """SIGKILL: it gets no chance to do anything more. Returns when it is dead."""
+        """Send SIGKILL: it gets no chance to do anything more. Returns when it is dead."""
         if self._stdin < 0:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        # The kernel closes what a process had open when it is dead, and not before.
+        # The kernel closes what a process had open only when it is dead.
         self._ear.join()
         os.close(self._stdin)
         self._stdin = -1
@@ -97,7 +97,7 @@ class Actor:
 
 
 class Stage:
-    """All processes of one run of the demo. Leaving it kills whatever is still there."""
+    """All processes of one run of the demo. Leaving it kills those that are still there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,7 +105,7 @@ class Stage:
         self._actors: list[Actor] = []
         self._orders, theirs = socket.socketpair()
         self._closed = False
-        # The folder is there for whoever looks at a list of processes.
+        # The folder is shown to whoever looks at a list of processes.
         command = [sys.executable, "-P", "-m", "onefold.demo.worker", str(folder)]
         with theirs, (folder / "stderr").open("wb") as stderr:
             self._nursery = subprocess.Popen(  # noqa: S603 - this very Python, and a module of ours
@@ -123,14 +123,14 @@ class Stage:
                 hear, stdout = _pipe(read=ours, write=theirs)
                 stderr = theirs.enter_context(complaints.open("wb"))
                 pid = self._order(role, plan, [stdin, stdout, stderr.fileno()])
-                # From here on they are the actor's to close.
+                # From here on the actor closes them.
                 ours.pop_all()
             actor = Actor(role, pid, keep, hear, complaints, listener)
             self._actors.append(actor)
             return actor
 
     def _order(self, role: str, plan: dict[str, Any], streams: list[int]) -> int:
-        """The pid of a new process with these streams."""
+        """Return the pid of a new process with these streams."""
         try:
             socket.send_fds(self._orders, [json.dumps([role, plan]).encode() + b"\n"], streams)
             answer = self._orders.recv(PID_BYTES)
@@ -156,7 +156,7 @@ class Stage:
 
 
 def _pipe(*, read: contextlib.ExitStack, write: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose ends are closed with these."""
+    """Create a pipe whose ends are closed with these."""
     reads, writes = os.pipe()
     read.callback(os.close, reads)
     write.callback(os.close, writes)
@@ -164,5 +164,5 @@ def _pipe(*, read: contextlib.ExitStack, write: contextlib.ExitStack) -> tuple[i
 
 
 def _environment() -> dict[str, str]:
-    """A process of ours finds what we find, wherever we were started."""
+    """Return an environment in which a child finds the same modules, wherever we were started."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path)}

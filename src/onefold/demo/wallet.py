@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS downstream_keys (key TEXT PRIMARY KEY);
 
 
 class Message(NamedTuple):
-    """One movement of money; the key is minted by its sender, and is the same on every retry."""
+    """One movement of money; its sender creates the key, which is the same on every retry."""
 
     key: str
     account: str
@@ -47,11 +47,14 @@ MESSAGES: Final = (
 
 
 class ReplyLost(Exception):
-    """The database has committed, and its client was never told."""
+    """The database has committed, and its client never got the answer."""
 
 
 class Wallet:
-    """One process's connection to the file. `after_commit` hears of each effect that a COMMIT has just made durable."""
+    """One process's connection to the file.
+
+    `after_commit` is called for each effect that a COMMIT has just made durable.
+    """
 
     def __init__(self, path: str, after_commit: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
@@ -62,7 +65,7 @@ class Wallet:
 
     @contextmanager
     def transaction(self, what: str = "the effect") -> Iterator[sqlite3.Connection]:
-        """BEGIN IMMEDIATE, the block, COMMIT; an error rolls back. `what` names what is committed."""
+        """Run the block between BEGIN IMMEDIATE and COMMIT; an error rolls back. `what` names what is committed."""
         self._connection.execute("BEGIN IMMEDIATE")
         self._effects = []
         try:
@@ -75,7 +78,7 @@ class Wallet:
             self._after_commit(f"commits {what}: {effect}")
 
     def credit(self, tx: sqlite3.Connection, message: Message) -> None:
-        """The effect: the balance grows, and the ledger says so. Twice is twice."""
+        """Apply the effect: the balance grows, and the ledger says so. Twice is twice."""
         tx.execute(
             "INSERT INTO wallet VALUES (?, ?) ON CONFLICT (account) DO UPDATE SET balance = balance + excluded.balance",
             (message.account, message.amount),
@@ -85,16 +88,16 @@ class Wallet:
         self._effects.append(f"{message.account} +{message.amount} makes {balance}")
 
     def takes(self, tx: sqlite3.Connection, downstream_key: str) -> bool:
-        """Whether this key is new: what a system downstream does that deduplicates on an Idempotency-Key."""
+        """Return whether this key is new, as a system downstream does that deduplicates on an Idempotency-Key."""
         return tx.execute("INSERT OR IGNORE INTO downstream_keys VALUES (?)", (downstream_key,)).rowcount == 1
 
     def note_delivery(self, key: str) -> None:
-        """Count this call of the handler, in a transaction of its own, whatever becomes of it."""
+        """Count this call of the handler, in its own transaction, whatever happens to it."""
         self._connection.execute("INSERT INTO deliveries VALUES (?, ?, ?)", (key, os.getpid(), time.time()))
 
 
 class Counted(NamedTuple):
-    """What the file says when all is over."""
+    """The content of the file when all is over."""
 
     deliveries: dict[str, int]
     effects: dict[str, int]
@@ -102,7 +105,7 @@ class Counted(NamedTuple):
 
 
 def count(path: Path) -> Counted:
-    """Read the file. What is not in it is zero."""
+    """Read the file. Anything missing counts as zero."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         return Counted(
             dict(connection.execute("SELECT key, COUNT(*) FROM deliveries GROUP BY key")),
@@ -112,7 +115,7 @@ def count(path: Path) -> Counted:
 
 
 def each_once(messages: Iterable[Message]) -> dict[str, int]:
-    """The right balances."""
+    """Return the right balances."""
     balances: dict[str, int] = {}
     for message in messages:
         balances[message.account] = balances.get(message.account, 0) + message.amount

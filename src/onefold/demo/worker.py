@@ -1,7 +1,7 @@
-"""The nursery, in which the processes of the demo begin, and what each does: broker, producer or consumer.
+"""The nursery, which forks the processes of the demo, and what each does: broker, producer or consumer.
 
-The nursery has imported everything and has no threads; it forks a process for each order, so that one begins in
-milliseconds. A process tells what it does, as one line of JSON each on standard output. It ends when its standard input
+The nursery has imported everything and has no threads; it forks a process for each order, so that one starts in
+milliseconds. A process reports what it does, one line of JSON each on standard output. It ends when its standard input
 does, so that it cannot outlive the demo, however that ends.
 """
 
@@ -19,12 +19,12 @@ import time
 import traceback
 from typing import Any, Final, NoReturn
 
-# What a guarded consumer needs is imported here, once.
+# The imports of a guarded consumer happen here, once.
 from onefold.demo.consumers import Desk, Handler
 from onefold.demo.queue import Broker, Client, Fault
 from onefold.demo.wallet import Message, ReplyLost, Wallet
 
-# Where no answer is held back, none takes this long.
+# If no answer is held back, none takes this long.
 PATIENCE: Final = 30.0
 
 # How long the application of place 1 waits at first; each retry waits twice as long, as a polite client does.
@@ -40,8 +40,8 @@ ORDER_MAX: Final = 65_536
 
 
 def nursery() -> None:
-    """Fork a process for each order, until the demo has gone. The order is one line, its streams come with it."""
-    # Ctrl-C reaches every process of a terminal: the demo alone decides what becomes of the others.
+    """Fork a process for each order, until the demo is gone. The order is one line, its streams come with it."""
+    # Ctrl-C reaches every process of a terminal: only the demo decides what happens to the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as orders:
         while True:
@@ -58,14 +58,14 @@ def nursery() -> None:
             for stream in streams:
                 os.close(stream)
             orders.sendall(f"{pid}\n".encode())
-    # Not before: the number of a dead process stays its own until now, and a kill cannot hit another one.
+    # Not before: the pid of a dead process stays its own until now, and a kill cannot hit another one.
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
 
 
 def _live(role: str, plan: dict[str, Any], streams: list[int]) -> NoReturn:
-    """From birth to death; whatever happens, this process does not become a second nursery."""
+    """Run from start to end; whatever happens, this process does not become a second nursery."""
     status = 1
     try:
         for number, stream in enumerate(streams):
@@ -83,7 +83,7 @@ def _live(role: str, plan: dict[str, Any], streams: list[int]) -> NoReturn:
 
 
 def tell(kind: str, words: str) -> None:
-    """One line, in one write: threads of one process tell too."""
+    """Write one line, in one write: threads of one process report too."""
     line = json.dumps({"kind": kind, "words": words, "at": time.time()})
     os.write(1, line.encode() + b"\n")
 
@@ -143,11 +143,11 @@ def _handled(wallet: Wallet, handle: Handler, message: Message) -> None:
 
 
 class Mishap:
-    """What goes wrong right after the first effect is committed: nothing, a death, or a reply that gets lost.
+    """A fault right after the first effect is committed: none, a death, or a reply that gets lost.
 
-    `die` waits to be killed by the demo, with SIGKILL: it neither acknowledges nor tells a guard anything any more.
-    `lose-reply` is place 5. SQLite lives inside this process and its replies cannot get lost on a wire; so the COMMIT
-    is real, and what it returned is replaced by the error that the client of a database server would get.
+    `die` waits to be killed by the demo, with SIGKILL: it neither acknowledges nor reports anything to a guard any
+    more. `lose-reply` is place 5. SQLite lives inside this process and its replies cannot get lost on a wire; so the
+    COMMIT is real, and its result is replaced by the error that the client of a database server would get.
     """
 
     def __init__(self, fault: str) -> None:

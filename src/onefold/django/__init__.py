@@ -1,4 +1,4 @@
-"""A Django app whose migrations make the tables: put "onefold.django" into INSTALLED_APPS, and run `migrate onefold`.
+"""A Django app whose migrations create the tables: add "onefold.django" to INSTALLED_APPS, and run `migrate onefold`.
 
-It has no models: records are written by the guard, and by nothing else.
+It has no models: only the guard writes records.
 """

@@ -1,4 +1,4 @@
-"""The app, known to Django as `onefold`."""
+"""The app config; Django knows the app as `onefold`."""
 
 from __future__ import annotations
 

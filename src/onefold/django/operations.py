@@ -1,4 +1,4 @@
-"""The operation of our migrations: the statements of the database's own dialect, which see what is done already."""
+"""The operation of our migrations: the statements of the database's own dialect, which detect what is already done."""
 
 # ruff: noqa: ARG002 - Django passes the states of models, and there are none
 
@@ -14,17 +14,17 @@ from onefold.stores.schema import TABLES
 
 
 class BringTablesTo(Operation):  # type: ignore[misc]
-    """From the version before to this one.
+    """Upgrade the tables from the previous version to this one.
 
-    Going back from version 1 drops the tables. Going back from a later one does nothing: the library of the version
-    before works on the newer form, too.
+    Going back from version 1 drops the tables. Going back from a later one does nothing: the previous version of the
+    library works on the newer form, too.
     """
 
     def __init__(self, version: int) -> None:
         self.version = version
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """There are no models."""
+        """Do nothing: there are no models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):

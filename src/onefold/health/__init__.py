@@ -1,7 +1,7 @@
-"""The doctor: what can be wrong with a store, and how to see it.
+"""The doctor: find out what is wrong with a store.
 
-`examine(store)` asks a store for its facts, tries it out, and judges. Asking and judging are apart: the judgements are
-pure functions of facts. It never shows a key or a password, and leaves nothing behind in the store.
+`examine(store)` asks a store for its facts, tries it out, and judges. Asking and judging are separate: the judgements
+are pure functions of facts. It never shows a key or a password, and leaves nothing behind in the store.
 """
 
 from onefold.health.examine import examine

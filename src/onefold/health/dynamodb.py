@@ -1,4 +1,4 @@
-"""Judgements over the facts of a DynamoDB table. Pure."""
+"""Judge the facts of a DynamoDB table. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Why the store is not tried out."""
+    """Return why the store is not tried out, if it is not."""
     if facts["table"] is None:
         return "the table is not there yet, and an examination makes none"
     if isinstance(facts["table"], Untold):
@@ -39,7 +39,7 @@ def table(facts: Facts) -> Check:
     if refused is not None:
         return refused
     if found is None and facts["auto_schema"]:
-        return yellow(name, "there is none yet: the first delivery makes it", APPLY)
+        return yellow(name, "there is none yet: the first delivery creates it", APPLY)
     if found is None:
         return red(name, "there is none, and auto_schema=no: every delivery is refused", APPLY)
     if _status(facts) not in ("ACTIVE", "UPDATING"):
@@ -55,7 +55,7 @@ def regions(facts: Facts) -> Check:
         return refused
     others = ", ".join(sorted(str(one.get("RegionName")) for one in told.get("Replicas") or ()))
     if not others:
-        return green(name, "one: this is no global table")
+        return green(name, "one: this is not a global table")
     fix = "A table of one region for each key, or another store"
     if told.get("MultiRegionConsistency") == "STRONG":
         return yellow(name, f"a global table with strong consistency, also in {others}: it was never tried", fix)
@@ -106,7 +106,7 @@ def backups(facts: Facts) -> Check:
     status = told.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus")
     if status is None:
         return unknown(name, "the endpoint does not say it")
-    # An old copy of the records would let newer duplicates run: it is a choice, and no fault.
+    # An old copy of the records would let newer duplicates run: it is a choice, not a fault.
     return green(
         name, "point-in-time recovery is on" if status == "ENABLED" else "point-in-time recovery is off: optional"
     )

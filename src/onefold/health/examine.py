@@ -1,4 +1,4 @@
-"""The examination of one store: it asks for facts, tries the store out, and brings the judgements together."""
+"""Examine one store: ask for facts, try the store out, and collect the judgements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onefold.stores.kinds import StoreKind, kind_of
 
 Facts = Mapping[str, Any]
 
-# A delivery makes two round trips. In one region they take a few milliseconds; so long means another continent, or a
-# server that is overloaded.
+# A delivery makes two round trips. In one region they take a few milliseconds; longer means another continent, or an
+# overloaded server.
 ROUND_TRIP_SLOW: Final = 0.050
 
 CONTRACT: Final = "Run onefold.testing.StoreContract on it"
@@ -41,9 +41,9 @@ def judge_of(facts: Facts) -> Judge | None:
 
 
 def examine(store: Store) -> Report:
-    """Look at the store, and try it out. Whatever the store raises becomes a check, and is not raised.
+    """Look at the store, and try it out. Any error of the store becomes a check, and is not raised.
 
-    It makes no tables, and leaves no record behind.
+    It creates no tables, and leaves no record behind.
     """
     facts: Facts = {}
     silent = f"{type(store).__name__} tells nothing about it"
@@ -52,7 +52,7 @@ def examine(store: Store) -> Report:
     except OnefoldError as error:
         return unreachable(str(error))
     except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
-        # Without its words: they may hold a password.
+        # Without its message, which may contain a password.
         silent = f"{type(store).__name__} raised {type(error).__name__} when it was asked"
     judge = judge_of(facts)
     checks = [unknown("server", silent)] if judge is None else judge.judge(facts)
@@ -62,20 +62,20 @@ def examine(store: Store) -> Report:
     try:
         return Report((*checks, *trial(tried(store)), clock(facts)))
     except OnefoldError as error:
-        return Report((*checks, red("trial", str(error), "Mend that first"), clock(facts)), reached=bool(facts))
+        return Report((*checks, red("trial", str(error), "Fix that first"), clock(facts)), reached=bool(facts))
     except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
-        # Without its words: they may hold a password.
+        # Without its message, which may contain a password.
         words = f"the store breaks its contract: it raised {type(error).__name__}, and not StoreUnavailable"
         return Report((*checks, red("trial", words, CONTRACT), clock(facts)))
 
 
 def unreachable(words: str) -> Report:
-    """The report of a store that could not be reached, or opened."""
-    return Report((red("reach", words, "Mend that first: nothing else could be looked at"),), reached=False)
+    """Return the report of a store that could not be reached, or opened."""
+    return Report((red("reach", words, "Fix that first: nothing else could be looked at"),), reached=False)
 
 
 def trial(found: Trial) -> list[Check]:
-    """Judge what a trial has found."""
+    """Judge the result of a trial."""
     words = f"{found.round_trip * 1000:.1f} ms"
     if found.round_trip > ROUND_TRIP_SLOW:
         trip = yellow("round trip", f"{words}: a delivery makes two", "Bring the store nearer, or look at its load")
@@ -88,7 +88,7 @@ def trial(found: Trial) -> list[Check]:
 
 
 def clock(facts: Facts) -> Check:
-    """How far the store's clock is from this machine's. It is shown, and not judged: leases are by the store's own."""
+    """Report how far the store's clock is from this machine's. It is not judged: leases use the store's own."""
     name, told = "clock", facts.get("clock")
     refused = untold(name, told)
     if refused is not None:

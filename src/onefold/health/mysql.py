@@ -1,4 +1,4 @@
-"""Judgements over the facts of MySQL and MariaDB. Pure."""
+"""Judge the facts of MySQL and MariaDB. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Facts = Mapping[str, Any]
 # Bytes are sent as hexadecimal digits, two for each, with a statement around them.
 PACKET_MIN: Final = 2 * Policy().result_bytes_max + 2**16
 
-# Changes that some transaction may still want to see. InnoDB clears away thousands a second: a million means that a
+# Changes that some transaction may still need to see. InnoDB purges thousands a second: a million means that a
 # transaction has been open for long.
 HISTORY_LONG: Final = 1_000_000
 
@@ -30,7 +30,7 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Why the store is not tried out: a privileged user could write even to a replica."""
+    """Return why the store is not tried out, if it is not: a privileged user could write even to a replica."""
     return "it is a replica, or read-only" if is_read_only(facts) else sql.hindrance(facts)
 
 

@@ -1,4 +1,4 @@
-"""Judgements over the facts of PostgreSQL. Pure."""
+"""Judge the facts of PostgreSQL. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onefold.health.report import Check, green, red, untold, yellow
 
 Facts = Mapping[str, Any]
 
-# Dead rows beside living ones. A vacuum comes at a twentieth; where half of the table is dead, none has come.
+# Dead rows next to live ones. A vacuum comes at a twentieth; if half of the table is dead, none has come.
 DEAD_SHARE: Final = 0.5
-# Below this the whole table is a few pages, and a vacuum is not worth its while.
+# Below this the whole table is a few pages, and not worth a vacuum.
 DEAD_ROWS_MANY: Final = 10_000
 
 # A commit that has answered is on this server's disk.
@@ -27,7 +27,7 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Why the store is not tried out."""
+    """Return why the store is not tried out, if it is not."""
     return "it is a replica" if facts["in_recovery"] is True else sql.hindrance(facts)
 
 

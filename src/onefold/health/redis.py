@@ -1,6 +1,6 @@
-"""Judgements over the facts of Redis and Valkey. Pure.
+"""Judge the facts of Redis and Valkey. Pure.
 
-A store that forgets is worse than one that refuses: whatever makes the server drop records by itself is red.
+A store that forgets is worse than one that refuses: anything that makes the server drop records by itself is red.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onefold.stores.base import Untold
 
 Server = Mapping[str, Any]
 
-# Memory that is used, of `maxmemory`. From the first there is time to act; at the second a busy hour fills it.
+# Used memory, of `maxmemory`. From the first there is time to act; at the second a busy hour fills it.
 MEMORY_TIGHT: Final = 0.80
 MEMORY_FULL: Final = 0.95
 
@@ -23,7 +23,7 @@ FORBIDDEN: Final = "Managed services forbid some commands: look for the setting 
 
 
 def judge(facts: Mapping[str, Any]) -> list[Check]:
-    """Each check is that of the server that is worst off."""
+    """Return, for each check, the result of the worst server."""
     servers: list[Server] = facts["servers"]
     judged: list[Callable[[Server], Check]] = [
         eviction_policy,
@@ -50,7 +50,7 @@ def is_replica(facts: Mapping[str, Any]) -> bool:
 
 
 def _of_all(servers: list[Server], checks: list[Check]) -> Check:
-    """The worst of them, with the name of its server where they differ."""
+    """Return the worst of them, with the name of its server if they differ."""
     found = worst(checks)
     if len(set(checks)) == 1:
         return found
@@ -166,7 +166,7 @@ def replication(server: Server, wait_replicas: int) -> Check:
     if replicas == 0:
         return green(name, "a primary without replicas: nothing to fail over to")
     many = counted(replicas, "replica")
-    # INFO has this line only where the setting is above zero.
+    # INFO has this line only if the setting is above zero.
     isolated = "min_slaves_good_slaves" not in info and setting in ("0", "")
     if isinstance(setting, Untold) and "min_slaves_good_slaves" not in info:
         return unknown(name, f"{many}; whether min-replicas-to-write is set is not known: {setting.why}")

@@ -1,4 +1,4 @@
-"""What the doctor says: checks with a grade, a reason and a fix. Data, without a judgement."""
+"""The doctor's report: checks with a grade, a reason and a fix. Data, without a judgement."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Grade(StrEnum):
     """How a check went."""
 
     GREEN = "green"
-    # It works, but with less margin than it should have: slower, fuller, or a rare crash may lose records.
+    # It works, but with less margin than it should: slower, fuller, or a rare crash may lose records.
     YELLOW = "yellow"
-    # Records get lost, or deliveries are refused, in the ordinary course of things.
+    # Records get lost, or deliveries are refused, in normal operation.
     RED = "red"
-    # The store did not tell.
+    # The store did not say.
     UNKNOWN = "unknown"
 
 
 class Check(NamedTuple):
-    """One thing that was looked at. `fix` is empty where there is nothing to do."""
+    """One thing that was checked. `fix` is empty if there is nothing to do."""
 
     name: str
     grade: Grade
@@ -31,7 +31,7 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All checks of one store. Where it could not be reached or opened there is one, which says so."""
+    """All checks of one store. If it could not be reached or opened there is one, which says so."""
 
     checks: tuple[Check, ...]
     reached: bool = True
@@ -57,24 +57,24 @@ def unknown(name: str, reason: str, fix: str = "") -> Check:
 
 
 def untold(name: str, *facts: Any) -> Check | None:
-    """The check for a fact that the server did not tell; None: it told all of these."""
+    """Return the check for a fact that the server did not report; None: it reported all of these."""
     whys = [fact.why for fact in facts if isinstance(fact, Untold)]
     return unknown(name, whys[0]) if whys else None
 
 
 def worst(checks: Iterable[Check]) -> Check:
-    """The worst of several checks of one thing; among equals, the first."""
+    """Return the worst of several checks of one thing; among equals, the first."""
     order = (Grade.RED, Grade.YELLOW, Grade.UNKNOWN, Grade.GREEN)
     return min(checks, key=lambda check: order.index(check.grade))
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things for people: 1 record, 2,000 records."""
+    """Format a number of things for people: 1 record, 2,000 records."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def in_bytes(count: float) -> str:
-    """A size for people: "10.0 MB"."""
+    """Format a size for people: "10.0 MB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break

@@ -1,4 +1,4 @@
-"""Judgements that all SQL stores share: the tables, their indexes, what waits to be purged. Pure."""
+"""Judge what all SQL stores share: the tables, their indexes, the purge backlog. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onefold.stores.base import Untold
 
 Facts = Mapping[str, Any]
 
-# A purge every minute keeps the oldest within minutes of its stay; an hour means that none runs.
+# A purge every minute keeps the backlog within minutes; an hour means that none runs.
 PURGE_LAG: Final = 3_600.0
 
 # A store counts no further.
 COUNTED_MAX: Final = 10_000
 
-# Where a table is smaller, reading all of it is as quick as an index, and the planner is right to do so.
+# If a table is smaller, reading all of it is as fast as an index, and the planner is right to do so.
 ROWS_MANY: Final = 10_000
 
 APPLY: Final = "onefold schema URL --apply"
@@ -42,7 +42,7 @@ def tables(facts: Facts) -> Check:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Why the store is not tried out: that would make or change its tables."""
+    """Return why the store is not tried out, if it is not: that would create or change its tables."""
     version = facts["version"]
     if isinstance(version, Untold):
         return "whether its tables are there is not known"
@@ -62,7 +62,7 @@ def indexes(facts: Facts) -> Check:
     refused = untold(name, there)
     if refused is not None:
         return refused
-    # An older form of the tables has fewer.
+    # An older version of the tables has fewer.
     missing = [one for one in facts["indexes_wanted"] if one not in there]
     if facts["purge_index"] in missing:
         return yellow(
@@ -84,11 +84,11 @@ def purge_lag(facts: Facts) -> Check:
     if refused is not None:
         return refused
     if not count or since is None:
-        return green(name, "no record is past its stay")
+        return green(name, "no record is expired")
     more = " or more" if count >= COUNTED_MAX else ""
     words = f"past their stay: {counted(count, 'record')}{more}, the oldest by {in_words(round(float(since)))}"
     if since > PURGE_LAG:
-        return yellow(name, f"{words}: nobody purges, and the table grows", "Run `onefold purge URL --every 60s`")
+        return yellow(name, f"{words}: nothing purges, and the table grows", "Run `onefold purge URL --every 60s`")
     return green(name, words)
 
 

@@ -1,4 +1,4 @@
-"""Judgements over the facts of a SQLite file. Pure."""
+"""Judge the facts of a SQLite file. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Facts = Mapping[str, Any]
 # Room for some hundred thousand records: time to act.
 FREE_MIN: Final = 100 * 10**6
 
-# SQLite empties the log when it has some megabytes. A longer one has a reader that never ends.
+# SQLite truncates the log at some megabytes. A longer one has a reader that never ends.
 LOG_LONG: Final = 64 * 10**6
 
 
@@ -29,7 +29,7 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Why the store is not tried out."""
+    """Return why the store is not tried out, if it is not."""
     return "the file cannot be written" if facts.get("writable") is False else sql.hindrance(facts)
 
 

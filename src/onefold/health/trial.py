@@ -1,7 +1,7 @@
-"""A trial of a store: one record is claimed, refused to others, finished, read and removed, and the time is taken.
+"""Try out a store: one record is claimed, refused to others, finished, read and removed, and timed.
 
-Its address is in an operation of its own, with a random key and a stay of a minute, so that a trial that is killed
-leaves nothing for long. It removes what it wrote however it ends.
+Its address has an operation of its own, with a random key and a stay of a minute, so that a trial that is killed leaves
+nothing for long. It removes what it wrote however it ends.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from onefold.stores.base import Address, Claim, Ending, Entry, Store
 # Reserved: no handler may have this name.
 OPERATION: Final = "onefold-doctor"
 
-# DynamoDB takes no shorter lease than ten seconds.
+# DynamoDB accepts no lease shorter than ten seconds.
 LEASE: Final = 15.0
 STAY: Final = 60.0
 
-# Of a few, so that one slow answer does not count.
+# The median of a few, so that one slow answer does not count.
 READS: Final = 5
 
 RESULT: Final = b"onefold-doctor"
 
 
 class Broken(Exception):
-    """The store answered, and what it answered is wrong."""
+    """The store answered, and the answer is wrong."""
 
 
 class Trial(NamedTuple):
-    """What a trial has found. `broken` is empty where the store kept its promises."""
+    """The result of a trial. `broken` is empty if the store kept its promises."""
 
     round_trip: float
     broken: str = ""
 
 
 def tried(store: Store) -> Trial:
-    """Try it out. Raises `StoreUnavailable` where the store does."""
+    """Try it out. Raises `StoreUnavailable` if the store does."""
     round_trip = _round_trip(store)
     try:
         _keep_promises(store, Address("", OPERATION, secrets.token_hex(16)))
@@ -51,7 +51,7 @@ def tried(store: Store) -> Trial:
 
 
 def _round_trip(store: Store) -> float:
-    """The median time of a few reads; the first one, which may have to connect, does not count."""
+    """Return the median time of a few reads; the first one, which may have to connect, does not count."""
     address = Address("", OPERATION, secrets.token_hex(16))
     store.read(address)
     times = []
@@ -84,7 +84,7 @@ def _keep_promises(store: Store, address: Address) -> None:
 
 @contextmanager
 def _removed(store: Store, *claims: Claim) -> Iterator[None]:
-    """Whatever happens inside, no record of these claims is left behind, as far as the store can still be told."""
+    """Remove the records of these claims at the end, whatever happens inside, as far as the store still answers."""
     try:
         yield
     except BaseException:

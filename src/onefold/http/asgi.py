@@ -2,8 +2,8 @@
 
     app.add_middleware(IdempotencyMiddleware, guard=AsyncGuard(url), scope=by_header("X-Api-Key"))
 
-An answer is passed on live, and remembered at its end: its last part is sent once it is remembered. A handler that has
-started is finished and remembered, though its client has gone. Websockets and lifespan are not touched.
+A response is passed on live, and remembered at its end: its last part is sent once it is remembered. A handler that has
+started is finished and remembered even if its client disconnects. Websockets and lifespan are not touched.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain
 
 
 class IdempotencyMiddleware:
-    """Guards the requests that name an Idempotency-Key. `docs/http.md` explains each argument.
+    """Guard requests that carry an Idempotency-Key. `docs/http.md` explains each argument.
 
-    `guard` is an `AsyncGuard`, or what one takes: then it is opened here, closed at the end of the lifespan, and opened
-    anew for a request after that.
+    `guard` is an `AsyncGuard`, or what one takes: then it is opened here, closed at the end of the lifespan, and
+    reopened for a request after that.
     """
 
     def __init__(self, app: App, *, guard: AsyncGuard | Any, **options: Unpack[Options]) -> None:
@@ -74,7 +74,7 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         if self._is_closed:
-            # An application may have several lifespans, one after another, and requests outside of them: as in tests.
+            # An application may have several lifespans, one after another, and requests outside them, as in tests.
             self._open()
         with ExitStack() as closes:
             body = closes.enter_context(closing(spooled_for(request)))
@@ -101,7 +101,7 @@ class IdempotencyMiddleware:
                 )
             except (NotFinal, OnefoldError) as error:
                 ended = error
-            # Not in the handler of ours: what the application raised would carry it in its traceback.
+            # Not inside our `except`: the application's exception would carry ours in its traceback.
             await performance.conclude(ended)
 
     def _draining(self, receive: Receive) -> Receive:
@@ -126,7 +126,7 @@ class IdempotencyMiddleware:
 
 
 def awaited(guard: AsyncGuard | Any) -> AsyncGuard:
-    """The guard, or one for what a guard takes."""
+    """Return the guard, or create one from what a guard takes."""
     if isinstance(guard, Guard):
         raise UsageError("an ASGI application needs an AsyncGuard, and this is a Guard: it would block every request")
     return guard if isinstance(guard, AsyncGuard) else AsyncGuard(guard)
@@ -140,7 +140,7 @@ def request_of(scope: Scope) -> Request:
 
 
 async def read_body(receive: Receive, body: Spooled) -> bool:
-    """The whole body. False: the client has gone before its end, and nothing may run."""
+    """Read the whole body. False: the client disconnected before its end, and nothing may run."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -151,7 +151,7 @@ async def read_body(receive: Receive, body: Spooled) -> bool:
 
 
 def by_user(request: Request) -> str | None:
-    """The caller is the authenticated user, as an authentication above this middleware left it in the scope."""
+    """Identify the caller by the authenticated user that an authentication layer above left in the scope."""
     user = request.native.get("user")
     if user is None:
         raise UsageError(

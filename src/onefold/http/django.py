@@ -3,8 +3,8 @@
     idempotency = middleware(guard=guard, scope=by_user)      # in shop/http.py
     MIDDLEWARE = [..., "django.contrib.auth.middleware.AuthenticationMiddleware", "shop.http.idempotency"]
 
-Blocking, as most of Django is. A streaming answer is read to its end (or to the limit of what is remembered) before it
-is sent; for one that is passed on live, put `onefold.http.wsgi` around the application.
+Sync, as most of Django is. A streaming response is read to its end (or to the limit of what is remembered) before it is
+sent; for one that is passed on live, put `onefold.http.wsgi` around the application.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ __all__ = [
 
 View = TypeVar("View", bound=Callable[..., Any])
 
-# What a view raises as an answer: Django makes 404, 403 or 400 of it, once it has rolled back.
+# Exceptions that a view raises as a response: Django turns them into 404, 403 or 400, once it has rolled back.
 ANSWERS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
 
 
 def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """A middleware for Django's settings: give it a name in a module of yours, and that name to `MIDDLEWARE`."""
+    """Create a middleware for Django's settings: bind it to a name in your module, and list it in `MIDDLEWARE`."""
     rules = Idempotency(guard=guard, **known("middleware", options))
 
     def installed(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -75,7 +75,7 @@ def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callabl
 
 def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
     async def handle(request: Any) -> Any:
-        # The functions that say so may ask a database, and block.
+        # The functions that decide this may query a database, and block.
         if not rules.exchange.guards_any([request.method]) or await sync_to_async(rules.passes)(request):
             return await get_response(request)
         return await to_its_end(_responding(rules, async_to_sync(get_response), request), request)
@@ -85,7 +85,7 @@ def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) 
 
 def _on_either(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
     if isinstance(request, ASGIRequest) and not rules.passes(request):
-        # Something below blocks, on ASGI: a cancellation would reach it past us.
+        # Something below blocks, on ASGI: a cancellation would bypass us and reach it.
         return async_to_sync(to_its_end)(_responding(rules, get_response, request), request)
     return rules.exchanged(request, lambda: get_response(request))
 
@@ -119,7 +119,7 @@ class Idempotency(Views):
     """A guard and the rules of the header, for an `IdempotentMixin`."""
 
     def passes(self, request: Any) -> bool:
-        """Whether the request goes on untouched."""
+        """Return whether the request passes through untouched."""
         try:
             return self.exchange.passes(request_of(request))
         except Refused:
@@ -133,10 +133,10 @@ class Idempotency(Views):
         inside: bool = False,
         is_called_off: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """The response to this request: the one that `respond` makes, a replay, or a refusal.
+        """Return the response to this request: the one that `respond` makes, a replay, or a refusal.
 
-        `inside` is for views: a transaction around one would be committed after its answer is remembered. A view that
-        was called off has not failed by itself: it counts as crashed, under every rule.
+        `inside` is for views: a transaction around one would be committed after its response is remembered. A view that
+        was cancelled has not failed by itself: it counts as crashed, under every rule.
         """
         asking = request_of(request)
         try:
@@ -169,7 +169,7 @@ class Idempotency(Views):
             try:
                 response = respond()
             except ANSWERS as error:
-                # Remembered as what Django makes of it, and raised all the same: who stands around has to see it.
+                # Remembered as the response that Django makes of it, but still raised: outer layers have to see it.
                 responses.append(error)
                 return self._captured(request, response_for_exception(request, error))
             except AwaitedView as error:
@@ -178,10 +178,10 @@ class Idempotency(Views):
                 raise NotFinal from None
             responses.append(response)
             if not isinstance(response, HttpResponseBase):
-                # Django itself says what is wrong with it.
+                # Django itself reports what is wrong with it.
                 raise failed_with(TypeError())
             if response.status_code >= SERVER_ERROR and is_called_off():
-                # What Django answers for a view that failed to clean up.
+                # The response of Django for a view that failed to clean up.
                 raise CancelledError
             if hasattr(response, "render") and not response.is_rendered:
                 responses[0] = response = response.render()
@@ -202,7 +202,7 @@ class Idempotency(Views):
         if not response.streaming:
             capture.add(bytes(response.content))
         elif capture.is_event_stream and not self.exchange.event_streams:
-            # It may never end. Without being asked to, nobody keeps a claim for it.
+            # It may never end. Unless asked to, we keep no claim for it.
             raise NotFinal
         else:
             capture.add_whole(_read(response, self.exchange.body_max))
@@ -210,7 +210,7 @@ class Idempotency(Views):
 
 
 class IdempotentMixin:
-    """For a view of Django REST framework: after authentication, permissions and throttles. It is named first.
+    """For a view of Django REST framework: after authentication, permissions and throttles. List it first.
 
     class Payments(IdempotentMixin, APIView):
         idempotency = Idempotency(guard=guard, scope=by_user)
@@ -228,7 +228,7 @@ class IdempotentMixin:
         handler = getattr(self, name, None)
         if handler is not None:
             check_view(handler)
-            # The framework looks its handler up after this, and finds the guarded one.
+            # The framework looks up its handler after this, and finds the guarded one.
             setattr(self, name, functools.partial(self._guarded, handler))
 
     def _guarded(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +254,7 @@ def request_of(request: Any) -> Request:
 
 
 def _host_of(request: Any) -> str:
-    """The host as Django sees it behind its proxy; where it is none of ALLOWED_HOSTS, as it was sent."""
+    """Return the host as Django sees it behind its proxy; if it is not in ALLOWED_HOSTS, as it was sent."""
     try:
         return str(request.get_host())
     except SuspiciousOperation:
@@ -262,13 +262,13 @@ def _host_of(request: Any) -> str:
 
 
 def _body_of(request: Any) -> Spooled:
-    """Read the body, in whatever size Django would let through, and put it back as if nobody had read it."""
+    """Read the body, of any size that Django would accept, and put it back as if nobody had read it."""
     request = getattr(request, "_request", request)
     if hasattr(request, "_body"):
         return Spooled(bytes(request._body))
     if request._read_started:
         raise UsageError(
-            "the body was read before its view, so that it cannot be compared any more. Use the middleware, or "
+            "the body was read before its view, so it cannot be compared any more. Use the middleware, or "
             "csrf_exempt and no request.data in permissions"
         )
     body = _spooled(request)
@@ -287,7 +287,7 @@ def _body_of(request: Any) -> Spooled:
 def _spooled(request: Any) -> Spooled:
     declared, is_asgi = request.META.get("CONTENT_LENGTH") or None, isinstance(request, ASGIRequest)
     if declared is None and not is_asgi and request.META.get("HTTP_TRANSFER_ENCODING"):
-        # Django reads nothing of it. Two different bodies of this kind would look the same.
+        # Django reads none of it. Two different bodies of this kind would look the same.
         raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
     with ExitStack() as fails:
         body = fails.enter_context(closing(Spooled()))
@@ -311,7 +311,7 @@ def _check_outside_of_transactions() -> None:
 
 
 def _read(response: Any, limit: int) -> bytes | None:
-    """A streaming body, which can still be sent. None: it is longer than the limit."""
+    """Read a streaming body, which can still be sent. None: it is longer than the limit."""
     if not response.is_async:
         found = captured(iter(response.streaming_content), limit)
         response.streaming_content = found.parts
@@ -332,7 +332,7 @@ async def _chained(head: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterat
 
 @asynccontextmanager
 async def _closing(parts: Any) -> AsyncIterator[None]:
-    """Close a stream that is left in the middle now, and not when it is collected."""
+    """Close an unfinished stream now, not when it is garbage-collected."""
     try:
         yield
     finally:
@@ -349,7 +349,7 @@ def _response(answer: Answer) -> Any:
 
 
 def by_user(request: Request) -> str | None:
-    """The caller is the authenticated user. The middleware for authentication has to stand above this one."""
+    """Identify the caller by the authenticated user. The authentication middleware has to be above this one."""
     user = getattr(request.native, "user", None)
     if user is None:
         raise UsageError("by_user: no authentication has run before. Put its middleware above this one")
@@ -359,7 +359,7 @@ def by_user(request: Request) -> str | None:
 
 
 def _identity_of(user: Any) -> Any:
-    """Return the primary key; of a type that only its field knows, as the text that Django's sessions keep of it."""
+    """Return the primary key; if only its field knows the type, as the string that Django's sessions store."""
     field = getattr(getattr(user, "_meta", None), "pk", None)
     if isinstance(user.pk, (str, int, uuid.UUID, tuple, type(None))) or field is None:
         return user.pk

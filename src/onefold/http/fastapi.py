@@ -2,8 +2,8 @@
 
     router = APIRouter(route_class=idempotent_route(guard=guard, scope=by_argument("user")))
 
-The claim is made when the endpoint is called: authentication and validation have passed by then, and what they answer
-is never remembered. For all routes at once there is `onefold.http.asgi.IdempotencyMiddleware`.
+The claim is made when the endpoint is called: authentication and validation have passed by then, and their responses
+are never remembered. For all routes at once use `onefold.http.asgi.IdempotencyMiddleware`.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ __all__ = [
     "single_tenant",
 ]
 
-# Where an endpoint of ours keeps the user's.
+# Where a wrapped endpoint keeps the user's.
 ORIGINAL: Final = "__onefold_endpoint__"
 
 
 def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> type[APIRoute]:
-    """The class for routes whose requests are guarded: `APIRouter(route_class=idempotent_route(…))`."""
+    """Create the class for routes whose requests are guarded: `APIRouter(route_class=idempotent_route(…))`."""
     rules = _Rules(guard, Exchange(**known("idempotent_route", options, has_endpoint=True), begun=True))
     scope = options["scope"]
 
     class IdempotentRoute(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
-            # In capitals, as FastAPI takes them.
+            # In upper case, as FastAPI takes them.
             methods = [method.upper() for method in settings.get("methods") or ["GET"]]
             self.is_guarded = rules.exchange.guards_any(methods)
             if self.is_guarded:
@@ -85,12 +85,12 @@ def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> 
 
 
 def by_argument(name: str, of: Callable[[Any], object] | None = None) -> ScopeOf:
-    """The caller is an argument of the endpoint, from its dependencies: `by_argument("user", lambda u: u.id)`."""
+    """Identify the caller by an argument from a dependency: `by_argument("user", lambda u: u.id)`."""
     return _ByArgument(name, of)
 
 
 class _ByArgument:
-    """A caller whom the endpoint's dependencies name."""
+    """A caller identified by the endpoint's dependencies."""
 
     needs_endpoint: Final = True
 
@@ -134,10 +134,10 @@ def describe(
     required: bool = False,
     rules: str = "below_500",
 ) -> None:
-    """Show the header and the answers that are ours in the schema of an application behind the middleware.
+    """Add the header and our responses to the schema of an application behind the middleware.
 
-    The answers are 400, 409 and 422; under `rules="stripe"` 400 and 409. It can be said several
-    times: of some paths that the header is required, of others that it is optional.
+    The responses are 400, 409 and 422; under `rules="stripe"` 400 and 409. It can be called several times: for some
+    paths where the header is required, for others where it is optional.
     """
     chosen = None if paths is None else _options.paths("paths", paths)
     verbs = _options.methods("methods", methods)
@@ -166,7 +166,7 @@ class _Rules:
         self._shelter = shelter_of(self.guard)
 
     async def exchanged(self, route: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request of a route. Its endpoint comes back to the `_Visit` to be claimed."""
+        """Handle one request of a route. Its endpoint comes back to the `_Visit` to be claimed."""
         request = request_of(scope)
         try:
             passes = self.exchange.passes(request)
@@ -192,10 +192,10 @@ class _Rules:
         await self._shelter.to_its_end(visit.play(performance, kept), performance)
 
     def _drain_at_shutdown(self, app: Any) -> None:
-        """Have the application wait for who is under way, before its own handlers of the shutdown.
+        """Make the application wait for requests in progress, before its own shutdown handlers.
 
-        A route sees no lifespan. These handlers run where the application has no lifespan of its own; one that has, or
-        whose routers have handlers or a lifespan of theirs, calls `drain`.
+        A route sees no lifespan. These handlers run if the application has no lifespan of its own; one that has, or
+        whose routers have their own handlers or lifespan, calls `drain`.
         """
         handlers = getattr(getattr(app, "router", None), "on_shutdown", None)
         if isinstance(handlers, list) and self._shelter.empty not in handlers:
@@ -203,7 +203,7 @@ class _Rules:
 
 
 class _Visit:
-    """One request on its way through a route: the claim begins at the endpoint, and ends with the answer."""
+    """One request on its way through a route: the claim begins at the endpoint, and ends with the response."""
 
     def __init__(self, rules: _Rules, request: Request, body: Spooled) -> None:
         self._rules = rules
@@ -212,16 +212,16 @@ class _Visit:
         # The endpoint's, once its dependencies have passed.
         self.arguments: dict[str, Any] = {}
         self._claimed: asyncio.Task[Outcome[Answer]] | None = None
-        # The endpoint, in a task of its own: a cancellation that it leaves pending there is not the claim's.
+        # The endpoint, in its own task: a cancellation that it leaves pending there is not the claim's.
         self._running: asyncio.Task[None] | None = None
         # Its claim was cancelled from outside, and so is the endpoint.
         self._is_called_off = False
-        # What the endpoint returned, and what has become of it at the end of the route.
+        # The value that the endpoint returned, and what became of it at the end of the route.
         self._returned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     async def play(self, performance: Performance, kept: ExitStack) -> None:
-        """The whole route; at the end of its answer its claim ends, if its endpoint has made one."""
+        """Run the whole route; at the end of its response its claim ends, if its endpoint has made one."""
         with kept:
             try:
                 answer: Answer | NotFinal = await performance.settled()
@@ -242,11 +242,11 @@ class _Visit:
                 ended: Outcome[Answer] | NotFinal | OnefoldError = await self._claimed
             except (NotFinal, OnefoldError) as error:
                 ended = error
-            # Not in the handler of ours: what the endpoint raised would carry it in its traceback.
+            # Not inside our `except`: the endpoint's exception would carry ours in its traceback.
             await performance.conclude(ended)
 
     async def enter(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """What the endpoint returns, or the answer that takes its place."""
+        """Return the endpoint's result, or the response that replaces it."""
         self.arguments = arguments
         exchange = self._rules.exchange
         try:
@@ -265,10 +265,10 @@ class _Visit:
             return _response(exchange.refused(error))
 
     async def _entered(self, claimed: asyncio.Task[Outcome[Answer]]) -> None:
-        """Wait for what the endpoint returns, or for a claim that has ended without it.
+        """Wait for the endpoint to return, or for a claim that has ended without it.
 
-        Whoever cancels the route (a time-out in a dependency, the end of the loop) cancels the endpoint, and goes on
-        when that has ended: as if it had been called in this task.
+        Cancelling the route (a timeout in a dependency, the end of the loop) cancels the endpoint, and continues when
+        that has ended: as if it had been called in this task.
         """
         cancelled: asyncio.CancelledError | None = None
         while not (claimed.done() or self._returned.done()):
@@ -281,7 +281,7 @@ class _Visit:
             raise cancelled
 
     async def _call_off(self) -> None:
-        """End the claim of a route that was cancelled: nobody will tell it an answer."""
+        """End the claim of a route that was cancelled: it will get no response."""
         if self._claimed is not None and not self._claimed.done():
             self._claimed.cancel()
             await asyncio.wait({self._claimed})
@@ -300,20 +300,20 @@ class _Visit:
                 raise asyncio.CancelledError
             if not self._returned.done():
                 running.result()
-            # Not awaited itself: a cancellation of the claim would become the answer's.
+            # Not awaited itself: a cancellation of the claim would become the response's.
             await asyncio.wait({self._answer})
             return self._answer.result()
 
         return await deliver_async(self._rules.guard, asked, perform, self._rules.policy)
 
     async def _run(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        """Run the endpoint and keep what comes of it: a task with a pending cancellation has no result at its end."""
+        """Run the endpoint and keep its result: a task with a pending cancellation has no result at its end."""
         returned: Any = None
         raised: BaseException | None = None
         try:
             returned = await _called(endpoint, arguments)
-        # A cancellation is the endpoint's own, of a scope that it has cancelled: it has run, and must not seem not to
-        # have. Of any other error FastAPI makes an answer, and that decides.
+        # A cancellation is the endpoint's own, of a scope that it has cancelled: it has run, and must not look as if it
+        # had not. FastAPI turns any other error into a response, and that decides.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             raised = error
         if raised is None and not self._is_called_off:
@@ -321,11 +321,11 @@ class _Visit:
         elif raised is not None and not self._is_called_off:
             self._returned.set_exception(raised)
         elif raised is not None:
-            # The claim says what follows, whatever the endpoint made of it; the loop logs an error.
+            # The claim decides what follows, whatever the endpoint made of it; the loop logs an error.
             raise raised
 
 
-# The request that a guarded endpoint belongs to. A parameter for it would be one that FastAPI has to know.
+# The request of a guarded endpoint. FastAPI would have to know a parameter for it.
 _visit: ContextVar[_Visit | None] = ContextVar("onefold.http.fastapi", default=None)
 
 
@@ -341,8 +341,8 @@ def _visiting(visit: _Visit | None, route: App) -> App:
 
 
 def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint, which goes by way of its visit. FastAPI sees its signature as it was."""
-    # `include_router` may make every route again, from the endpoint that it finds.
+    """Return the endpoint, routed through its visit. FastAPI sees its original signature."""
+    # `include_router` may create every route again, from the endpoint that it finds.
     endpoint = getattr(endpoint, ORIGINAL, endpoint)
     if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
         raise UsageError(f"{endpoint.__qualname__} yields its answer: give it a router without idempotent_route")

@@ -35,15 +35,15 @@ __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "heade
 
 View = TypeVar("View", bound=Callable[..., Any])
 
-# What Flask's parser reads to its end, and keeps nothing of.
+# Media types that Flask's parser reads to the end without keeping anything.
 FORMS: Final = (URLENCODED, MULTIPART)
 
 
 def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], View]:
     """Decorate a view, below the route and below the decorators that authenticate.
 
-    A streaming answer is read to its end (or to the limit of what is remembered) before it is sent; for one that is
-    passed on live, take the middleware.
+    A streaming response is read to its end (or to the limit of what is remembered) before it is sent; for one that is
+    passed on live, use the middleware.
     """
     views = Views(guard=guard, **known("idempotent", options))
 
@@ -93,12 +93,12 @@ def _captured(response: flask.Response, views: Views) -> Answer:
     capture = Capture(views.exchange.body_max, flask.request.method.upper())
     capture.begin(response.status_code, response.headers)
     if capture.is_event_stream and not views.exchange.event_streams:
-        # It may never end. Without being asked to, nobody keeps a claim for it.
+        # It may never end. Unless asked to, we keep no claim for it.
         raise NotFinal
     response.direct_passthrough = False
     found = captured(iter(response.iter_encoded()), views.exchange.body_max)
     if not response.is_sequence:
-        # What was there keeps its own `close`, which the response calls at its end.
+        # The previous iterable keeps its own `close`, which the response calls at its end.
         response.call_on_close(getattr(response.response, "close", lambda: None))
         response.response = found.parts
     capture.add_whole(found.whole)
@@ -111,7 +111,7 @@ def request_of(request: Any) -> Request:
 
 
 def _body_of(request: flask.Request) -> bytes:
-    """Return the whole body. Where somebody has read it before, Flask keeps what was left: of a form, nothing."""
+    """Return the whole body. If it was read before, Flask keeps what was left: of a form, nothing."""
     was_read, was_kept = "stream" in vars(request), "_cached_data" in vars(request)
     body = request.get_data(cache=True)
     missing = (request.content_length or 0) - len(body)
@@ -127,16 +127,16 @@ def _body_of(request: flask.Request) -> bytes:
 
 
 def _is_gone(request: flask.Request, body: bytes, *, was_kept: bool) -> bool:
-    """Whether somebody has read this body, or a part of it, and left us the rest. Nobody knows how long it was."""
+    """Return whether somebody has read this body, or a part of it, and left us the rest. Its length is unknown."""
     with suppress(AttributeError, OSError, ValueError):
-        # Some streams tell.
+        # Some streams report their position.
         if request.stream.tell() > len(body):
             return True
     found = vars(request)
     if request.mimetype in FORMS or found.get("form") or found.get("files"):
-        # Whoever looked at the form has read it, unless all of it was kept before.
+        # Reading the form has consumed it, unless all of it was kept before.
         return not (was_kept and body)
-    # Of any other media type a look at the form leaves the stream as it is.
+    # For any other media type, accessing the form leaves the stream as it is.
     return not (body or was_kept or "form" in found)
 
 
@@ -149,7 +149,7 @@ def _response(answer: Answer) -> flask.Response:
 
 
 def by_user(_request: Request) -> str | None:
-    """The caller is the user whom Flask-Login knows."""
+    """Identify the caller by the user that Flask-Login knows."""
     try:
         from flask_login import current_user
     except ImportError as error:

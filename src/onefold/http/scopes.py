@@ -1,6 +1,6 @@
-"""Whose key it is: the caller of a request. There is no default, because a wrong one shows one tenant another's answer.
+"""Identify the caller of a request. There is no default: a wrong one shows one tenant another's response.
 
-A credential is stored as a keyed digest, never as it is.
+A credential is stored as a keyed digest, never in clear.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from onefold.http._shared.options import header_name
 
 ScopeOf = Callable[[Request], str | None]
 
-# Separates our digests from every other use of the same credential. It is no secret: give one with `secret=`.
+# Separates our digests from any other use of the same credential. It is not a secret: pass one with `secret=`.
 LABEL: Final = b"onefold scope"
 
 # 128 bits: two callers never share one.
 DIGEST_BYTES: Final = 16
 
-# What BLAKE2 takes.
+# The limit of BLAKE2.
 SECRET_MAX: Final = 64
 
-# What a user without an id is called: Flask-Login's `get_id` writes `str(None)`, and so do functions of many projects.
+# The name of a user without an id: Flask-Login's `get_id` writes `str(None)`, and so do functions of many projects.
 NOBODY: Final = ("", "None")
 
 
 def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
-    """The caller is who sends this credential: `by_header("X-Api-Key")`. A request without it is refused.
+    """Identify the caller by this credential: `by_header("X-Api-Key")`. A request without it is refused.
 
-    `secret` is the key of the digest. Give one where credentials are short enough to be guessed, and keep it: with
-    another one every record is a stranger's.
+    `secret` is the key of the digest. Pass one if credentials are short enough to be guessed, and keep it: with another
+    one every record is a stranger's.
     """
     header_name("by_header", name)
     if not isinstance(secret, (str, bytes)):
@@ -55,15 +55,16 @@ def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
 
 
 def single_tenant(_request: Request) -> str | None:
-    """Every caller is the same: whoever knows a key gets its answer. Only for a service with one client."""
+    """Treat every caller as the same: anyone who knows a key gets its response. Only for a service with one client."""
     return None
 
 
 def name_of(caller: object, source: str, instead: str) -> str:
-    """Return the name of a caller: a text, a whole number or a UUID. Raises `UsageError` for any other object.
+    """Return the name of a caller: a string, an integer or a UUID. Raises `UsageError` for any other object.
 
-    The text of most objects is their address in memory, or changes with what they hold: a retry would be a stranger's,
-    and a stranger might be the caller. Raises `Refused` for a caller without an id: all of them would be one.
+    The text of most objects is their address in memory, or changes with their content: a retry would look like a
+    stranger's, and a stranger might be taken for the caller. Raises `Refused` for a caller without an id: all of them
+    would be one.
     """
     if caller is None or (isinstance(caller, str) and caller.strip() in NOBODY):
         raise Refused("caller_unknown", "A request with a key needs a caller, and this one has no id.")

@@ -2,8 +2,9 @@
 
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, guard=Guard(url), scope=by_header("X-Api-Key"))
 
-An answer that comes in parts is passed on live (by the server's `write`), and remembered at its end: the last part is
-sent, or the stream is ended, once it is remembered. A client that goes does not end what has started.
+A response that comes in parts is passed on live (with the server's `write`), and remembered at its end: the last part
+is sent, or the stream is ended, once it is remembered. A client that disconnects does not end a request that has
+started.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
 class IdempotencyMiddleware:
-    """Guards the requests that name an Idempotency-Key. `docs/http.md` explains each argument."""
+    """Guard requests that carry an Idempotency-Key. `docs/http.md` explains each argument."""
 
     def __init__(self, app: App, *, guard: Guard | Any, **options: Unpack[Options]) -> None:
         self.app = app
@@ -68,7 +69,7 @@ class IdempotencyMiddleware:
             )
         except (NotFinal, OnefoldError) as error:
             ended = error
-        # Not in the handler of ours: what the application raised would carry it in its traceback.
+        # Not inside our `except`: the application's exception would carry ours in its traceback.
         if performance.is_seen or isinstance(ended, NotFinal):
             return performance.rest()
         if isinstance(ended, OnefoldError):
@@ -79,14 +80,14 @@ class IdempotencyMiddleware:
 
 
 def blocking(guard: Guard | Any, needs: str = "a WSGI application needs a Guard") -> Guard:
-    """The guard, or one for what a guard takes."""
+    """Return the guard, or create one from what a guard takes."""
     if isinstance(guard, AsyncGuard):
         raise UsageError(f"{needs}, and this is an AsyncGuard: nobody would await it")
     return guard if isinstance(guard, Guard) else Guard(guard)
 
 
 class Performance:
-    """One run of the application inside a claim: its answer is captured as it passes on, its end is held back."""
+    """One run of the application inside a claim: its response is captured as it passes, and its end is held back."""
 
     def __init__(
         self, app: App, request: Request, environ: Environ, start_response: StartResponse, exchange: Exchange
@@ -97,9 +98,9 @@ class Performance:
         self._start_response = start_response
         self._exchange = exchange
         self._begun: tuple[Any, ...] = ()
-        # The server's, once the answer has begun.
+        # The server's, once the response has begun.
         self._write: Callable[[bytes], object] | None = None
-        # The whole answer was there when the application returned.
+        # The whole response was there when the application returned.
         self._is_at_hand = False
         self._held: list[bytes] = []
         self._capture = Capture(exchange.body_max, request.method)
@@ -109,20 +110,20 @@ class Performance:
         self._unread = 0
         self._trouble: Exception | None = None
         self._failure: BaseException | None = None
-        # What is remembered, if it was made here.
+        # The answer to remember, if it was made here.
         self.made: Answer | None = None
 
     @property
     def is_seen(self) -> bool:
-        """Whether the client has seen a part of the answer."""
+        """Whether the client has seen a part of the response."""
         return self._write is not None
 
     def is_made_here(self, outcome: Outcome[Answer]) -> bool:
-        """Whether it is the application's own answer. A probe may have given one, or none, in its place."""
+        """Return whether it is the application's own response. A probe may have given one, or none, in its place."""
         return self.made is not None and outcome.value is self.made and not outcome.replayed
 
     def settled(self) -> Answer:
-        """Run it to its end: what is remembered of its answer. Raises `NotFinal` where nothing is."""
+        """Run the application to its end; return the answer to remember. Raises `NotFinal` if there is none."""
         try:
             answer = self._answer()
             self.made = self._exchange.answered(self._request, answer, unmatched=self._unmatched)
@@ -164,9 +165,9 @@ class Performance:
                 close()
 
     def rest(self) -> Iterable[bytes]:
-        """What was held back, for the server. Raises what the application raised."""
+        """Return what was held back, for the server. Raises what the application raised."""
         if isinstance(self._failure, ClientGone):
-            # Nobody is there to be told.
+            # Nobody is left to be told.
             return []
         if self._failure is not None:
             raise self._failure
@@ -183,9 +184,9 @@ class Performance:
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         if exc_info is not None and self._write is not None:
-            # As every server does: an error after the beginning of the answer cannot become another answer.
+            # As every server does: an error after the beginning of the response cannot become another response.
             raise exc_info[1].with_traceback(exc_info[2])
-        # Copies: whoever is above may change what he is handed, and what is remembered is what the application gave.
+        # Copies: a layer above may change what it gets, and we remember what the application produced.
         headers = list(headers)
         self._capture.begin(status, headers)
         # Flask forgets its request at the end.
@@ -194,11 +195,14 @@ class Performance:
         return self._take
 
     def _take(self, part: bytes) -> None:
-        """Of a stream, pass each part on. Of what has a length, the newest part is held: it may be the last."""
+        """Pass on each part of a stream.
+
+        If the response has a length, hold back the newest part: it may be the last.
+        """
         if not part:
             return
         if self._capture.malformed is not None:
-            # As a server would: a stream whose beginning nobody can send may be endless.
+            # As a server would: a stream whose beginning cannot be sent may be endless.
             raise self._capture.malformed
         self._capture.add(part)
         ready, self._held = self._held, [part]
@@ -222,20 +226,20 @@ class Performance:
         except OSError:
             self._client_gone_at = time.monotonic()
         except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
-            # A server's own way to say that the client has gone, or a failure on the way to it. What the handler did
-            # has happened all the same.
+            # The way in which a server says that the client has disconnected, or a failure on the way to it. The
+            # handler's effect has happened anyway.
             self._client_gone_at, self._trouble = time.monotonic(), error
 
     def _is_stream(self) -> bool:
         return not self._is_at_hand and not self._capture.header(b"content-length")
 
     def _is_endless(self) -> bool:
-        """It may never end. Without being asked to, nobody keeps a claim for it."""
+        """Return whether it may never end: unless asked to, we keep no claim for it."""
         return self._write is None and not self._exchange.event_streams and self._capture.is_event_stream
 
 
 class _Until:
-    """An answer, and what is closed after it."""
+    """A response, and what is closed after it."""
 
     def __init__(self, parts: Iterable[bytes], closes: ExitStack) -> None:
         self._parts = parts
@@ -274,7 +278,7 @@ def request_of(environ: Environ) -> Request:
 
 
 def _path_of(environ: Environ) -> str:
-    """The path as it reads: in WSGI it is UTF-8 that somebody has taken for Latin-1."""
+    """Return the readable path: WSGI passes UTF-8 decoded as Latin-1."""
     path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     try:
         return path.encode("latin-1").decode()
@@ -283,7 +287,10 @@ def _path_of(environ: Environ) -> str:
 
 
 def read_body(environ: Environ, body: Spooled) -> None:
-    """The whole body: as long as it says, or to its end where the server ends it. Of a part of one, nothing may run."""
+    """Read the whole body: its declared length, or to its end if the server ends it.
+
+    With a part of one, nothing may run.
+    """
     stream, declared = environ["wsgi.input"], environ.get("CONTENT_LENGTH") or None
     if declared is None and not environ.get("wsgi.input_terminated"):
         if environ.get("HTTP_TRANSFER_ENCODING"):
@@ -291,7 +298,7 @@ def read_body(environ: Environ, body: Spooled) -> None:
             raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
         return
     if declared is not None and not declared.isdecimal():
-        raise Refused("body_incomplete", "Content-Length is no number.")
+        raise Refused("body_incomplete", "Content-Length is not a number.")
     left = int(declared) if declared is not None else None
     while left is None or left > 0:
         chunk = stream.read(CHUNK if left is None else min(CHUNK, left))
@@ -310,7 +317,7 @@ def _with_body(environ: Environ, body: Spooled) -> Environ:
 
 
 def by_user(request: Request) -> str | None:
-    """The caller is the authenticated user, as the server, or a middleware above this one, named it: `REMOTE_USER`."""
+    """Identify the caller by the authenticated user, as the server or a middleware above named it: `REMOTE_USER`."""
     return name_of(request.native.get("REMOTE_USER"), "by_user: REMOTE_USER", "Pass a function as scope=")
 
 

@@ -1,6 +1,6 @@
-"""The lint: every declared guard against every rule, and the guards against each other. Pure.
+"""Check every declared guard against every rule, and the guards against each other. Pure.
 
-Codes are stable: one that is gone is not used again.
+Codes are stable: a removed one is not used again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
 
 
 def findings(*configurations: Configuration) -> list[Finding]:
-    """Everything that breaks a rule, file by file and in the order of each."""
+    """Return everything that breaks a rule, file by file and in the order of each."""
     shared = list(_shared_operations(configurations))
     found: list[Finding] = []
     for configuration in configurations:
@@ -69,7 +69,7 @@ def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found
 
 
 def _shared_operations(configurations: Sequence[Configuration]) -> Iterator[tuple[Configuration, DeclaredGuard, Said]]:
-    """Guards that would write the same records: an operation of one name, in one store and scope."""
+    """Yield guards that would write the same records: an operation of one name, in one store and scope."""
     seen: dict[tuple[str | None, str], list[tuple[Identity, Configuration, DeclaredGuard]]] = {}
     for configuration in configurations:
         for guard in configuration.guards.values():
@@ -96,9 +96,9 @@ def _shared(
 
 
 def _place(configuration: Configuration, store: DeclaredStore) -> Identity:
-    """Entries whose URLs name one place are one store, whatever its variables hold; in memory each is one of its own.
+    """Return the place of a store: entries whose URLs name one place are one store; in memory each is its own.
 
-    A variable in another file may hold something else where that one is used.
+    A variable in another file may have another value where that one is used.
     """
     if kind_of(store.kind).in_process:
         return Identity(store.kind, name=f"{configuration.file} {store.name}")
@@ -112,7 +112,7 @@ RULES: Final = (
         "OF001",
         "keep is below the floor",
         "a duplicate that comes after keep runs again: the floor is twice the largest of the sum of the duplicates, "
-        "the visibility time-out and the longest replay",
+        "the visibility timeout and the longest replay",
         _rules.keep_below_floor,
     ),
     Rule(
@@ -123,7 +123,7 @@ RULES: Final = (
     ),
     Rule(
         "OF003",
-        "the visibility time-out is shorter than the handler's time",
+        "the visibility timeout is shorter than the handler's time",
         "the queue delivers again what still runs",
         _rules.delivered_again_too_soon,
     ),

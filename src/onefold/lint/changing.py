@@ -1,7 +1,7 @@
-"""Which keys change with each delivery, by the words of the name that they come from. Pure.
+"""Detect keys that change with each delivery, by the words of their names. Pure.
 
-A name with a word that is not known here is taken for one of the business: `delivery_attempt` counts, and
-`delivery_number` and `retry_policy_id` name something.
+A name with an unknown word is taken for a business term: `delivery_attempt` is a count, but `delivery_number` and
+`retry_policy_id` identify something.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-# They say how something is counted, or whose it is, and nothing of what it is.
+# They say how something is counted, or whose it is, but not what it is.
 COUNTS: Final = frozenset({"count", "counter", "counts", "times"})
 NUMBERS: Final = COUNTS | {"idx", "index", "no", "nr", "num", "number"}
 PLAIN: Final = NUMBERS | frozenset(
@@ -37,7 +37,7 @@ TRIES: Final = frozenset(
         "tries",
     }
 )
-# What is done to a message: it counts where it is counted, and a delivery may also be one of goods.
+# What is done to a message: it counts only with a word for counting, as a delivery may also be one of goods.
 HANDLING: Final = frozenset(
     {
         *("acquired", "death", "deaths", "deliver", "delivered", "deliveries", "delivery", "dequeue", "dequeued"),
@@ -45,14 +45,14 @@ HANDLING: Final = frozenset(
     }
 )
 
-# Where this copy lies, or whose turn it is.
+# Where this copy is, or whose turn it is.
 HANDLES: Final = (
     *({"delivery", "tag"}, {"consumer", "tag"}, {"receipt", "handle"}, {"ack", "id"}, {"lock", "token"}),
     *({"partition", "offset"}, {"kafka", "offset"}, {"message", "offset"}, {"stream", "offset"}, {"queue", "offset"}),
     {"message", "age"},
 )
 
-# When it is looked at. What happened once (`created_at`, `event.time`) stays as it was.
+# When it is processed. When something happened (`created_at`, `event.time`) does not change.
 CLOCKS: Final = frozenset({"now", "timestamp", "ts"})
 MOMENTS: Final = CLOCKS | {"date", "datetime", "time"}
 ON_THE_WAY: Final = frozenset(
@@ -61,7 +61,7 @@ ON_THE_WAY: Final = frozenset(
         *("publish", "queued", "receive", "received", "redelivered", "retried", "send", "sent"),
     }
 )
-# Units and places of a clock.
+# Units and parts of a clock.
 OF_A_CLOCK: Final = frozenset({"at", "epoch", "iso", "ms", "ns", "unix", "utc"})
 
 # A header of a request, or of its delivery. A field of the same name may be a terminal's own number, say.
@@ -71,7 +71,7 @@ OF_A_REQUEST: Final = (
 
 KNOWN: Final = PLAIN | TRIES | HANDLING | MOMENTS | ON_THE_WAY | OF_A_CLOCK | frozenset().union(*HANDLES, *OF_A_REQUEST)
 
-# A shorter beginning would find words in words.
+# A shorter prefix would match inside other words.
 SYLLABLE_MIN: Final = 3
 
 
@@ -82,7 +82,7 @@ def changes(key: str) -> bool:
     named = words - PLAIN
     if source == "header" and words - {"x"} in OF_A_REQUEST:
         return True
-    # Of a part that has a time, it may be when that happened.
+    # If a part has a time, it may be when that happened.
     if path.lower() == "time" or words == {"current", "time"}:
         return True
     return _counts_tries(words, named) or words - {"x", "amqp", "sqs", "rabbitmq"} in HANDLES or _is_a_moment(named)
@@ -101,7 +101,7 @@ def _is_a_moment(named: frozenset[str]) -> bool:
 
 
 def _words_of(path: str) -> frozenset[str]:
-    """Return the words of the last part of a path that says something: of `x-death.0.count` all."""
+    """Return the words of the last meaningful part of a path: of `x-death.0.count` all."""
     words: set[str] = set()
     for part in reversed(re.split(r"[.:/]", path)):
         words |= set(_words(part))

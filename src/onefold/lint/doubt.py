@@ -1,7 +1,7 @@
-"""After which exceptions nobody knows whether the effect happened. Nothing of yours is imported for it.
+"""Detect exceptions after which nobody knows whether the effect happened. None of your code is imported.
 
-An exception of Python's own library is judged by its class. Any other is judged by its name, so that the lint says the
-same wherever it runs: a commit hook has none of the libraries that the handlers use.
+A built-in Python exception is judged by its class. Any other is judged by its name, so that the lint says the same
+wherever it runs: a commit hook has none of the libraries that the handlers use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from concurrent import futures
 from typing import Final
 
-# Where handlers get their errors from. Others are not imported: some of them do something when they are.
+# The sources of handlers' errors. Others are not imported: some have side effects on import.
 PYTHON: Final = frozenset(
     {
         *("asyncio", "asyncio.exceptions", "builtins", "concurrent.futures", "ftplib", "http.client", "imaplib"),
@@ -20,12 +20,12 @@ PYTHON: Final = frozenset(
         *("subprocess", "urllib.error", "xmlrpc.client"),
     }
 )
-# A lost connection, an end in the middle of an answer, a worker that was stopped.
+# A lost connection, an end in the middle of a response, a worker that was stopped.
 LOST: Final = (OSError, EOFError, MemoryError, RecursionError, asyncio.CancelledError, futures.CancelledError)
-# These are raised for whatever has no class of its own.
+# These are raised for anything that has no class of its own.
 ANYTHING: Final = (RuntimeError, SystemError)
 
-# What the name of a class says, in whatever library.
+# The meaning of a class name, in any library.
 NAMES: Final = (
     # It took too long, or was ended.
     r".*(Time[Oo]ut|TimedOut|DeadlineExceeded|TimeLimitExceeded).*",
@@ -37,11 +37,11 @@ NAMES: Final = (
     r".*(?<![A-Z])(SSL|Ssl|TLS|Tls|OS|IO|Io|EOF|Eof)(Error|Exception)|(Read|Write|Close|ClientPayload|.*Pool)Error",
     r"(AMQP|Amqp)?Channel(Closed\w*|(Error|Exception|WrongStateError|InvalidStateError))|timeout|error|gaierror|herror",
     r"(Broken|Closed)Resource(Error)?|EndOf(Stream|Channel)",
-    # There was an answer, which could not be read.
+    # There was a response, which could not be read.
     r".*Incomplete(Read|Body|Response)(Error)?|.*(Decode|Decoding|ChunkedEncoding|ResponseStreaming)Error|BadStatusLine",
     r"LineTooLong|InvalidChunkLength|ContentTypeError|TooManyRedirects|WSServerHandshakeError",
     r"(Client|Invalid)?ResponseError|InvalidResponse",
-    # The answer was that the other side does not know, or a class that such answers have, too.
+    # The response was that the other side does not know, or a class that such responses have, too.
     r".*(Outcome|Result|Status|State|Completion|Resolution)Unknown(Error)?|.*Unknown(Outcome|Result|Status|State)(Error)?",
     r"(.*(Store|Service|Server|A[Pp][Ii]|Backend|Upstream|Gateway|Provider|Host|Endpoint|Kafka))?Unavailable.*",
     r"(Broker|Leader|Replica|Coordinator|GroupCoordinator)NotAvailable(Error)?",
@@ -51,18 +51,18 @@ NAMES: Final = (
     # A database, or a broker, that went away in the middle of it, or did not do it.
     r"(Operational|Interface|Database|DBAPI|SQLAlchemy|Postgres|FatalPostgres|MySQL|BusyLoading|ReadOnly)Error",
     r"(Cluster|ClusterDown|MasterDown)Error|(Deadlock(Detected)?|Serialization|SerializationFailure)(Error)?",
-    # The first class of a library, above all its others.
+    # The root class of a library.
     r"(Base|Onefold|Amqp|AMQP|Redis|Kafka|Boto|BotoCore)?(Error|Exception)",
     r"(Adyen|Braintree|Mollie|PayPal|Square|Stripe|Twilio)(Error|Exception)",
 )
 NAMED: Final = re.compile("|".join(NAMES))
 
-# In other libraries a client's mistake, which is final; in these the class of every answer that is an error.
+# In other libraries a client's mistake, which is final; in these the class of every error response.
 CLIENT_ERRORS: Final = frozenset({"aiobotocore", "aiohttp", "boto3", "botocore"})
 
 
 def is_doubt(name: str) -> bool:
-    """Return whether the exception `module:Class` is so wide, or of such a kind, that it says nothing of the effect."""
+    """Return whether the exception `module:Class` says nothing about the effect, by its width or its kind."""
     module, _, inside = name.partition(":")
     kind = _of_python(module, inside)
     if kind is not None and _is_doubt(kind):
@@ -80,7 +80,7 @@ def _is_doubt(kind: type[BaseException]) -> bool:
 
 
 def _of_python(module: str, inside: str) -> type[BaseException] | None:
-    """Return the exception of this name, where Python itself has it."""
+    """Return the exception of this name, if Python itself has it."""
     if module not in PYTHON:
         return None
     try:

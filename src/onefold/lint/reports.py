@@ -1,4 +1,4 @@
-"""Findings in the languages that people, programs and CI read. Pure: each function gives a text or a document."""
+"""Format findings for people, programs and CI. Pure: each function returns a text or a document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.lint import RULES, Finding
 
 
 def document(files: int, findings: Sequence[Finding], problems: Sequence[Problem]) -> dict[str, Any]:
-    """For programs: what was found, and which input could not be used."""
+    """Return the document for programs: what was found, and which input could not be used."""
     return {
         "files": files,
         "findings": [
@@ -37,7 +37,7 @@ def _where(mark: Mark | None) -> dict[str, int | None]:
 
 
 def github(findings: Sequence[Finding], problems: Sequence[Problem]) -> list[str]:
-    """Workflow commands: GitHub shows each at its line of the change."""
+    """Return workflow commands: GitHub shows each at its line of the change."""
     return [
         *(_command(one.file, one.mark, one.code, one.message) for one in findings),
         *(_command(one.file, one.mark, "unusable", one.says) for one in problems),
@@ -56,14 +56,14 @@ def _command(file: str, mark: Mark | None, title: str, message: str) -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """What would end a command, or a property of one."""
+    """Escape what would end a command, or a property of one."""
     for one in f"%\r\n{more}":
         text = text.replace(one, f"%{ord(one):02X}")
     return text
 
 
 def sarif(findings: Sequence[Finding], problems: Sequence[Problem]) -> dict[str, Any]:
-    """SARIF 2.1.0, for code scanning."""
+    """Return SARIF 2.1.0, for code scanning."""
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",

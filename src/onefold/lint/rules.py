@@ -1,6 +1,6 @@
-"""The rules over one guard, each of them a question to what is declared. Pure: no file, no store, no printing.
+"""The rules for one guard, each a check of what is declared. Pure: no file, no store, no printing.
 
-A rule that cannot be judged by what is declared says nothing.
+A rule that lacks the data to judge says nothing.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Said(NamedTuple):
 
 
 def floor(guard: DeclaredGuard) -> float:
-    """The least `keep`: twice the largest of the sum of the duplicates, the visibility time-out and the longest replay.
+    """Return the least `keep`: twice the largest of the summed duplicates, visibility timeout and longest replay.
 
-    A queue delivers again what was done and not acknowledged when the visibility time-out ends.
+    A queue redelivers what was done but not acknowledged when the visibility timeout ends.
     """
     return TWICE * max(_late(guard), max(guard.replays.values(), default=0.0))
 
 
 def _late(guard: DeclaredGuard) -> float:
-    """How late a duplicate can be."""
+    """Return how late a duplicate can be."""
     return max(sum(guard.duplicates.values()), guard.visibility_timeout or 0.0)
 
 
@@ -73,7 +73,7 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def money_by_default(guard: DeclaredGuard) -> Iterator[Said]:
-    """Whoever says `keep`, or where duplicates come from, has thought about it; the floor judges the numbers."""
+    """Report money with a default `keep`; with `keep`, or sources of duplicates, the floor judges the numbers."""
     if guard.money and not (guard.keep_said or guard.duplicates or guard.replays):
         yield Said(
             "keep",
@@ -106,7 +106,7 @@ def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def _stores(guard: DeclaredGuard) -> Iterator[tuple[str, DeclaredStore]]:
-    """The fields that name a store of this guard. The one of before answers for what was done before it moved."""
+    """Yield the fields that name a store of this guard. The previous one answers for what was done before the move."""
     yield "store", guard.store
     if guard.also_read is not None:
         yield "also_read", guard.also_read
@@ -225,7 +225,10 @@ def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
-    """Under rerun `unknown` has no meaning, and in a transaction nothing is unknown."""
+    """Report money whose `unknown` omits timeouts.
+
+    Under rerun it has no meaning, and in a transaction nothing is unknown.
+    """
     if not guard.money or guard.mode != "claim" or guard.policy.after_crash == "rerun":
         return
     missing = [kind.__name__ for kind in (TimeoutError, ConnectionError) if not _is_named(kind, guard.policy.unknown)]
@@ -240,7 +243,7 @@ def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def _is_named(kind: type[Exception], unknown: tuple[type[BaseException] | str, ...]) -> bool:
-    """Whether such an error is taken for a doubt: by its class, or by the dotted name of one of its classes."""
+    """Return whether such an error counts as unknown: by its class, or by the dotted name of one of its classes."""
     names = {f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__}
     return any(one in names if isinstance(one, str) else issubclass(kind, one) for one in unknown)
 

@@ -1,9 +1,9 @@
-"""Copies records from one store to another, so that a change of the store's URL forgets nothing.
+"""Copy records from one store to another, so that a change of the store's URL forgets nothing.
 
-It reads the old store and never writes to it. What the new store knows already is not overwritten, so that it can be
-run again at any time: after an interrupt, and for what has come since. Two exceptions would do harm if they were
-treated alike, and are told apart: what a worker runs right now stays where it is, and what the new store holds as
-unfinished is finished there when the old store says that it has ended.
+It reads the old store and never writes to it. Records that the new store already has are not overwritten, so it can be
+run again at any time: after an interrupt, and for new records. Two cases are exceptions: records that a worker is
+running right now stay where they are, and unfinished records in the new store are finished there when the old store has
+finished them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onefold import Record, State, UsageError
 from onefold.maintenance.pages import records, weight_of
 from onefold.stores.base import Batching, Browsable, Entry, Gone, Query
 
-# One round trip takes so many, and so many bytes: below what a server takes in one message.
+# One round trip takes this many, and this many bytes: below what a server takes in one message.
 BATCH_MAX: Final = 500
 BATCH_BYTES: Final = 2 * 2**20
 
@@ -25,15 +25,15 @@ ENDED: Final = (State.DONE, State.FAILED)
 
 
 class Tally(msgspec.Struct):
-    """What has become of the records so far."""
+    """The count of records so far, by what happened to them."""
 
     copied: int = 0
-    # Copied before while unfinished, and ended in the old store since.
+    # Copied before while unfinished, and finished in the old store since.
     updated: int = 0
     there: int = 0
-    # A worker runs them: they are not copied.
+    # A worker is running them: they are not copied.
     running: int = 0
-    # The new store does not take them; why, of the first.
+    # The new store does not take them; the reason for the first.
     refused: int = 0
     why: str = ""
 
@@ -43,14 +43,14 @@ class Tally(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the new store now knows all that the old one does."""
+        """Whether the new store now has everything that the old one has."""
         return not self.running and not self.refused
 
 
 def copying(old: Browsable, new: Any, query: Query, *, tally: Tally, dry_run: bool = False) -> Iterator[Tally]:
-    """Copy what the query asks for, batch by batch; the tally, after each. `dry_run` only counts.
+    """Copy what the query matches, batch by batch; yield the tally after each. `dry_run` only counts.
 
-    `new` is a `Store` and `Browsable`. Raises `StoreUnavailable` where one of the two does not answer.
+    `new` is a `Store` and `Browsable`. Raises `StoreUnavailable` if one of the two does not answer.
     """
     pairs = beside(records(old, query), records(new, query))
     for batch in batches(pairs):
@@ -70,7 +70,7 @@ def copying(old: Browsable, new: Any, query: Query, *, tally: Tally, dry_run: bo
 
 
 def beside(ours: Iterable[Record], theirs: Iterator[Record]) -> Iterator[tuple[Record, Record | None]]:
-    """Each of our records with theirs of the same address; both come in the order of addresses."""
+    """Yield each of our records with theirs of the same address; both come in the order of addresses."""
     other = next(theirs, None)
     for record in ours:
         while other is not None and other.address.parts < record.address.parts:
@@ -79,7 +79,7 @@ def beside(ours: Iterable[Record], theirs: Iterator[Record]) -> Iterator[tuple[R
 
 
 def batches(pairs: Iterator[tuple[Record, Record | None]]) -> Iterator[list[tuple[Record, Record | None]]]:
-    """The same in lists that fit into one round trip."""
+    """Yield the pairs in lists that fit into one round trip."""
     batch: list[tuple[Record, Record | None]] = []
     weight = 0
     for pair in pairs:
@@ -93,7 +93,7 @@ def batches(pairs: Iterator[tuple[Record, Record | None]]) -> Iterator[list[tupl
 
 
 def written(new: Any, entries: Sequence[Entry]) -> list[Record | Gone | UsageError | None]:
-    """Write the entries whose addresses are free; of each what is in the way, or why the store does not take it."""
+    """Write entries whose addresses are free; return, for each, the existing record, or why the store refuses it."""
     answers: list[Record | Gone | UsageError | None] = []
     for start in range(0, len(entries), BATCH_MAX):
         answers += _written_together(new, entries[start : start + BATCH_MAX])
@@ -144,7 +144,7 @@ def _settle(new: Any, record: Record, found: Record, tally: Tally, *, dry_run: b
 
 
 def _has_ended_since(record: Record, found: Record) -> bool:
-    """Whether the old store knows the end of what is unfinished in the new one: there it would run again."""
+    """Return whether the old store has finished what is unfinished in the new one: there it would run again."""
     unfinished = found.state not in ENDED and not found.is_live
     # A bypass is a deliberate second run: the end of the first one says nothing about it.
     return record.state in ENDED and unfinished and found.bypasses <= record.bypasses

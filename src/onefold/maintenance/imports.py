@@ -1,6 +1,6 @@
-"""Makes finished records of the rows of a table that a team made by hand, so that a guard knows what they know.
+"""Turn the rows of a hand-made table into finished records, so that a guard knows what they know.
 
-What the store knows already is never overwritten, so that it can be run again at any time.
+Records that the store already has are never overwritten, so it can be run again at any time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from onefold.stores.table_reader import Now, Reader
 # Seconds since 1970 reach this number in the year 5138; a larger one counts milliseconds.
 MILLISECONDS_FROM: Final = 10**11
 
-# Clocks of those who wrote the rows differ a little, and a date is that of a zone. Further ahead lies what is in
-# another zone or another unit than it seems, or was never done.
+# The clocks of the writers differ a little, and a date is that of a zone. A time further in the future is in another
+# zone or unit than it seems, or was never done.
 AHEAD_MAX: Final = 300.0
 AHEAD_MAX_OF_DATES: Final = 86_400.0
 
-# Kinds of reasons are a handful; the rest of them count as one.
+# There are a handful of reasons; any more count as one.
 REASONS_MAX: Final = 20
 
 
@@ -45,7 +45,7 @@ class Reason(msgspec.Struct):
 
 
 class Tally(msgspec.Struct):
-    """What has become of the rows so far."""
+    """The count of rows so far, by what happened to them."""
 
     imported: int = 0
     there: int = 0
@@ -55,7 +55,7 @@ class Tally(msgspec.Struct):
     merged: int = 0
     # No usable key, operation or time.
     unusable: int = 0
-    # By what they say, without numbers.
+    # By their message, without numbers.
     reasons: dict[str, Reason] = {}
 
     @property
@@ -71,7 +71,7 @@ class Tally(msgspec.Struct):
 
 
 class Rows(NamedTuple):
-    """The rows of a table, and what is known of all of them."""
+    """The rows of a table, and what is known about all of them."""
 
     reader: Reader
     table: Table
@@ -81,10 +81,10 @@ class Rows(NamedTuple):
 
 
 def importing(rows: Rows, new: Any, *, tally: Tally, dry_run: bool = False) -> Iterator[Tally]:
-    """Write a finished record for each row whose key `new` does not know; the tally, after each page.
+    """Write a finished record for each row whose key `new` does not have; yield the tally after each page.
 
-    `dry_run` only counts. Raises `UsageError` for a table or a column that is not there, `StoreUnavailable` where one
-    of the two does not answer.
+    `dry_run` only counts. Raises `UsageError` for a table or a column that does not exist, `StoreUnavailable` if one of
+    the two does not answer.
     """
     if rows.operation is not None:
         checked_operation(rows.operation)
@@ -116,7 +116,7 @@ def _write(new: Any, entries: Mapping[int, Entry], tally: Tally, *, dry_run: boo
 
 
 def _entries(page: Iterable[Row], rows: Rows, tally: Tally) -> Iterator[tuple[int, Entry]]:
-    """The records of rows that can be used, each with the number of its row."""
+    """Yield the records of usable rows, each with the number of its row."""
     for row in page:
         try:
             entry = entry_of(row, rows)
@@ -130,11 +130,11 @@ def _entries(page: Iterable[Row], rows: Rows, tally: Tally) -> Iterator[tuple[in
 
 
 def entry_of(row: Row, rows: Rows) -> Entry | None:
-    """The finished record of a row. None: it was done longer ago than records are kept."""
+    """Return the finished record of a row. None: it was done longer ago than records are kept."""
     table = rows.table
     if isinstance(row.key, (float, Decimal)):
-        # A guard would quote it, and a key belongs into no message.
-        raise MissingKey("the key is no whole number, and a guard takes none but a text, a whole number or a UUID")
+        # A guard would quote it, and no message may contain a key.
+        raise MissingKey("the key is not an integer, and a guard takes only a string, an integer or a UUID")
     operation = checked_operation(row.operation if table.operation else rows.operation)
     where, age = address(operation, row.key, _scope(row.scope)), age_of(row.at, row.now)
     if age >= rows.keep:
@@ -156,12 +156,12 @@ def entry_of(row: Row, rows: Rows) -> Entry | None:
 def _scope(scope: Any) -> str | None:
     if scope is None or scope == "":
         return None
-    # As a guard is given it: in words.
+    # As a guard is given it: as text.
     return str(scope) if isinstance(scope, (int, UUID)) and not isinstance(scope, bool) else scope
 
 
 def _result(row: Row, table: Table) -> tuple[bytes | None, bool]:
-    """The result as a guard stores it, and whether it is left out: what is not in the table is not known."""
+    """Return the result as a guard stores it, and whether it is left out: what is not in the table is not known."""
     if table.result is None:
         return None, True
     try:
@@ -171,7 +171,7 @@ def _result(row: Row, table: Table) -> tuple[bytes | None, bool]:
 
 
 def age_of(at: Any, now: Now) -> float:
-    """How long ago this was, by the database's own clock; what has no time was now. Raises `UsageError`."""
+    """Return how long ago this was, by the database's own clock; without a time it was now. Raises `UsageError`."""
     match at:
         case None:
             return 0.0
@@ -201,4 +201,4 @@ def _parsed(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError("the column of --at holds a text that is no time such as 2026-05-03 12:00:00") from None
+        raise UsageError("the column of --at holds a text that is not a time such as 2026-05-03 12:00:00") from None

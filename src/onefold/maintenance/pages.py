@@ -1,4 +1,4 @@
-"""All records of a store, page by page: a store of any size in a bounded memory."""
+"""Iterate over all records of a store, page by page: a store of any size in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from onefold import Record
 from onefold.stores.base import Browsable, Query
 
-# Pages start small and grow, because every page costs a query; they shrink while what they hold is heavy.
-# Light pages may be followed by a heavy one, which bounds how large they may become.
+# Pages start small and grow, because every page costs a query; they shrink while their content is heavy. Light pages
+# may be followed by a heavy one, which bounds how large they may become.
 PAGE_FIRST: Final = 100
 PAGE_MAX: Final = 1_000
 PAGE_BYTES: Final = 16 * 2**20
@@ -23,11 +23,11 @@ def records(
     most: int = PAGE_MAX,
     heavy: int = PAGE_BYTES,
 ) -> Iterator[Record]:
-    """All that the query asks for, in the order of addresses; what is past its stay is left out."""
+    """Yield all records that match the query, in the order of their addresses; expired ones are left out."""
     size = first
     while True:
         page = store.browse(query, size)
-        # A store may still show what is past its stay; it counts as gone.
+        # A store may still return an expired record; it counts as gone.
         yield from (record for record in page if not record.is_expired)
         if len(page) < size:
             return
@@ -37,5 +37,5 @@ def records(
 
 
 def weight_of(record: Record) -> int:
-    """The bytes that can be many."""
+    """Return the bytes that can be many."""
     return len(record.result or b"") + len(record.notes or b"")

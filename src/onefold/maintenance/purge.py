@@ -1,8 +1,8 @@
-"""Removes records that are past their stay, beside whoever works on the same table, and without being in the way.
+"""Remove expired records, alongside other work on the same table, without getting in the way.
 
-Batch by batch, each a short transaction that takes what nobody else has, so that several purgers share the work; and
-it rests between two batches for twice as long as the last one took, so that it never has more than a third of the time
-of one connection. It decides nothing: what is past its stay is the store's to know.
+It works in batches, each a short transaction that takes rows that nobody else has, so that several purgers share the
+work. Between two batches it pauses for twice as long as the last one took, so it never uses more than a third of the
+time of one connection. It decides nothing: the store knows which records are expired.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BATCH: Final = 1_000
 # A batch is one transaction, and a delivery of a key in it waits for its end.
 BATCH_MAX: Final = 50_000
 
-# A batch is followed by a rest of so many times its own duration: a server that is busy is purged more gently.
+# A batch is followed by a pause of this many times its own duration: a busy server is purged more gently.
 REST: Final = 2.0
 
-# Rests of less would leave no gap in which the server comes to others.
+# Shorter pauses would leave no gap in which the server serves others.
 PAUSE_MIN: Final = 0.01
 
 
 class Purged(NamedTuple):
-    """What one pass over a store did."""
+    """The result of one pass over a store."""
 
     removed: int
     batches: int
@@ -46,9 +46,9 @@ def purge(
     stop: threading.Event | None = None,
     on_batch: Callable[[int], Any] | None = None,
 ) -> Purged:
-    """Remove what is past its stay, at most `limit` records; `on_batch` is told how many are gone so far.
+    """Remove expired records, at most `limit`; `on_batch` is called with how many are gone so far.
 
-    `stop` ends it with the batch that is under way. Raises whatever the store raises.
+    `stop` ends it after the batch in progress. Raises whatever the store raises.
     """
     check(batch=batch, limit=limit)
     stopped = stop or threading.Event()
@@ -69,7 +69,7 @@ def purge(
 
 
 def passes(every: float | None, stop: threading.Event) -> Iterator[int]:
-    """1, and then, where `every` says so, 2, 3 and so on, so many seconds after the beginning of the one before."""
+    """Yield 1, and then, every `every` seconds after the beginning of the previous pass, 2, 3 and so on."""
     number = 0
     while not stop.is_set():
         began, number = time.monotonic(), number + 1
@@ -80,7 +80,7 @@ def passes(every: float | None, stop: threading.Event) -> Iterator[int]:
 
 
 def check(*, batch: int, limit: int | None) -> None:
-    """Raise `UsageError` for numbers that mean nothing."""
+    """Raise `UsageError` for invalid numbers."""
     if not 1 <= batch <= BATCH_MAX:
         raise UsageError(f"batch={batch} has to be a number from 1 to {BATCH_MAX:,}")
     if limit is not None and limit < 1:

@@ -1,4 +1,4 @@
-"""Reads a table that a team made by hand to remember what it has done: pages of rows, and nothing is written.
+"""Read a hand-made table that remembers what was done: pages of rows, and nothing is written.
 
 `processed_messages(message_id, processed_at)` is the usual one. Rows come in pages by their key, each page in a moment.
 Names of tables and columns are quoted, and values are never part of a statement.
@@ -15,14 +15,14 @@ from onefold import UsageError
 from onefold._checks import did_you_mean
 from onefold.stores.table_reader import Now, Reader
 
-# Rows in memory at a time; with results, which may be large, fewer. More than the most only where a key has so many.
+# Rows in memory at a time; with results, which may be large, fewer. Above the maximum only if one key has so many.
 PAGE: Final = 2_000
 PAGE_WITH_RESULTS: Final = 200
 PAGE_MAX: Final = 64_000
 
 
 class Table(NamedTuple):
-    """Which table, and which of its columns say what."""
+    """Which table, and the meaning of its columns."""
 
     name: str
     key: str
@@ -38,17 +38,17 @@ class Table(NamedTuple):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns without which a row says nothing."""
+        """The columns that every row needs."""
         return tuple(column for column in (self.operation, self.key) if column is not None)
 
     @property
     def order(self) -> str:
-        """By what the rows are numbered: NULL has no place in it, but that of a scope, which comes last."""
+        """The order by which rows are numbered: NULL has no place in it, except that of a scope, which comes last."""
         return ", ".join((*(() if self.scope is None else (self.scope,)), *self.named))
 
 
 class Row(NamedTuple):
-    """What one row says."""
+    """The values of one row."""
 
     key: Any
     scope: Any
@@ -61,18 +61,18 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some rows, no two of one key; and how many besides had a key that another row has."""
+    """Some rows, no two of one key; and how many others had a key that another row has."""
 
     rows: list[Row]
     merged: int = 0
 
 
 def check(reader: Reader, table: Table) -> str:
-    """The table's name, quoted. Raises `UsageError` where it, or one of the columns, is not there."""
+    """Return the table's name, quoted. Raises `UsageError` if it, or one of the columns, does not exist."""
     known = [str(name) for (name,) in reader.rows(reader.tables)]
     for name in (table.name, *table.columns):
         if not name.strip() or "\0" in name:
-            raise UsageError(f"{name!r} is no name of a table or a column")
+            raise UsageError(f"{name!r} is not a valid table or column name")
     if table.name in known:
         place = reader.named(table.name)
     elif "." in table.name:
@@ -87,7 +87,7 @@ def check(reader: Reader, table: Table) -> str:
 
 
 def pages(reader: Reader, table: Table, place: str) -> Iterator[Page]:
-    """All rows that have a key, page by page."""
+    """Yield all rows that have a key, page by page."""
     numbers = count(1)
     if table.scope is None:
         yield from _pages(reader, table, place, table.named, numbers)
@@ -106,10 +106,10 @@ def _pages(
     *,
     absent: str | None = None,
 ) -> Iterator[Page]:
-    """Rows in the order of these columns, none of which is NULL.
+    """Yield rows in the order of these columns, none of which is NULL.
 
-    A page begins with the last row of the page before, because what a database takes for equal ("A" and "a", by many a
-    collation) may stand on both sides of the border; what was seen is left out.
+    A page begins with the last row of the previous page, because values that a database considers equal ("A" and "a",
+    in many collations) may be on both sides of the border; rows that were already seen are left out.
     """
     size = PAGE if table.result is None else PAGE_WITH_RESULTS
     last: list[Any] | None = None
@@ -140,7 +140,7 @@ def _pages(
                 f"{table.name} has more than {size} rows of one {table.key}: make a view of the distinct ones"
             )
         size = size if fresh else size * 2
-        # Of what comes again, those are counted that were not there before.
+        # Of repeated rows, only those that were not there before are counted.
         last, seen = [cells[-1][column] for column in ordered], here if fresh else here | seen
 
 
@@ -159,7 +159,7 @@ def _statement(
         conditions.append(f"{reader.named(absent)} IS NULL")
     values: list[Any] = []
     if last is not None:
-        # The first by itself too: MySQL finds no place in an index by several at once.
+        # The first one separately too: MySQL cannot seek in an index by several at once.
         conditions.append(f"{names[0]} >= {reader.mark}")
         conditions.append(f"({', '.join(names)}) >= ({', '.join([reader.mark] * len(names))})")
         values = [last[0], *last]
@@ -171,7 +171,7 @@ def _statement(
 
 
 def unnamed(reader: Reader, table: Table, place: str) -> int:
-    """How many rows have no key or no operation, and were in no page."""
+    """Return how many rows have no key or no operation, and were in no page."""
     missing = " OR ".join(f"{reader.named(column)} IS NULL" for column in table.named)
     ((found,),) = reader.rows(f"SELECT count(*) FROM {place} WHERE {missing}")  # noqa: S608 - names are quoted
     return int(found)

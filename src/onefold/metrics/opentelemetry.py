@@ -1,7 +1,7 @@
-"""OpenTelemetry: `onefold.metrics.opentelemetry.install()`, once a process.
+"""Export metrics to OpenTelemetry: `onefold.metrics.opentelemetry.install()`, once per process.
 
-The same metrics as for Prometheus, under the names of OpenTelemetry, and attributes on the span that is current when
-something happens to a delivery. It uses the API alone: without an SDK it does nothing.
+The same metrics as for Prometheus, under OpenTelemetry's names, and attributes on the span that is current when
+something happens to a delivery. It uses only the API: without an SDK it does nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ try:
     from opentelemetry import trace
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
 except ImportError as missing:
-    raise UsageError("there is no API of OpenTelemetry: pip install 'onefold[opentelemetry]'") from missing
+    raise UsageError("the OpenTelemetry API is not installed: pip install 'onefold[opentelemetry]'") from missing
 
-# What a person who reads a trace wants to see beside the outcome.
+# Events that are worth showing in a trace next to the outcome.
 NOTED: Final = {
     Kind.TAKEN_OVER,
     Kind.BYPASSED,
@@ -38,10 +38,10 @@ NOTED: Final = {
 def install(
     *, stores: Mapping[str, Any] | None = None, provider: MeterProvider | None = None, spans: bool = True
 ) -> Callable[[], None]:
-    """Tell the meter provider, and the current span, of everything that the guards of this process do.
+    """Report everything that the guards of this process do to the meter provider and the current span.
 
-    `stores` are asked when metrics are collected: a name for the attribute, and a URL or a blocking store. The answer
-    ends it; instruments that ask stores stay, because OpenTelemetry cannot take them back.
+    `stores` are queried when metrics are collected: a name for the attribute, and a URL or a sync store. Call the
+    returned function to stop; instruments that query stores stay, because OpenTelemetry cannot remove them.
     """
     meter = get_meter("onefold", __version__, provider)
     listener = OpenTelemetryListener(meter, spans=spans)
@@ -85,7 +85,7 @@ class OpenTelemetryListener:
 
 
 def describe(event: Event) -> None:
-    """Write on the current span what happened. A span has the key's digest: it is no label, and traces need it."""
+    """Write on the current span what happened. A span has the key's digest: it is not a label, and traces need it."""
     span = trace.get_current_span()
     if not span.is_recording():
         return
@@ -100,13 +100,13 @@ def describe(event: Event) -> None:
             }
         )
     if event.kind in NOTED:
-        # A message may be buried because it has no key: then there is no digest of it.
+        # A message may be buried because it has no key: then there is no digest.
         key = {"onefold.key_digest": event.digest} if event.address.key else {}
         span.add_event(f"onefold.{event.kind}", {**key, "onefold.attempt": event.attempt})
 
 
 def _observe(meter: Meter, watched: Watched) -> None:
-    """Instruments that ask the stores, one question each."""
+    """Create the instruments that query the stores, one query each."""
     for metric in QUESTIONS:
         create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
         create(metric.dotted, [_callback(metric, watched)], metric.unit, metric.help)

@@ -1,7 +1,7 @@
-"""Prometheus: `onefold.metrics.prometheus.install()`, once a process.
+"""Export metrics to Prometheus: `onefold.metrics.prometheus.install()`, once per process.
 
-A subscriber of events and timings, and a collector that asks stores at each scrape. Names and labels are those of
-`metrics.table`. To count an event takes a microsecond or two, and never waits for anything.
+A subscriber of events and timings, and a collector that queries stores at each scrape. Names and labels are those of
+`metrics.table`. Counting an event takes a microsecond or two, and never waits for anything.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as missing:
-    raise UsageError("there is no client library for Prometheus: pip install 'onefold[prometheus]'") from missing
+    raise UsageError("the Prometheus client library is not installed: pip install 'onefold[prometheus]'") from missing
 
 Family = GaugeMetricFamily | CounterMetricFamily
 
 
 def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:
-    """Count everything that every guard of this process tells; the answer takes it all back.
+    """Count every event of every guard of this process; call the returned function to undo it.
 
-    `stores` are asked at each scrape: a name for the label, and a URL or a blocking store.
+    `stores` are queried at each scrape: a name for the label, and a URL or a sync store.
     """
-    # What may refuse comes first: a registry that was half filled could not be filled again.
+    # Anything that may refuse comes first: a half-filled registry could not be filled again.
     watching = StoreCollector(stores) if stores else None
     listener = PrometheusListener(registry)
     if watching is not None:
@@ -65,7 +65,7 @@ class PrometheusListener:
             STORE_SECONDS.name, STORE_SECONDS.help, STORE_SECONDS.labels, buckets=BUCKETS, registry=registry
         )
         self._begun: set[str] = set()
-        # Children by their labels: to look one up in the library takes longer than to count.
+        # Children by their labels: looking one up in the library takes longer than counting.
         self._children: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
 
     def __call__(self, event: Event) -> None:
@@ -79,7 +79,7 @@ class PrometheusListener:
             child.inc()
 
     def _begin(self, operation: str) -> None:
-        """Every counter of an operation begins at zero: a series that began at one would show no increase."""
+        """Start every counter of an operation at zero: a series that began at one would show no increase."""
         self._begun.add(operation)
         for metric, counter in self._counters.items():
             if metric.labels == ("operation",):
@@ -96,13 +96,13 @@ class PrometheusListener:
 
 
 class StoreCollector(Collector):
-    """Asks stores at each scrape: whether they answer, their purge lag, the keys they have evicted."""
+    """Queries stores at each scrape: whether they answer, their purge lag, the keys they have evicted."""
 
     def __init__(self, stores: Mapping[str, Any]) -> None:
         self._watched = Watched(stores)
 
     def describe(self) -> Iterable[Family]:
-        # So that registering it asks nothing of a store.
+        # So that registering it queries no store.
         return [_family(metric) for metric in QUESTIONS]
 
     def collect(self) -> Iterable[Family]:

@@ -1,7 +1,7 @@
-"""Every metric there is, and what an event counts. Pure: exporters, documentation and `ops/` follow this table.
+"""Every metric, and what an event counts. Pure: exporters, documentation and `ops/` follow this table.
 
 Labels are the operation, the outcome, and for stores a name and the call. Never a key, a scope or a digest: their
-number has no bound, and they may be personal.
+number is unbounded, and they may be personal.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final, Literal, NamedTuple
 
 from onefold.events import Event, Kind
 
-# A monitoring system keeps a series for each value of a label: what comes beyond so many operations is "other".
+# A monitoring system keeps a series for each value of a label: operations beyond this number are "other".
 OPERATIONS_MAX: Final = 100
 OTHER: Final = "other"
 
-# In seconds. A memory store answers in microseconds, a database in milliseconds, and time-outs end at some seconds.
+# In seconds. A memory store answers in microseconds, a database in milliseconds, and timeouts end at some seconds.
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Metric(NamedTuple):
-    """One metric: its name as Prometheus writes it, and what it says."""
+    """One metric: its name as Prometheus writes it, and its description."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -30,21 +30,22 @@ class Metric(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """As OpenTelemetry writes it. Not "1": of a gauge with that its exporters to Prometheus make a `_ratio`."""
+        """Return the unit for OpenTelemetry.
+
+        Not "1": its Prometheus exporters would turn that gauge into a `_ratio`.
+        """
         return "s" if self.name.endswith("_seconds") else ""
 
     @property
     def dotted(self) -> str:
-        """The name in OpenTelemetry; its exporter to Prometheus makes `name` of it and the unit again."""
+        """Return the name in OpenTelemetry; its Prometheus exporter rebuilds `name` from it and the unit."""
         return self.name.removesuffix("_total").removesuffix("_seconds").replace("_", ".", 1)
 
 
 _OPERATION: Final = ("operation",)
 _STORE: Final = ("store",)
 
-DELIVERIES: Final = Metric(
-    "onefold_deliveries_total", "counter", ("operation", "outcome"), "Deliveries, by what became of them."
-)
+DELIVERIES: Final = Metric("onefold_deliveries_total", "counter", ("operation", "outcome"), "Deliveries, by outcome.")
 CONFLICTS: Final = Metric(
     "onefold_conflicts_total", "counter", _OPERATION, "A key came again with another payload, and was refused."
 )
@@ -55,13 +56,16 @@ STORE_UP: Final = Metric(
     "onefold_store_up", "gauge", _STORE, "Whether a watched store answered and has its tables: 1 or 0."
 )
 PURGE_LAG: Final = Metric(
-    "onefold_purge_lag_seconds", "gauge", _STORE, "How long the oldest record past its stay waits for a purge."
+    "onefold_purge_lag_seconds", "gauge", _STORE, "How long the oldest expired record has waited for a purge."
 )
 EVICTED: Final = Metric(
-    "onefold_evicted_keys_total", "counter", _STORE, "Keys that a Redis dropped for want of memory, since it started."
+    "onefold_evicted_keys_total",
+    "counter",
+    _STORE,
+    "Keys that a Redis has evicted for lack of memory since it started.",
 )
 
-# What one event of this kind counts, beside the outcome of its delivery.
+# What one event of this kind counts, in addition to the outcome of its delivery.
 COUNTED: Final[dict[Kind, Metric]] = {
     Kind.STARTED: Metric("onefold_starts_total", "counter", _OPERATION, "Handlers that were started."),
     Kind.REPLAYED: Metric(
@@ -74,13 +78,13 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_takeovers_total",
         "counter",
         _OPERATION,
-        "Runs that another delivery took on: their lease had ended, or they were cancelled.",
+        "Runs that another delivery took over: their lease had ended, or they were cancelled.",
     ),
     Kind.LOST: Metric(
         "onefold_lost_claims_total",
         "counter",
         _OPERATION,
-        "Handlers that ran on after their claim had gone to another.",
+        "Handlers that continued after another delivery took over their claim.",
     ),
     Kind.HELD: Metric(
         "onefold_held_total", "counter", _OPERATION, "Records that were put on hold: their outcome is unknown."
@@ -90,7 +94,7 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_not_remembered_total",
         "counter",
         _OPERATION,
-        "Effects that happened, and that the store was not told of.",
+        "Effects that happened, but could not be recorded in the store.",
     ),
     Kind.UNPROTECTED: Metric(
         "onefold_unprotected_total", "counter", _OPERATION, "Handlers that ran without a claim: the store was down."
@@ -113,7 +117,7 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "onefold_unread_partitions_total",
         "counter",
         _OPERATION,
-        "Looks at a Kafka partition that had messages, and from which its consumer had read nothing for a minute.",
+        "Checks of a Kafka partition that had messages, and from which its consumer had read nothing for a minute.",
     ),
 }
 
@@ -143,19 +147,19 @@ REFUSALS: Final = {
 }
 REFUSED: Final = "refused"
 
-# How the detail of an event begins that is about a part of a handler, and ends no delivery.
+# The first words of an event's detail that is about a part of a handler, and ends no delivery.
 STEP: Final = "step "
 
 
 def outcome(event: Event) -> str | None:
-    """What became of the delivery, if this event ends it."""
+    """Return the outcome of the delivery, if this event ends it."""
     if event.kind is Kind.REFUSED:
         return REFUSALS.get(event.detail, REFUSED)
     return None if event.detail.startswith(STEP) else OUTCOMES.get(event.kind)
 
 
 def counted(event: Event, operation: str) -> Iterator[tuple[Metric, tuple[str, ...]]]:
-    """The counters that this event moves by one, with their labels."""
+    """Yield the counters that this event increments, with their labels."""
     ended = outcome(event)
     if ended is not None:
         yield DELIVERIES, (operation, ended)
@@ -170,7 +174,7 @@ def counted(event: Event, operation: str) -> Iterator[tuple[Metric, tuple[str, .
 
 
 class Operations:
-    """The operations that have series of their own: the first so many."""
+    """The operations that have their own series: the first ones, up to the limit."""
 
     def __init__(self, most: int = OPERATIONS_MAX) -> None:
         self._most = most

@@ -1,7 +1,7 @@
-"""A store that tells how long its calls take: `Guard(measured("postgresql://…"))`.
+"""Measure how long a store's calls take: `Guard(measured("postgresql://…"))`.
 
-It hands every call on as it is, has the powers of the store inside (batches, browsing, transactions) and no others, and
-never changes an answer or an error. What runs in a transaction is not timed: the time there is the caller's own.
+It forwards every call unchanged, has the capabilities of the inner store (batches, browsing, transactions) and no
+others, and never changes an answer or an error. Work in a transaction is not timed: that time is the caller's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLS: Final = (
     "browse",
 )
 
-# Powers that are handed on untimed. A class has to have them: a check for a power does not ask an instance.
+# Capabilities that are forwarded untimed. A class has to have them: a capability check does not ask an instance.
 UNTIMED: Final = ("transaction", "facts")
 
 
@@ -47,7 +47,7 @@ _listeners: list[TimingListener] = []
 
 
 def subscribe(listener: TimingListener) -> Callable[[], None]:
-    """Call `listener` with every timing in this process; the answer ends it again."""
+    """Call `listener` with every timing in this process; call the returned function to stop."""
     _listeners.append(listener)
 
     def unsubscribe() -> None:
@@ -58,14 +58,14 @@ def subscribe(listener: TimingListener) -> Callable[[], None]:
 
 
 class Measured:
-    """A store around another one. Whatever is not timed is the inner store's own."""
+    """A store around another one. Anything that is not timed is the inner store's own."""
 
     def __init__(self, store: Any, name: str) -> None:
         self.inner = store
         self.measured_as = name
 
     def __getattr__(self, name: str) -> Any:
-        # Only what this class does not have is asked for here. A copy that is being made has nothing inside yet.
+        # Only called for attributes that this class does not have. A copy in the making has nothing inside yet.
         if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -75,7 +75,7 @@ class Measured:
 
 
 def measured(source: Any, *, name: str | None = None, awaited: bool = False) -> Any:
-    """The store behind `source` (whatever a guard takes), with its calls timed; `name` is its label in metrics.
+    """Return the store behind `source` (whatever a guard takes), with its calls timed; `name` is its label in metrics.
 
     For an `AsyncGuard` pass `awaited=True`, or an async store. A store that was opened here is closed by its own
     `close()` or `aclose()`: a guard closes only what it has opened.

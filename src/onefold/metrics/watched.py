@@ -1,7 +1,7 @@
-"""What has to be asked of a store: whether it answers, how far its purge is behind, how many keys it has lost.
+"""Query stores for metrics: whether they answer, how far their purge is behind, how many keys they have lost.
 
-Exporters ask at each scrape, so a store is asked once for all of it. One that does not answer is down, and nothing
-else: a scrape never waits for it longer than `PATIENCE`. It writes no record, and creates no tables.
+Exporters query at each scrape, so a store is queried once for everything. One that does not answer is down: a scrape
+never waits for it longer than `PATIENCE`. It writes no record, and creates no tables.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from onefold.stores.base import Inspectable, Store, Untold
 # An address that nobody has: reading it shows whether the store answers.
 NOBODY: Final = address("onefold-watch", "nobody")
 
-# What a store has said is good for all metrics of one scrape.
+# A store's answer serves all metrics of one scrape.
 FRESH_SECONDS: Final = 1.0
 
-# For all stores together. Prometheus gives a scrape up after ten seconds, and with it every metric of the process: a
+# For all stores together. Prometheus abandons a scrape after ten seconds, and with it every metric of the process: a
 # store that hangs would hide that it does.
 PATIENCE: Final = 3.0
 
-# Drivers that are only async. Such a store is asked in an event loop of the question's own, on a new connection: the
-# machine may not have the blocking driver of the same database.
+# Async-only drivers. Such a store is queried in an event loop of its own, on a new connection: the machine may not have
+# the sync driver of the same database.
 ASYNC_DRIVER: Final = re.compile(r"[a-z]+\+(asyncpg|asyncmy):", re.IGNORECASE)
 
 Facts = Mapping[str, Any]
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
 
 class Watched:
-    """Stores by name; each is a blocking store, a URL or whatever a `Guard` takes. Opened when they are first asked."""
+    """Stores by name; each is a sync store, a URL or whatever a `Guard` takes. Opened when they are first queried."""
 
     def __init__(self, stores: Mapping[str, Any]) -> None:
         for name, store in stores.items():
@@ -57,21 +57,21 @@ class Watched:
         self._told: dict[str, Facts | None] = {}
 
     def readings(self, metric: Metric) -> Iterator[Reading]:
-        """What every store says of this metric now; one that cannot say is left out."""
+        """Yield the value of this metric for every store that has one now."""
         for name, facts in self._facts().items():
             value = QUESTIONS[metric](facts)
             if value is not None:
                 yield Reading(metric, name, value)
 
     def _facts(self) -> Mapping[str, Facts | None]:
-        """What each store says of itself; None: it does not answer."""
+        """Return what each store reports about itself; None: it does not answer."""
         if time.monotonic() - self._asked >= FRESH_SECONDS:
             self._told = self._ask_all()
             self._asked = time.monotonic()
         return self._told
 
     def _ask_all(self) -> dict[str, Facts | None]:
-        """All at the same time. One that has not answered the last question is not asked another."""
+        """Query all stores concurrently. One that has not answered the last query gets no other."""
         end = time.monotonic() + PATIENCE
         for name in self._sources:
             if name not in self._questions or not self._questions[name].is_alive():
@@ -114,7 +114,7 @@ async def _facts_of_async(url: str) -> Facts:
 
 
 def can_be_read(facts: Facts) -> bool:
-    """Return whether reading creates and upgrades nothing. Raises `StoreUnavailable` where there are no tables."""
+    """Return whether reading creates and upgrades nothing. Raises `StoreUnavailable` if there are no tables."""
     version = facts.get("version")
     if version == 0 or ("table" in facts and facts["table"] is None):
         raise StoreUnavailable(
@@ -125,7 +125,7 @@ def can_be_read(facts: Facts) -> bool:
 
 
 class Question(threading.Thread):
-    """One store, asked in a thread of its own: a driver that waits cannot be told to stop."""
+    """A query to one store, in its own thread: a waiting driver cannot be told to stop."""
 
     def __init__(self, store: str, ask: Callable[[str], Facts | None]) -> None:
         super().__init__(name=f"onefold-watch-{store}", daemon=True)
@@ -137,7 +137,7 @@ class Question(threading.Thread):
         self._told = self._ask(self._store)
 
     def answer(self, end: float) -> Facts | None:
-        """What the store says of itself, if it says so before this moment."""
+        """Return what the store reports about itself, if it answers in time."""
         self.join(max(end - time.monotonic(), 0.0))
         if self.is_alive():
             logging.getLogger("onefold").warning("the watched store %s has not answered yet", self._store)
@@ -146,7 +146,7 @@ class Question(threading.Thread):
 
 
 def _check(name: str, store: Any) -> None:
-    """Raise `UsageError` for what cannot be asked at a scrape."""
+    """Raise `UsageError` for a store that cannot be queried at a scrape."""
     if inspect.iscoroutinefunction(getattr(store, "read", None)):
         raise UsageError(
             f"stores={{{name!r}: {type(store).__name__}}}: a scrape cannot await. Pass the URL, or a blocking store"
@@ -154,7 +154,7 @@ def _check(name: str, store: Any) -> None:
     if isinstance(store, (str, Store)) or callable(store):
         return
     try:
-        # A pool, an engine or a client: whether a blocking store can be made of it shows without asking the server.
+        # A pool, an engine or a client: whether it makes a sync store is known without asking the server.
         Guard(store).store  # noqa: B018
     except UsageError as error:
         raise UsageError(
@@ -163,19 +163,19 @@ def _check(name: str, store: Any) -> None:
 
 
 def answers(facts: Facts | None) -> float:
-    """Whether the store answers at all: 1 or 0."""
+    """Return whether the store answers at all: 1 or 0."""
     return 0.0 if facts is None else 1.0
 
 
 def purge_lag(facts: Facts | None) -> float | None:
-    """Seconds since the oldest record that is still there went past its stay; 0: none is. None: it cannot say."""
+    """Return how long ago the oldest remaining record expired, in seconds; 0: none has. None: unknown."""
     if facts is None or "expired_for" not in facts or isinstance(facts["expired_for"], Untold):
         return None
     return float(facts["expired_for"] or 0.0)
 
 
 def evicted_keys(facts: Facts | None) -> float | None:
-    """How many keys the servers of a Redis have evicted since they started. None: no Redis, or it does not say."""
+    """Return how many keys the servers of a Redis have evicted since they started. None: not a Redis, or unknown."""
     infos = [server["info"] for server in (facts or {}).get("servers", ())]
     told = [info["evicted_keys"] for info in infos if not isinstance(info, Untold) and "evicted_keys" in info]
     return sum(float(count) for count in told) if told else None

@@ -1,1 +1,1 @@
-"""Queues and job frameworks, guarded when a message is consumed: that is where a duplicate does its damage."""
+"""Guard queues and job frameworks when a message is consumed: that is where a duplicate does its damage."""

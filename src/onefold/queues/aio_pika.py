@@ -1,9 +1,8 @@
-"""RabbitMQ with aio-pika: the callback that guards a consumer, and a sender that mints keys.
+"""RabbitMQ with aio-pika: the callback that guards a consumer, and a sender that creates keys.
 
     await queue.consume(guarded(guard, "charge", handle, key=header(), dead_letter="charges.dead"))
 
-A handler is not cancelled when its connection is lost: it runs to its end, and the message, which comes again, finds
-it done.
+A handler is not cancelled when its connection is lost: it runs to its end, and the redelivered message finds it done.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def guarded(
     attempts: int = _rabbitmq.ATTEMPTS,
     unacked_max: Duration = _rabbitmq.UNACKED_MAX,
 ) -> GuardedCallback:
-    """The callback for `consume`. It awaits `handler(delivery)`, or `handler(delivery, tx=…)`, once for each key.
+    """Return the callback for `consume`. It awaits `handler(delivery)`, or `handler(delivery, tx=…)`, once per key.
 
     `docs/queues/rabbitmq.md` explains each argument.
     """
@@ -59,7 +58,7 @@ def guarded(
 
 
 class GuardedCallback:
-    """What aio-pika calls for each message. Made by `guarded`."""
+    """The callback that aio-pika calls for each message. Created by `guarded`."""
 
     def __init__(self, consuming: AsyncConsuming, rules: Rules) -> None:
         self._consuming = consuming
@@ -78,9 +77,9 @@ class GuardedCallback:
         await asyncio.shield(task)
 
     async def drain(self, within: Duration = 30) -> bool:
-        """After `queue.cancel`: settle what runs. False: after `within` something still runs.
+        """Settle running handlers, after `queue.cancel`. False: after `within` something still runs.
 
-        What waits for its turn goes back to the queue when the channel is closed.
+        Messages that wait for their turn go back to the queue when the channel is closed.
         """
         self._draining = True
         for task in self._waiting:
@@ -129,7 +128,7 @@ class GuardedCallback:
                         step = Step("ack")
 
     async def _pause(self, delay: float, message: AbstractIncomingMessage) -> None:
-        """Raises where there is nothing to wait for: the message goes back by itself."""
+        """Wait. Raises if there is nothing to wait for: the message goes back by itself."""
         task = asyncio.current_task()
         if delay and task is not None:
             self._waiting.add(task)

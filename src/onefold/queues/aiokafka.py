@@ -5,7 +5,7 @@
     async for message in consumer:
         await handle(message)                   # or handle.batch(await consumer.getmany(timeout_ms=1000))
 
-The consumer needs `enable_auto_commit=False`: only what is finished is committed.
+The consumer needs `enable_auto_commit=False`: only finished messages are committed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def guarded(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """What your loop calls with each message: it runs `handler(message)` once a key, and commits what is finished.
+    """Return the function that your loop calls: it runs `handler(message)` once per key, and commits finished messages.
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
@@ -84,9 +84,10 @@ def guarded_batches(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """Whole polls in one transaction: `handler(new_messages, tx=tx)`. Await `handle.batch(await consumer.getmany())`.
+    """Handle whole polls in one transaction: `handler(new_messages, tx=tx)`.
 
-    `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
+    Await `handle.batch(await consumer.getmany())`. `transaction` opens one that commits at its end. If it fails, each
+    message gets its own.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses a handler that is async where the guard is not, and the reverse.
@@ -103,7 +104,7 @@ class Guarded(Partitions):
     """A guarded handler. Await it in the task that reads: one message, or one poll, at a time."""
 
     async def __call__(self, message: Any) -> None:
-        """Handle what `consumer.getone()` or `async for` gave."""
+        """Handle a message from `consumer.getone()` or `async for`."""
         if not hasattr(message, "offset"):
             raise UsageError(
                 f"handle() takes what getone() gave, not {type(message).__name__}: for getmany() say handle.batch()"
@@ -111,7 +112,7 @@ class Guarded(Partitions):
         await self._handle([message], self._one)
 
     async def batch(self, messages: Records) -> None:
-        """Handle what `consumer.getmany()` gave, in a few round trips for all. Of equal keys one runs."""
+        """Handle the result of `consumer.getmany()`, in a few round trips for all. Of equal keys one runs."""
         deliver = self._deliver_polls()
         if not isinstance(messages, Mapping):
             raise UsageError(

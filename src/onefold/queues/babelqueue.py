@@ -1,9 +1,9 @@
-"""BabelQueue: a drop-in for its own `idempotency.wrap`, and a store object for those who keep theirs.
+"""BabelQueue: a drop-in for its own `idempotency.wrap`, and a store object for users who keep theirs.
 
     app.register("urn:babel:orders:created", wrap(guard, on_order_created))
 
-The key is `meta.id`. A message without a usable one runs unguarded, as the SDK's contract says. A handler that raises
-is tried again by the runtime. A running duplicate waits within a bound instead of running a second time.
+The key is `meta.id`. A message without a usable one runs unguarded, as the SDK's contract says. If a handler raises,
+the runtime retries. A running duplicate waits within a bound instead of running a second time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from onefold.queues._shared.verdict import Later, reason_of
 
 log = logging.getLogger("onefold.queues.babelqueue")
 
-# How long a duplicate waits in place for the running one. After it the runtime is told to try again.
+# How long a duplicate waits in place for the running one. After that the runtime is told to retry.
 WAIT: Final = 30.0
 
 
 class CannotWork(BaseException):
     """The guard itself refuses, as when it is closed: the runtime stops, and the message is not counted as failed.
 
-    The runtime takes every `Exception` for a failed attempt: a queue of good messages would end in the dead letters.
+    The runtime counts every `Exception` as a failed attempt: a queue of good messages would end in the dead letters.
     """
 
 
@@ -42,7 +42,7 @@ def wrap(
     wait: Duration = WAIT,
     policy: Policy | None = None,
 ) -> Callable[..., None]:
-    """The handler, run once for each `meta.id`. It keeps the handler's signature, by which the runtime calls it."""
+    """Wrap the handler to run once for each `meta.id`. It keeps the signature by which the runtime calls it."""
     check(guard, Guard, operation, handler, policy=policy)
     patient = (policy or guard.policy).but(wait=seconds(wait, "wait"))
 
@@ -62,7 +62,7 @@ def wrap(
         except UsageError as error:
             if begun:
                 raise
-            raise CannotWork(f"{operation}: {error}. No message is to blame: mend the worker") from error
+            raise CannotWork(f"{operation}: {error}. No message is to blame: fix the worker") from error
         except StoreUnavailable as error:
             where = found_at("", address_of(guard, operation, key))
             waits_of(guard).tell(log, where, Later(0, reason_of(error), error=error))
@@ -72,7 +72,7 @@ def wrap(
 
 
 class IdempotencyStore:
-    """`seen`, `remember` and `forget` over any store of Onefold, for BabelQueue's own `idempotency.wrap`."""
+    """`seen`, `remember` and `forget` on any Onefold store, for BabelQueue's own `idempotency.wrap`."""
 
     def __init__(self, guard: Guard, *, operation: str = "babelqueue") -> None:
         self._guard = guard
@@ -103,7 +103,7 @@ def _id_of(args: tuple[Any, ...]) -> str | None:
 
 
 def _usable(found: object) -> str | None:
-    """Return the id, if it can be a key. What cannot cannot be guarded; the contract says to run it all the same."""
+    """Return the id, if it can be a key. Otherwise it cannot be guarded; the contract says to run it anyway."""
     try:
         return checked_key(found) if isinstance(found, str) else None
     except MissingKey:
@@ -111,4 +111,4 @@ def _usable(found: object) -> str | None:
 
 
 def _done() -> None:
-    """It was processed before it is remembered."""
+    """Do nothing: it was processed before it is remembered."""

@@ -5,7 +5,7 @@
     while running:
         handle(consumer.poll(1.0))              # or handle.batch(consumer.consume(500, 1.0))
 
-The consumer needs `"enable.auto.offset.store": False`: only what is finished is stored, and so committed.
+The consumer needs `"enable.auto.offset.store": False`: only finished messages are stored, and so committed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def guarded(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """What your loop calls with each message: it runs `handler(message)` once a key, and commits what is finished.
+    """Return the function that your loop calls: it runs `handler(message)` once per key, and commits finished messages.
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
@@ -74,9 +74,10 @@ def guarded_batches(
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
-    """Whole polls in one transaction: `handler(new_messages, tx=tx)`. Call `handle.batch(consumer.consume(500, 1))`.
+    """Handle whole polls in one transaction: `handler(new_messages, tx=tx)`.
 
-    `transaction` opens one that commits at its end. If it fails, each message gets one of its own.
+    Call `handle.batch(consumer.consume(500, 1))`. `transaction` opens one that commits at its end. If it fails, each
+    message gets its own.
     """
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses a handler that is async where the guard is not, and the reverse.
@@ -93,7 +94,7 @@ class Guarded(Partitions):
     """A guarded handler. It is called in the thread that polls, and never sleeps; a running duplicate waits in it."""
 
     def __call__(self, message: Message | None) -> None:
-        """Handle what `consumer.poll()` gave. Call it with None too: partitions that waited go on then."""
+        """Handle the result of `consumer.poll()`. Call it with None too: then partitions that waited continue."""
         if message is not None and not isinstance(message, Message):
             raise UsageError(
                 f"handle() takes what poll() gave, not {type(message).__name__}: for consume() say handle.batch()"
@@ -101,7 +102,7 @@ class Guarded(Partitions):
         self._handle([] if message is None else [message], self._one)
 
     def batch(self, messages: Sequence[Message]) -> None:
-        """Handle what `consumer.consume()` gave, in a few round trips for all. Of equal keys one runs."""
+        """Handle the result of `consumer.consume()`, in a few round trips for all. Of equal keys one runs."""
         deliver = self._deliver_polls()
         if not isinstance(messages, list | tuple):
             raise UsageError(

@@ -1,9 +1,10 @@
-"""Offsets of Kafka in your own database: the next one is written in the transaction of the work, and never goes back.
+"""Keep Kafka offsets in your own database: written in the transaction of the work, and never going back.
 
     offsets = Offsets(engine.begin, group="wallet")
 
-A group's offsets in Kafka expire when it rests for a week, and a reset group reads everything again, or nothing. Those
-kept here are where the work really is: `handle.subscribe` begins there. The SQL is plain, for every driver of `within`.
+A group's offsets in Kafka expire when it is idle for a week, and a reset group reads everything again, or nothing.
+Those kept here are where the work really is: `handle.subscribe` starts there. The SQL is plain, for every driver of
+`within`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onefold.queues._kafka.offsets import Delivery, Partition
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
 
-# How each driver writes the place of a value; the others take a percent sign.
+# How each driver writes a placeholder; the others use a percent sign.
 MARKS: Final = {"sqlite3": "?", "aiosqlite": "?", "asyncpg": "${}", "sqlalchemy": ":v{}"}
 
 COLUMNS: Final = "consumer_group, topic, partition_number, next_offset"
@@ -39,7 +40,7 @@ class Offsets:
 
     @property
     def schema(self) -> str:
-        """The statement that creates the table, for a migration."""
+        """Return the statement that creates the table, for a migration."""
         return (
             f"CREATE TABLE IF NOT EXISTS {self._table} (consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(249) "
             "NOT NULL, partition_number INTEGER NOT NULL, next_offset BIGINT NOT NULL, "
@@ -47,14 +48,14 @@ class Offsets:
         )
 
     def create(self, tx: Any) -> None:
-        """Create the table where there is none."""
+        """Create the table if there is none."""
         _ask(tx, self.schema, ())
 
     async def create_async(self, tx: Any) -> None:
         await _ask_async(tx, self.schema, ())
 
     def save(self, tx: Any, topic: str, partition: int, next_offset: int) -> None:
-        """Write the next offset in this transaction. A lower one than is there changes nothing."""
+        """Write the next offset in this transaction. A lower one than the existing one changes nothing."""
         found = _ask(tx, *self._select(topic, partition))
         _ask(tx, *self._write(found, topic, partition, next_offset))
 
@@ -63,7 +64,7 @@ class Offsets:
         await _ask_async(tx, *self._write(found, topic, partition, next_offset))
 
     def saving(self, deliveries: Sequence[Delivery]) -> Callable[[Any, Collection[int]], None]:
-        """Called with a transaction and the numbers of what is finished of a poll: it saves what is below the rest."""
+        """Return a function of a transaction and the finished indexes of a poll, which saves what is below the rest."""
 
         def save(tx: Any, finished: Collection[int]) -> None:
             for partition, following in prefix(deliveries, finished).items():
@@ -79,7 +80,7 @@ class Offsets:
         return save
 
     def load(self, partitions: Iterable[tuple[str, int]]) -> dict[Partition, int]:
-        """The next offset of each of these; those that were never written are left out."""
+        """Return the next offset of each of these; those that were never written are left out."""
         with self._transaction() as tx:
             found = {Partition(*one): _ask(tx, *self._select(*one)) for one in partitions}
         return {partition: row[0] for partition, row in found.items() if row is not None}
@@ -104,7 +105,7 @@ class Offsets:
 
 
 def prefix(deliveries: Sequence[Delivery], finished: Collection[int]) -> dict[Partition, int]:
-    """The next offset of each partition, below the first message of the poll that is not finished."""
+    """Return the next offset of each partition, below the first unfinished message of the poll."""
     following: dict[Partition, int] = {}
     stopped: set[Partition] = set()
     for number, (spot, *_) in enumerate(deliveries):
@@ -116,7 +117,7 @@ def prefix(deliveries: Sequence[Delivery], finished: Collection[int]) -> dict[Pa
 
 
 def _ask(tx: Any, statement: str, values: Sequence[Any]) -> Any:
-    """The first row, or None."""
+    """Return the first row, or None."""
     sql, mark = _written(tx, statement, len(values))
     if mark == MARKS["sqlalchemy"]:
         result = tx.execute(sql, {f"v{number}": value for number, value in enumerate(values, 1)})
@@ -136,7 +137,7 @@ async def _ask_async(tx: Any, statement: str, values: Sequence[Any]) -> Any:
     if mark == MARKS["sqlalchemy"]:
         result = await tx.execute(sql, {f"v{number}": value for number, value in enumerate(values, 1)})
         return result.fetchone() if result.returns_rows else None
-    # An AsyncGuard on SQLite hands out sqlite3's own connection, which blocks.
+    # An AsyncGuard on SQLite provides sqlite3's own connection, which blocks.
     cursor = await _now(tx.cursor())
     await _now(cursor.execute(sql, tuple(values)))
     row = None if cursor.description is None else await _now(cursor.fetchone())

@@ -1,7 +1,7 @@
-"""The key of a message: minted by its sender, in a header or a field of its body. Never made up by the receiver.
+"""Find the key of a message: created by its sender, in a header or a field of its body, never by the receiver.
 
-What changes when a producer retries (an offset, a delivery tag, a job id) works only when it is asked for by name, and
-warns. A hash of the content is the last resort, and has to be meant.
+Anything that changes when a producer retries (an offset, a delivery tag, a job id) works only on explicit request, and
+warns. A hash of the content is the last resort, and has to be requested explicitly, too.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import msgspec
 from onefold import KEY_MAX, MissingKey, UsageError
 from onefold.keys import canonical, checked_key
 
-# The header in which a sender puts its key, whatever the broker.
+# The header in which a sender puts its key, for every broker.
 KEY_HEADER: Final = "idempotency-key"
 
 Key = str | int | uuid.UUID
 
-# A body is searched for its key only up to here.
+# A body is searched for its key only up to this size.
 BODY_MAX: Final = 16 << 20
 
-# Python refuses to write down a number that is too long.
+# Python refuses to write a number that is too long.
 LARGE: Final = 10**KEY_MAX
 
 
 class Message(NamedTuple):
-    """A message as the keys see it, whatever broker it came through."""
+    """A message as the keys see it, for every broker."""
 
     body: bytes
     headers: Mapping[str, Any]
-    # What the broker calls its id, where there is one; and where it was: an offset, a tag, a job id.
+    # The broker's own id, if there is one; and its position: an offset, a tag, a job id.
     message_id: str | None = None
     position: str | None = None
 
 
 class KeyOf(Protocol):
-    """Asked for the key of a message. None: it has none. Raises `MissingKey` where there is one that cannot be used."""
+    """Returns the key of a message. None: it has none. Raises `MissingKey` if there is one that cannot be used."""
 
     def __call__(self, message: Message, /) -> object: ...
 
@@ -51,12 +51,12 @@ PayloadOf = Callable[[Message], object]
 
 
 def body() -> PayloadOf:
-    """For `fingerprint=`: a message with a used key and another body is refused, and not taken for a duplicate."""
+    """Compare bodies, for `fingerprint=`: a message with a used key and another body is refused, not a duplicate."""
     return lambda message: message.body
 
 
 def header(name: str = KEY_HEADER) -> KeyOf:
-    """The key in a header that the sender set. Its name is compared without regard to case, as in HTTP."""
+    """Read the key from a header that the sender set. Its name is case-insensitive, as in HTTP."""
     _check_name(name)
 
     def of(message: Message) -> object:
@@ -84,12 +84,12 @@ def _decoded_header(value: object, name: str) -> object:
 
 
 def message_id() -> KeyOf:
-    """The message id that the sender set: stable only if the sender sets it, and keeps it when it sends again."""
+    """Use the message id: stable only if the sender sets it, and keeps it when it sends again."""
     return lambda message: message.message_id
 
 
 def field(path: str) -> KeyOf:
-    """The key in a field of a JSON body: `field("id")`, `field("event.id")`."""
+    """Read the key from a field of a JSON body: `field("id")`, `field("event.id")`."""
     names = path.split(".")
     if not all(names):
         raise UsageError(f"field({path!r}) has to name a field: field('id'), field('event.id')")
@@ -109,7 +109,7 @@ def field(path: str) -> KeyOf:
 
 
 def _decoded(body: bytes) -> Any:
-    """What JSON says. Half of a surrogate pair is legal there, and msgspec does not take it."""
+    """Decode JSON. Half of a surrogate pair is legal there, and msgspec does not accept it."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -117,7 +117,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def first_of(*sources: KeyOf) -> KeyOf:
-    """The first of these that has one: `first_of(header(), message_id())`."""
+    """Use the first of these that has a key: `first_of(header(), message_id())`."""
 
     def of(message: Message) -> object:
         return next((found for found in (source(message) for source in sources) if found is not None), None)
@@ -126,10 +126,10 @@ def first_of(*sources: KeyOf) -> KeyOf:
 
 
 def position(*, changes_when_a_producer_retries: bool = False) -> KeyOf:
-    """The offset, delivery tag or job id. It finds only redeliveries of one message by its broker."""
+    """Use the offset, delivery tag or job id. It finds only redeliveries of one message by its broker."""
     if not changes_when_a_producer_retries:
         raise UsageError(
-            "position() is no key of the sender's: a producer that retries makes a new one, and both run. Use header() "
+            "position() is not the sender's key: a producer that retries makes a new one, and both run. Use header() "
             "or say position(changes_when_a_producer_retries=True)"
         )
     warnings.warn("a position as the key does not find a duplicate that its producer made", UserWarning, stacklevel=2)
@@ -137,7 +137,7 @@ def position(*, changes_when_a_producer_retries: bool = False) -> KeyOf:
 
 
 def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicates: bool = False) -> KeyOf:
-    """The last resort: two messages with the same content (of these fields) are the same message."""
+    """Use a hash, as the last resort: two messages with the same content (of these fields) are the same message."""
     if not identical_payloads_are_duplicates:
         raise UsageError(
             "content_hash() makes one of two equal orders. Use a key of the sender's, or say "
@@ -158,7 +158,7 @@ def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicate
 
 
 def checked(key: object) -> KeyOf:
-    """Refuse, before the first message, what would send all of them to the dead letters."""
+    """Refuse, before the first message, a key function that would send all of them to the dead letters."""
     if isinstance(key, str):
         raise UsageError(f"key={key!r} is only a name: say header({key!r}), or field({key!r}) of a JSON body")
     _check_called("key", key)
@@ -168,7 +168,7 @@ def checked(key: object) -> KeyOf:
 
 
 def checked_payload(fingerprint: object) -> PayloadOf | None:
-    """The same for `fingerprint=`."""
+    """Refuse, before the first message, an unusable `fingerprint=`."""
     _check_called("fingerprint", fingerprint)
     if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
         raise UsageError("fingerprint= is body() of onefold.queues.keys, or a plain function of a message")
@@ -176,7 +176,7 @@ def checked_payload(fingerprint: object) -> PayloadOf | None:
 
 
 def can_be_compared(payload: object) -> bool:
-    """Whether a fingerprint can be made of it: that it cannot is the fault of its message, and not of a worker."""
+    """Return whether it can be fingerprinted: if not, its message is at fault, not a worker."""
     try:
         canonical(payload)
     except UsageError:
@@ -191,13 +191,13 @@ def _check_called(name: str, given: object) -> None:
 
 
 def minted(key: Key | None) -> str:
-    """The key of a message that is sent: the sender's, or a new one."""
+    """Return the key of a message to send: the sender's, or a new one."""
     found = usable(key)
     return str(uuid.uuid4()) if found is None else found
 
 
 def with_key(headers: Mapping[str, Any] | None, key: Key | None, name: str = KEY_HEADER) -> tuple[str, dict[str, Any]]:
-    """Return the key of a message that is sent, and its headers with that key alone.
+    """Return the key of a message to send, and its headers with only that key.
 
     It is the sender's, from `key` or else from a header that the sender has set itself, or a new one.
     """
@@ -207,7 +207,7 @@ def with_key(headers: Mapping[str, Any] | None, key: Key | None, name: str = KEY
 
 
 def usable(found: object) -> str | None:
-    """The key as text, if it can be one; None if there is none. Raises `MissingKey` in words."""
+    """Return the key as text, if it can be one; None if there is none. Raises `MissingKey` with the reason."""
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, (str, int, uuid.UUID)):
@@ -219,7 +219,7 @@ def usable(found: object) -> str | None:
         raise MissingKey("the key is empty")
     if len(text) > KEY_MAX:
         raise MissingKey(f"the key has {len(text)} characters, and {KEY_MAX} are the limit")
-    # Its bytes count, too, and what they are: a sender that may send it would only find it among the dead letters.
+    # Its bytes count, too, and their kind: otherwise a sender would only find it among the dead letters.
     return checked_key(text)
 
 

@@ -1,9 +1,10 @@
-"""RabbitMQ with pika's BlockingConnection: the callback that guards a consumer, and a sender that mints keys.
+"""RabbitMQ with pika's BlockingConnection: the callback that guards a consumer, and a sender that creates keys.
 
     channel.basic_consume("charges", guarded(guard, "charge", handle, key=header(), dead_letter="charges.dead"))
 
-Handlers run in a thread of their own, so that the connection answers heartbeats however long they take; everything
-that is told to the broker is told in the connection's own thread. What cannot be told any more is delivered again.
+Handlers run in their own thread, so that the connection answers heartbeats however long they take; everything that is
+sent to the broker is sent in the connection's own thread. If an answer cannot be sent any more, the message is
+redelivered.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def guarded(
     unacked_max: Duration = _rabbitmq.UNACKED_MAX,
     threads: int = 1,
 ) -> GuardedCallback:
-    """The callback for `basic_consume`. It calls `handler(delivery)`, or `handler(delivery, tx=…)`, once for each key.
+    """Return the callback for `basic_consume`: it calls `handler(delivery)`, or `handler(delivery, tx=…)`, once a key.
 
     `docs/queues/rabbitmq.md` explains each argument.
     """
@@ -64,7 +65,7 @@ def guarded(
 
 
 class GuardedCallback:
-    """What pika calls for each message. Made by `guarded`."""
+    """The callback that pika calls for each message. Created by `guarded`."""
 
     def __init__(self, consuming: Consuming, rules: Rules, threads: int) -> None:
         self._consuming = consuming
@@ -81,9 +82,9 @@ class GuardedCallback:
         self._start(Job(channel, method.delivery_tag, delivery, time.monotonic()))
 
     def drain(self, connection: BlockingConnection, within: Duration = 30) -> bool:
-        """After `stop_consuming`: start nothing more, and settle what runs. False: after `within` something still runs.
+        """Start nothing more, after `stop_consuming`, and settle running handlers. False: something still runs.
 
-        What was not started goes back to the queue when the channel is closed.
+        Messages that were not started go back to the queue when the channel is closed.
         """
         deadline = time.monotonic() + seconds(within, "within")
         self._draining = True
@@ -97,7 +98,7 @@ class GuardedCallback:
         self._threads.submit(self._work, job)
 
     def _work(self, job: Job) -> None:
-        """In a thread of its own."""
+        """Run a job, in its own thread."""
         verdict: Verdict | None = None
         try:
             if job.channel.is_open and not self._draining:
@@ -113,7 +114,7 @@ class GuardedCallback:
             log.info("%s: the connection is gone, the broker delivers it again", where)
 
     def _settle(self, job: Job, verdict: Verdict | None) -> None:
-        """In the connection's thread, as everything from here on."""
+        """Settle a job, in the connection's thread, like everything from here on."""
         self._at_work.discard(job)
         if verdict is not None:
             self._take(job, self._rules.after(verdict, job.delivery, job.unacked_for, job.address))
@@ -138,7 +139,7 @@ class GuardedCallback:
                 self._take(job, self._buried(job, step.reason))
 
     def _buried(self, job: Job, reason: str) -> Step:
-        """What to do once the dead letter was sent, or was not."""
+        """Decide what to do once the dead letter was sent, or was not."""
         try:
             bury(job.channel.connection, self._rules.dead(job.delivery, reason, job.address))
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on, and the message is kept

@@ -1,1 +1,1 @@
-"""Stores remember records. They compare and swap; they decide nothing."""
+"""Stores keep records. They compare and swap; they decide nothing."""

@@ -1,11 +1,11 @@
-"""The seam: what a store can do, and what a store may be able to do besides.
+"""The store protocol, and the optional capabilities of a store.
 
-A store compares and swaps. It never looks at a lease or a fingerprint to decide something. Its promises:
+A store compares and swaps. It never decides anything from a lease or a fingerprint. Its promises:
 
 - `token` answers "is it still mine?", token and revision together answer "is it still what I saw?".
-- Every operation is idempotent by token: a reply may get lost, and the client library sends it again.
-- Durations cross the seam and are counted by the store's own clock.
-- A record past its stay counts as free; a store may return it or not.
+- Every operation is idempotent by token: a reply may get lost, and the client library sends the request again.
+- Operations pass durations, and the store measures them by its own clock.
+- An expired record counts as free; a store may return it or not.
 - Every field is kept in every state: a running bypass carries the result that it has found. A fingerprint has at most
   128 bytes.
 
@@ -21,7 +21,7 @@ from onefold._interrupts import When
 from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Memory, Record, State
 from onefold.errors import StoreUnavailable
 
-# The words of the seam come with it: a store of your own needs no other import.
+# The types of the protocol are exported with it: a store of your own needs no other import.
 __all__ = [
     "GONE",
     "Address",
@@ -54,42 +54,43 @@ __all__ = [
 class Store(Protocol):
     """Six atomic operations. A store that cannot be reached raises `StoreUnavailable`.
 
-    One that has `knows(error)` says by it whether an error is its own. Any other that comes out of an operation counts
-    as an interrupt, as what a signal's handler raises: the operation is asked again, and then the interrupt goes on.
+    A store may have `knows(error)`, which returns whether an error is its own. Any other error out of an operation
+    counts as an interrupt, like one raised by a signal handler: the operation is sent again, and then the interrupt
+    propagates.
     """
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        """Write the entry, or say what is in the way.
+        """Write the entry, or return what is in the way.
 
-        Without `replacing`: if the address is free. With it: if the record still has the token *and* the revision
-        of `replacing`; where it is not there any more the answer is `GONE`, because what was decided about it
-        must not be written over nothing. `None` means written. A claim that finds the token of its entry has
-        succeeded before (unless it keeps the token of `replacing`, as marking a record held does).
+        Without `replacing`: write if the address is free. With it: write if the record still has the token *and* the
+        revision of `replacing`; if it is gone the answer is `GONE`, because a decision about it must not be written
+        over nothing. `None` means written. A claim that finds the token of its own entry has succeeded before (unless
+        it keeps the token of `replacing`, as marking a record held does).
         """
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         """Renew the lease and the stay of a running record; on a held one keep only the notes. False: not ours.
 
-        A lease of zero ends it: whoever comes next finds it abandoned. Notes never become shorter under one token: a
-        log only grows, and a write that was given up may land late.
+        A lease of zero ends it: the next delivery finds it abandoned. Notes never become shorter under one token: a log
+        only grows, and an abandoned write may land late.
         """
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        """End the record. True if it is ours, also if this token ended it before. False: not ours."""
+        """End the record. True if it is ours, even if this token has ended it before. False: not ours."""
 
     def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        """Forget the record, or leave it open. True if it was ours or is not there. False: another's."""
+        """Forget the record, or leave it open. True if it was ours or is gone. False: another's."""
 
     def read(self, address: Address) -> Record | None:
-        """The record, from the primary."""
+        """Return the record, from the primary."""
 
     def purge(self, limit: int) -> int:
-        """Remove up to `limit` records past their stay; how many were removed."""
+        """Remove up to `limit` expired records; return how many were removed."""
 
 
 @runtime_checkable
 class AsyncStore(Protocol):
-    """The same six, awaited."""
+    """The async counterpart of `Store`."""
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool: ...
@@ -101,7 +102,7 @@ class AsyncStore(Protocol):
 
 @runtime_checkable
 class Batching(Protocol):
-    """Many addresses in one round trip; answers come in the order of the questions."""
+    """Many addresses in one round trip; answers come in the order of the arguments."""
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
@@ -110,7 +111,7 @@ class Batching(Protocol):
 
 @runtime_checkable
 class AsyncBatching(Protocol):
-    """Many addresses in one round trip, awaited."""
+    """The async counterpart of `Batching`."""
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
@@ -118,9 +119,10 @@ class AsyncBatching(Protocol):
 
 
 class PartlyRenewed(StoreUnavailable):
-    """Raised by `extend_all` where some leases could not be renewed now, and nobody has said that they are lost.
+    """Raised by `extend_all` if some leases could not be renewed now, but are not known to be lost.
 
-    `answers` says what is known, in the order of the claims: None is nothing. One claim must never depend on another.
+    `answers` has the known answers, in the order of the claims: None is unknown. One claim must never depend on
+    another.
     """
 
     def __init__(self, answers: Sequence[bool | None], why: str) -> None:
@@ -129,9 +131,9 @@ class PartlyRenewed(StoreUnavailable):
 
 
 class Transaction(Protocol):
-    """A store inside a transaction of its own: what is written here commits with the work, or not at all."""
+    """A store inside a transaction of its own: records written here commit with the work, or not at all."""
 
-    # What the handler gets as `tx`: the connection, session or cursor to work on.
+    # Passed to the handler as `tx`: the connection, session or cursor to work on.
     tx: Any
 
     def begin(self) -> None: ...
@@ -139,21 +141,21 @@ class Transaction(Protocol):
     def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` unless the record of this claim is still there, in the transaction that wrote it.
 
-        A handler can end a transaction in many ways, and go on in another one.
+        A handler can end a transaction in many ways, and continue in another one.
         """
 
     def commit(self) -> Commit: ...
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
-        """Undo all, or what followed `save`. True: the database asks to try it again in a new transaction."""
+        """Undo everything, or what followed `save`. True: the database asks to retry in a new transaction."""
 
     def spoil(self, when: When) -> None:
-        """After an interrupt (KeyboardInterrupt, a cancellation): nothing that was written here may be committed.
+        """Handle an interrupt (KeyboardInterrupt, a cancellation): nothing that was written here may be committed.
 
-        `When.INSIDE`: the interrupt came in a handler. That of the outermost delivery was rolled back before; if the
-        transaction is still open, it was a nested delivery's, and the handler around it may catch it and go on.
-        An async transaction has `abandon()` besides, which is not awaited: it closes the connection at once, without
-        waiting for the server. One that has `knows(error)` says by it whether an error is the database's own: any other
-        that comes out of an operation is an interrupt, too, as what a signal's handler raises.
+        `When.INSIDE`: the interrupt came in a handler. The outermost delivery's transaction was rolled back before; if
+        the transaction is still open, the interrupt was in a nested delivery, and the outer handler may catch it and
+        continue. An async transaction also has a sync method `abandon()`, which closes the connection at once, without
+        waiting for the server. A transaction may have `knows(error)`, which returns whether an error is the database's
+        own: any other error out of an operation is an interrupt, too, like one raised by a signal handler.
         """
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
@@ -164,14 +166,14 @@ class Transaction(Protocol):
 
 @runtime_checkable
 class Joinable(Protocol):
-    """Transactions in which the record is written beside the work. An async store gives an async context manager."""
+    """Transactions in which the record is written with the work. An async store returns an async context manager."""
 
     def transaction(self) -> Any:
-        """A context manager around a `Transaction` that is not begun yet; it gives the connection back."""
+        """Return a context manager for a `Transaction` that has not begun yet; on exit it gives the connection back."""
 
 
 class Query(NamedTuple):
-    """Which records to list; `None` is any. `after` is the last address of the page before."""
+    """Which records to list; `None` is any. `after` is the last address of the previous page."""
 
     scope: str | None = None
     operation: str | None = None
@@ -182,21 +184,21 @@ class Query(NamedTuple):
 
 @runtime_checkable
 class Browsable(Protocol):
-    """For tools: list records by scope, operation and key, byte for byte."""
+    """List records by scope, operation and key, in byte order; for tools."""
 
     def browse(self, query: Query, limit: int) -> list[Record]: ...
 
 
 @runtime_checkable
 class AsyncBrowsable(Protocol):
-    """For tools, awaited."""
+    """The async counterpart of `Browsable`."""
 
     async def browse(self, query: Query, limit: int) -> list[Record]: ...
 
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """A store whose tables have to exist before it can be read: a tool that only looks must not create them."""
+    """A store whose tables have to exist before it can be read: a tool that only reads must not create them."""
 
     # Whether the store creates missing tables on first use, and upgrades older ones. A tool turns it off.
     auto_schema: bool
@@ -206,18 +208,18 @@ class HasSchema(Protocol):
 
 
 class Untold(NamedTuple):
-    """In the place of a fact that the server did not tell: why not, in words for a person."""
+    """Stands for a fact that the server did not report, with the reason for a person to read."""
 
     why: str
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """For `onefold doctor`: what a server says of itself."""
+    """Facts that a server reports about itself; for `onefold doctor`."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Raw facts, by name; `kind` says what they are about. It judges nothing, and makes or changes nothing.
+        """Return raw facts by name; `kind` says what they are about. Judge nothing, and create or change nothing.
 
-        What the server refuses to tell is `Untold`. `clock`, where there is one, is the machine's time before the
-        question, the store's time, and the machine's time after the answer. No fact holds a key or a password.
+        A fact that the server refuses to report is `Untold`. `clock`, if present, is the machine's time before the
+        request, the store's time, and the machine's time after the answer. No fact holds a key or a password.
         """

@@ -1,7 +1,7 @@
-"""The reference store: one process, one dictionary, O(1) a call. For tests, and for work that dies with its process.
+"""The reference store: one process, one dictionary, O(1) per call. For tests, and for work that dies with its process.
 
-It never drops a record before its stay is over. Bounded on request (`memory:?limit=10000`): when it is full
-of records that are still needed, it refuses new ones, because forgetting one would let a duplicate run.
+It never drops a record before it expires. It can be bounded (`memory:?limit=10000`): when it is full of records that
+are still needed, it refuses new ones, because forgetting one would let a duplicate run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ KIND: Final = StoreKind(
     name="memory", has_transactions=False, in_process=True, has_our_clock=True, health="onefold.health.memory"
 )
 
-# Each new record looks at this many old ones: more than one, so that the sweep outruns the growth.
+# Each new record sweeps this many old ones: more than one, so that the sweep outruns the growth.
 SWEPT_PER_CLAIM = 2
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A record as it is kept: durations have become moments of the store's clock."""
+    """A record as it is stored: durations have become times of the store's clock."""
 
     token: bytes
     revision: int
@@ -63,9 +63,9 @@ class MemoryStore:
             raise UsageError(f"limit={limit} has to be 1 or more")
         self._limit = limit
         self._clock = clock
-        # In the order of the sweep, which moves what it has looked at to the end.
+        # In the order of the sweep, which moves rows to the end after checking them.
         self._rows: OrderedDict[Address, Row] = OrderedDict()
-        # No record was ever written with an earlier end: until then there is nothing to sweep.
+        # No record expires earlier: until then there is nothing to sweep.
         self._first_end = math.inf
         set_lock(self, "_mutex")
 
@@ -73,7 +73,7 @@ class MemoryStore:
         return len(self._rows)
 
     def facts(self) -> dict[str, object]:
-        """For `onefold doctor`; there is no server that could say more."""
+        """Return the facts for `onefold doctor`; there is no server to report more."""
         return {"kind": "memory", "records": len(self._rows), "limit": self._limit}
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class MemoryStore:
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         with self._mutex:
             now = self._clock()
-            # All or none: a store that is full refuses before it has written anything.
+            # All or none: a full store refuses before it has written anything.
             self._make_room(now, len({entry.address for entry in entries if self._alive(entry.address, now) is None}))
             return [self._claim(entry, None, now) for entry in entries]
 
@@ -139,7 +139,7 @@ class MemoryStore:
         return sorted(chosen, key=lambda record: record.address.parts)[:limit]
 
     def close(self) -> None:
-        """Nothing to close: the records stay as long as the store does."""
+        """Do nothing: the records live as long as the store does."""
 
     def _claim(self, entry: Entry, replacing: Record | None, now: float) -> Record | Gone | None:
         row = self._alive(entry.address, now)
@@ -223,20 +223,20 @@ class MemoryStore:
         return None if row is None or row.expires <= now else row
 
     def _mine(self, claim: Claim, now: float) -> Row | None:
-        """The row, if this claim's token still owns it."""
+        """Return the row, if this claim's token still owns it."""
         row = self._alive(claim.address, now)
         return None if row is None or row.token != claim.token else row
 
     def _is_own(self, row: Row, entry: Entry, replacing: Record | None) -> bool:
-        """Whether this claim was written before, and only its answer got lost. Marking held borrows a token."""
+        """Return whether this claim was written before, and only its answer got lost. Marking held borrows a token."""
         return row.token == entry.token and (replacing is None or replacing.token != entry.token)
 
     def _is_still(self, row: Row, replacing: Record) -> bool:
-        """Whether the row is what its finder saw: neither token nor revision alone would be enough."""
+        """Return whether the row is unchanged since it was found: neither token nor revision alone would be enough."""
         return row.token == replacing.token and row.revision == replacing.revision
 
     def _make_room(self, now: float, wanted: int = 1) -> None:
-        """A few steps of the sweep; where a bound is reached, a whole one, before refusing."""
+        """Sweep a few rows; at the limit, sweep everything before refusing."""
         if now >= self._first_end:
             self._sweep_some(SWEPT_PER_CLAIM, now)
         if self._limit is None or len(self._rows) + wanted <= self._limit:
@@ -258,7 +258,7 @@ class MemoryStore:
 
 
 class AsyncMemoryStore:
-    """The same store, awaited. It never waits for anything, so that it needs neither loop nor thread."""
+    """The async memory store. It never waits for anything, so it needs neither a loop nor a thread."""
 
     in_process: bool = True
 
@@ -296,16 +296,16 @@ class AsyncMemoryStore:
         return self.sync.browse(query, limit)
 
     async def aclose(self) -> None:
-        """Nothing to close: the records stay as long as the store does."""
+        """Do nothing: the records live as long as the store does."""
 
 
 def open_store(url: str) -> MemoryStore:
-    """`memory:` or `memory:?limit=10000`; each call is a store of its own."""
+    """Open `memory:` or `memory:?limit=10000`; each call creates a store of its own."""
     return MemoryStore(limit=_limit(url))
 
 
 def open_async_store(url: str) -> AsyncMemoryStore:
-    """The same for an `AsyncGuard`."""
+    """Open a store for an `AsyncGuard`."""
     return AsyncMemoryStore(limit=_limit(url))
 
 

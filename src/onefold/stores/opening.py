@@ -1,4 +1,4 @@
-"""From what a user passes as `store=` to a store: a URL, a pool, engine or client, a store, or a function of one."""
+"""Turn what a user passes as `store=` into a store: a URL, a pool, engine or client, a store, or a function of one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from onefold.errors import UsageError
 from onefold.stores.base import Joinable, Store
 from onefold.stores.kinds import clients, kind_in, kind_of, scheme_of, schemes
 
-# A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can say it: the
+# A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can express it: the
 # classes of clients belong to packages that are imported on use.
 StoreSource = object
 AsyncStoreSource = object
 
 
 def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
-    """The store, and whether it is ours to close."""
+    """Return the store, and whether it is ours to close."""
     if isinstance(source, str):
         return _from_url(source, awaited=awaited), True
     client_of = _adopting(source)
@@ -28,7 +28,7 @@ def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
         return _checked(source, awaited=awaited), False
     if callable(source):
         made = source()
-        # It may give whatever a guard takes: a URL from the settings, a pool that is made late.
+        # It may return anything a guard takes: a URL from the settings, a pool that is created late.
         if isinstance(made, str) or _adopting(made) is not None:
             return open_store(made, awaited=awaited)
         return _checked(made, awaited=awaited), False
@@ -36,12 +36,12 @@ def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
 
 
 def check_source(source: Any, *, awaited: bool) -> None:
-    """What can be said before the store is opened."""
+    """Check what can be checked before the store is opened."""
     client_of = _adopting(source)
     if isinstance(source, str):
         _scheme(source)
     elif client_of is not None:
-        # Whoever made the client has imported its package.
+        # Whoever created the client has imported its package.
         getattr(import_module(client_of), "check_client", _taken_as_it_is)(source, awaited=awaited)
     elif _is_store(source):
         _checked(source, awaited=awaited)
@@ -50,11 +50,11 @@ def check_source(source: Any, *, awaited: bool) -> None:
 
 
 def _taken_as_it_is(_client: Any, *, awaited: bool) -> None:
-    """Say nothing of a client before it is used."""
+    """Accept any client: it is not checked before it is used."""
 
 
 def _adopting(source: Any) -> str | None:
-    """The module that knows this pool, engine or client."""
+    """Return our module that knows this pool, engine or client."""
     for kind in type(source).__mro__:
         package = kind.__module__.partition(".")[0]
         # Most are stores: for them nobody has to look at what is installed.
@@ -76,16 +76,16 @@ def without_transactions(source: Any) -> str:
 
 
 def _is_store(source: Any) -> bool:
-    # A class of stores has the methods too; it is a function that returns one.
+    # A store class has the methods too; it is a function that returns a store.
     return isinstance(source, Store) and not isinstance(source, type)
 
 
-# A host with its port. A port that is no number is a password that was cut.
+# A host with its port. A port that is not a number is a truncated password.
 _HOST: Final = r"(?:\[[^\]@]*\]|[^\[\]:@/?#,]*)(?::[0-9]*)?"
 _SERVERS: Final = rf"(?:[^@/?#\[\]]*@)?{_HOST}(?:,{_HOST})*(?:/[^@?#]*)?"
-# After an @ in an option there is neither a port nor a path: with one of them it would be the end of a password.
+# After an @ in an option there is neither a port nor a path: with either it would be the end of a password.
 _OPTION: Final = r"[^=&@#]*(?:=[^&@#]*(?:@[^&@#/?:]*)*)?"
-# A login, servers and a path, or (the file of a socket) a path alone; then options, and a fragment for its reader.
+# A login, servers and a path, or (for a socket file) only a path; then options, and a fragment.
 _PLAIN: Final = rf"(?:{_SERVERS}|/[^:?#]*)(?:\?{_OPTION}(?:&{_OPTION})*)?(?:#[^@]*)?"
 
 
@@ -101,7 +101,7 @@ def check_password(url: str) -> None:
 
 
 def _is_cut(rest: str) -> bool:
-    """Whether this, which follows the scheme, has an @ or a bracket where none can be meant."""
+    """Return whether this, which follows the scheme, has an @ or a bracket where none can be meant."""
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in rest[len(authority) :]:
         return re.fullmatch(_PLAIN, rest) is None
@@ -114,7 +114,7 @@ def _can_be_split(url: str) -> bool:
     try:
         urlsplit(url)
     except ValueError:
-        # What it says may quote a part of the password.
+        # Its message may quote a part of the password.
         return False
     return True
 
@@ -137,7 +137,7 @@ def _scheme(url: str) -> str:
 
 
 def module_of(url: str) -> Any:
-    """The module of the store behind this URL."""
+    """Return the module of the store behind this URL."""
     return import_module(schemes()[_scheme(url)])
 
 
@@ -159,24 +159,24 @@ def _checked(store: Any, *, awaited: bool) -> Any:
 
 def _what_it_takes(source: object) -> str:
     return (
-        f"store={type(source).__name__} is no store: pass a URL such as 'memory:', a pool, an engine or a client, "
+        f"store={type(source).__name__} is not a store: pass a URL such as 'memory:', a pool, an engine or a client, "
         "a Store, or a function that returns one of them"
     )
 
 
-# Options that hold a secret, whoever's they are: `sentinel_password=`, `aws_secret_access_key=`, `aws_session_token=`.
-# An option that a store refuses is masked, too: somebody has written a secret there all the same.
+# Options that hold a secret in any store: `sentinel_password=`, `aws_secret_access_key=`, `aws_session_token=`. Options
+# that a store refuses are masked, too: somebody may have written a secret there anyway.
 _SECRET: Final = re.compile(
     r"passw|pwd|passphrase|secret|token|credential|signature|api_?key|access_?key|private_?key", re.IGNORECASE
 )
 
-# What should be a port, after a host without brackets: a word is somebody's secret, whose @ is missing.
+# Where a port should be, after a host without brackets: a word is a secret whose @ is missing.
 _WORD_FOR_A_PORT: Final = re.compile(r"(?<=[^:/?#,]):(?![0-9]*(?:[,/?#]|$))[^,/?#]*")
 
 
 def without_password(url: str) -> str:
-    """Return the URL as a message may show it: without its password, and without the secrets in its options."""
-    # What follows a # is no option, but may be the rest of a password that should have said %23.
+    """Return the URL as a message may show it: without its password, and without secrets in its options."""
+    # The part after a # is not an option, but may be the rest of a password that should have used %23.
     url = re.sub(r"([?&][^=&#]*=)([^&]*)", _without_secret, url)
     before, at, after = url.rpartition("@")
     if not at:

@@ -1,4 +1,4 @@
-"""What stores say where a connection cannot be had: for an operation, or for the renewal of claims."""
+"""Mark errors of connections that cannot be had, for an operation or for renewing claims."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WHY: Final = "onefold: to renew its claims, a store opens a connection of its ow
 
 @contextmanager
 def unsent() -> Iterator[None]:
-    """Mark an error of the connection for renewals: the claim that was to count on it was not sent."""
+    """Mark an error of the connection for renewals: the claim that needed it was not sent."""
     try:
         yield
     except StoreUnavailable as error:
         error.reached = False
-        # In the message too: logs have no notes, and whoever reads of a limit wonders which connection was too many.
+        # In the message too: logs do not show notes, and a reader of a limit error wonders which connection it was.
         error.args = (f"{error} (this was the connection to renew claims, one beside the pool and the first to open)",)
         error.add_note(WHY)
         raise
@@ -26,7 +26,7 @@ def unsent() -> Iterator[None]:
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Mark whatever is raised on the way to a connection: nothing was sent on it."""
+    """Mark any error raised while connecting: nothing was sent."""
     try:
         yield
     except Exception as error:
@@ -36,5 +36,5 @@ def connecting() -> Iterator[None]:
 
 
 def came_to_nothing(error: BaseException) -> bool:
-    """Whether this was raised on the way to a connection."""
+    """Return whether this error was raised while connecting."""
     return getattr(error, "on_the_way", False)

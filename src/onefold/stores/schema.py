@@ -1,7 +1,7 @@
-"""The tables of a store, by hand: what `onefold schema` prints and applies.
+"""Describe and apply the tables of a store, for `onefold schema`.
 
-A store that has tables has two functions in its module: `describe_schema(url)`, the text that a person can apply, and
-`apply_schema(url)`, which applies it and says what it did. A store without them needs none.
+The module of a store with tables has two functions: `describe_schema(url)` returns a text that a person can apply, and
+`apply_schema(url)` applies it and reports what it did. A store without them needs none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TABLES: Final = ("onefold_records", "onefold_schema")
 
 
 def describe(url: str) -> str | None:
-    """What makes the tables, in the language of the store. None: it needs none."""
+    """Return the definition of the tables, in the language of the store. None: it needs none."""
     return cast("str | None", _asked(url, "describe_schema"))
 
 
 def apply(url: str) -> list[str] | None:
-    """Make the tables, or bring them to the form of this version; what was done, line by line. None: it needs none."""
+    """Create the tables, or upgrade them to this version; return what was done, line by line. None: it needs none."""
     return cast("list[str] | None", _asked(url, "apply_schema"))
 
 

@@ -1,4 +1,4 @@
-"""The options of a store's URL, read strictly: what is not known is refused, with the nearest known word."""
+"""Parse the options of a store's URL strictly: an unknown option is refused, with the closest known one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onefold.errors import UsageError
 
 
 def options_of(query: str, known: Iterable[str], shown: str) -> dict[str, str]:
-    """The options by name. `shown` is the URL as an error may show it: without a password."""
+    """Return the options by name. `shown` is the URL as an error may show it: without a password."""
     options = dict(parse_qsl(query, keep_blank_values=True))
     names = tuple(known)
     for name in options:
         if name not in names:
-            raise UsageError(f"{shown!r}: {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
+            raise UsageError(f"{shown!r}: {name!r} is not one of {', '.join(names)}{did_you_mean(name, names)}")
     return options

@@ -1,6 +1,6 @@
 """For tests of your own handlers, and for authors of stores. See `docs/testing.md`.
 
-Nothing here is imported before it is asked for, and nothing here imports pytest but the plugin.
+Nothing here is imported before it is used, and only the plugin imports pytest.
 """
 
 from __future__ import annotations

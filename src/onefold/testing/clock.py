@@ -10,18 +10,18 @@ from onefold.errors import UsageError
 
 
 class Clock:
-    """Stands still until it is moved: `MemoryStore(clock=clock)`, then `clock.advance("31s")`. Safe between threads."""
+    """A clock that stands still: `MemoryStore(clock=clock)`, then `clock.advance("31s")`. Thread-safe."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
         self._mutex = threading.Lock()
 
     def __call__(self) -> float:
-        """The time in seconds, as `time.monotonic` gives it."""
+        """Return the time in seconds, like `time.monotonic`."""
         return self._now
 
     def advance(self, duration: Duration) -> None:
-        """Let this much time pass: seconds, a `timedelta`, or words such as "30s" and "24h"."""
+        """Let this much time pass: seconds, a `timedelta`, or strings such as "30s" and "24h"."""
         passed = seconds(duration, "duration")
         if math.isinf(passed):
             raise UsageError('duration="forever": a clock can be moved far, but not to the end of time')

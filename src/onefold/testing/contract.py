@@ -1,13 +1,13 @@
-"""`StoreContract`: the definition of a store. What passes all of it is a store; what fails one promise is none.
+"""`StoreContract`: the definition of a store. Anything that passes all of it is one.
 
-Inherit from it, say how your store is opened, and pytest collects the promises:
+Inherit from it, define how your store is opened, and pytest collects the promises:
 
     class TestMyStore(StoreContract):
         def open_store(self) -> MyStore:
             return MyStore(...)
 
-It needs nothing of pytest but to be run by it. `AsyncStoreContract` is the same contract for async stores: the promises
-are written once, in `onefold.testing.promises`.
+It needs pytest only to be run. `AsyncStoreContract` is the same contract for async stores: the promises are written
+once, in `onefold.testing.promises`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Promises(
     Browsing,
     Case,
 ):
-    """Every promise, whatever the colour.
+    """Every promise, for sync and async.
 
-    What an author may say besides `open_store`, as attributes or as methods of the test class:
+    Besides `open_store`, an author may define, as attributes or methods of the test class:
 
     - `pass_time(seconds)`: let the store's clock go on. By default it sleeps; move the clock where you can.
     - `unit`: the contract's short duration, in seconds; some fifteen promises wait for two of them. Take more than
@@ -70,10 +70,10 @@ class Promises(
 
 
 class StoreContract(Promises):
-    """The contract of a blocking store."""
+    """The contract of a sync store."""
 
     def open_store(self) -> Store:
-        """A store without records, for one test. It is closed afterwards if it has a `close`."""
+        """Return a store without records, for one test. It is closed afterwards if it has a `close`."""
         raise NotImplementedError(f"{type(self).__name__} has to say how its store is opened: def open_store(self)")
 
     def _open(self) -> EveryPower:
@@ -97,13 +97,13 @@ class StoreContract(Promises):
 
 
 class AsyncStoreContract(Promises):
-    """The same contract for an async store. It races with the tasks of one event loop instead of threads."""
+    """The contract of an async store. It races with the tasks of one event loop instead of threads."""
 
     _awaited = True
     _runner: asyncio.Runner | None = None
 
     def open_store(self) -> AsyncStore | Awaitable[AsyncStore]:
-        """A store without records, for one test; may be `async def`. It is closed afterwards if it has an `aclose`."""
+        """Return an empty store, for one test; may be `async def`. It is closed afterwards if it has an `aclose`."""
         raise NotImplementedError(f"{type(self).__name__} has to say how its store is opened: def open_store(self)")
 
     def teardown_method(self) -> None:

@@ -1,8 +1,8 @@
-"""A worker that dies at a chosen point, as SIGKILL would end it: from then on nothing of it reaches the store.
+"""Let a worker die at a chosen point, as SIGKILL would end it: from then on nothing of it reaches the store.
 
-The store of the guard is wrapped. At the point the wrapper raises `Crash`, which no flow catches, and refuses whatever
-the dead delivery still asks. What the store knows at that moment stays, until the lease ends. A transaction that was
-not committed is rolled back, as a database does it with a connection that ends.
+The store of the guard is wrapped. At the point the wrapper raises `Crash`, which no flow catches, and refuses further
+requests of the dead delivery. The store keeps what it has at that moment, until the lease ends. An uncommitted
+transaction is rolled back, as a database does when a connection ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Crash(BaseException):
 
 @contextmanager
 def crash_at(point: Point, guard: Guard | AsyncGuard, *, step: str | None = None) -> Iterator[None]:
-    """Let the first delivery inside that gets to this point die there; the block ends with it.
+    """Let the first delivery that reaches this point inside the block die there; the block ends with it.
 
     - `before_claim`: nothing has reached the store.
     - `after_claim`: the address is claimed, the handler did not start.
@@ -64,7 +64,7 @@ def crash_at(point: Point, guard: Guard | AsyncGuard, *, step: str | None = None
 
 def _check(point: object, step: object) -> None:
     if point not in POINTS:
-        raise UsageError(f"point={point!r} is none of {', '.join(map(repr, POINTS))}")
+        raise UsageError(f"point={point!r} is not one of {', '.join(map(repr, POINTS))}")
     if point == "after_step" and not (step and isinstance(step, str)):
         raise UsageError(f"step={step!r}: name the step after which to die: crash_at('after_step', guard, step='pay')")
     if point != "after_step" and step is not None:
@@ -87,7 +87,7 @@ class Fate:
     def before(self, operation: str, subject: Any, notes: Any) -> None:
         """Called before an operation is sent."""
         if self.crash is not None:
-            # A heartbeat is no delivery: it takes this for a store that is down, and `Crash` would end its thread.
+            # A heartbeat is not a delivery: it takes this for a store that is down, and `Crash` would end its thread.
             beats = operation == "extend_all" or (operation == "extend" and notes is None)
             raise StoreUnavailable("the worker has crashed") if beats else self.crash
         first = self.point == "before_claim" and operation in ("claim", "claim_all", "read")
@@ -117,11 +117,11 @@ class Fate:
 
 
 class FateInside:
-    """The same inside of one transaction, where only a COMMIT tells the store anything."""
+    """The fate inside one transaction, where only a COMMIT changes the store."""
 
     def __init__(self, fate: Fate) -> None:
         self._fate = fate
-        # Whether a handler may run: what is only replayed is committed too.
+        # Whether a handler may run: a replay is committed too.
         self._won = False
 
     def before(self, operation: str, _subject: Any, _argument: Any) -> None:
@@ -143,10 +143,10 @@ class FateInside:
 
 
 class Doomed:
-    """A store whose operations meet their fate. It has the colour and the powers of the store inside."""
+    """A store whose operations meet their fate, sync or async, with the capabilities of the store inside."""
 
     def __init__(self, store: Any, fate: Fate) -> None:
-        # Attributes of the instance, because that is where protocols are looked for at run time.
+        # Attributes of the instance, because protocols are checked there at run time.
         for operation in OPERATIONS:
             if hasattr(store, operation):
                 setattr(self, operation, _doomed(operation, getattr(store, operation), fate))
@@ -155,7 +155,7 @@ class Doomed:
 
 
 class DoomedTransaction:
-    """A transaction of the store inside, whose operations meet their fate."""
+    """A transaction of the inner store, whose operations meet their fate."""
 
     def __init__(self, transaction: Any, fate: FateInside) -> None:
         self._inside = transaction
@@ -202,14 +202,14 @@ def _given(*arguments: Any) -> Iterator[Any]:
 
 
 def _ends(operation: str, subject: Any) -> bool:
-    """Whether the operation ends a delivery. In seen mode the one claim, after the handler, does."""
+    """Return whether the operation ends a delivery. In seen mode the one claim, after the handler, does."""
     if operation == "claim":
         return subject.state in (State.DONE, State.FAILED)
     return operation in ("finish", "release", "close_all")
 
 
 def _steps_in(notes: bytes | None) -> frozenset[str]:
-    """Return the names of the finished steps in these notes, which also hold other things than a log."""
+    """Return the names of the finished steps in these notes, which may hold more than a log."""
     try:
         return frozenset(msgspec.msgpack.decode(notes or b"", type=dict[str, msgspec.Raw]))
     except msgspec.MsgspecError:
@@ -217,5 +217,5 @@ def _steps_in(notes: bytes | None) -> frozenset[str]:
 
 
 def _applied(reply: Any) -> bool:
-    """A claim was written, or an ending accepted; in a batch at least one."""
+    """Return whether a claim was written, or an ending accepted; in a batch at least one."""
     return any(each is None or each is True for each in (reply if isinstance(reply, list) else [reply]))

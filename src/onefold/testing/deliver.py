@@ -1,4 +1,4 @@
-"""Deliver twice, as a queue does, and see that nothing happened twice."""
+"""Deliver twice, as a queue does, and check that nothing happened twice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RAN = (Kind.STARTED, Kind.UNPROTECTED)
 
 
 def deliver_twice(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a guarded function twice with the same arguments; the value of the first call.
+    """Call a guarded function twice with the same arguments; return the value of the first call.
 
     The second call has to be a replay with an equal value, or an `AssertionError` says what it was. Takes decorated
-    functions and methods, and any other function that uses a guard inside. For an async one await the answer.
+    functions and methods, and any other function that uses a guard inside. For an async function, await the result.
     """
-    # Where it is decorated, `outcome` tells what happened.
+    # If it is decorated, `outcome` says what happened.
     call = getattr(function, "outcome", function)
     first = call(*args, **kwargs)
     if inspect.isawaitable(first):

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures for tests of guarded handlers, without infrastructure. See `docs/testing.md`.
 
-pytest loads this file in every project that has Onefold installed: what a fixture needs is imported by the fixture.
+pytest loads this file in every project that has Onefold installed: each fixture imports what it needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def onefold_async_guard(onefold_clock: Clock) -> Iterator[AsyncGuard]:
 
 @pytest.fixture
 def deliver_twice() -> Callable[..., Any]:
-    """`deliver_twice(function, *args, **kwargs)`: deliver twice, see that the second was a replay, get the value.
+    """`deliver_twice(function, *args, **kwargs)`: deliver twice, check that the second was a replay, return the value.
 
     For an async function await it.
     """

@@ -1,4 +1,4 @@
-"""`use`: another store for a guard that was bound at import, for the length of one test."""
+"""`use`: swap the store of a guard that was bound at import, for one test."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def use(guard: Guard | AsyncGuard, source: StoreSource | AsyncStoreSource = "mem
     """Swap the store of a guard: `with use(guard, "memory:") as store:`.
 
     `source` is what the guard itself takes: a URL, a store, or a function that returns one. The guard's own store is
-    not opened, not closed and not touched, and is back in place afterwards, also after an exception. A guard that is
-    closed inside (by an application that shuts down, say) is open again afterwards. It can be nested.
+    neither opened, closed nor touched, and is restored afterwards, even after an exception. A guard that is closed
+    inside (by an application that shuts down, say) is open again afterwards. It can be nested.
 
-    For an `AsyncGuard` there is also `async with`, which a store needs that takes time to close.
+    For an `AsyncGuard` there is also `async with`, for a store that takes time to close.
     """
     return Swap(guard, source)
 
 
 class Swap:
-    """A store that is lent to a guard. Made by `use`."""
+    """A store that is lent to a guard. Created by `use`."""
 
     def __init__(self, guard: Guard | AsyncGuard, source: Any) -> None:
         self._guard = guard
         self._source = source
-        # One for each `with` that we are inside of.
+        # One for each `with` that we are inside.
         self._before: list[Any] = []
 
     def __enter__(self) -> Any:
@@ -66,12 +66,12 @@ class Swap:
                 await lent.tools.store.aclose()
 
     def _put_back(self) -> Any:
-        """The guard is as it was; the answer is what it had opened meanwhile, if anything."""
+        """Restore the guard; return what it had opened meanwhile, if anything."""
         return self._guard._put(self._before.pop()).opened
 
 
 def _close_at_once(store: Any) -> None:
-    """Close an async store without awaiting, as one can that has nothing to wait for."""
+    """Close an async store without awaiting, if it has nothing to wait for."""
     closing = store.aclose()
     try:
         closing.send(None)

@@ -1,4 +1,4 @@
-"""Key leaks: each hop logs which key it saw (`Hop`), and `onefold trace` finds the hop that replaced it."""
+"""Find key leaks: each hop logs which key it saw (`Hop`), and `onefold trace` finds the hop that replaced it."""
 
 from __future__ import annotations
 

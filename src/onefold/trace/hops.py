@@ -1,4 +1,4 @@
-"""What a hop writes for `onefold trace`: one line of JSON for each delivery that it sees. Never the key itself.
+"""Write a hop's log for `onefold trace`: one line of JSON for each delivery that it sees. Never the key itself.
 
 `docs/trace.md` defines the format, so that a hop in another language can write it too.
 """
@@ -20,27 +20,27 @@ from onefold import Event, UsageError
 from onefold.keys import checked_key
 from onefold.metrics.table import outcome
 
-# Of the key alone: two hops have to write the same digits, and not every hop knows the operation. More of them than
-# in other logs, because a trace compares millions of keys, and two that collide would look like a leak.
+# Only of the key: two hops have to write the same digits, and not every hop knows the operation. More digits than in
+# other logs, because a trace compares millions of keys, and a collision would look like a leak.
 DIGITS: Final = 16
 
 LOGGER: Final = "onefold.hops"
 
-# Who the message in hand is: {"delivery": …, "request": …}.
+# Identifies the current message: {"delivery": …, "request": …}.
 About = Callable[[], Mapping[str, str | None]]
 
 
 def digest(key: object) -> str:
-    """What stands for a key in the lines of all hops: the first 16 digits of its SHA-256."""
+    """Return the digest that stands for a key in the lines of all hops: the first 16 digits of its SHA-256."""
     return hashlib.sha256(checked_key(key).encode()).hexdigest()[:DIGITS]
 
 
 class Hop:
-    """A place that messages pass. Call it with the key of each one; or let it hear the events of a guard.
+    """A place that messages pass. Call it with the key of each one; or let it listen to the events of a guard.
 
     `sends=True` marks a producer: its lines name this instance, so that a restart can be told from a retry. `about`
-    is asked for the ids of the message in hand where an event cannot know them. Lines go to the logger
-    `onefold.hops`, at INFO, or to `write`.
+    returns the ids of the current message, which an event cannot know. Lines go to the logger `onefold.hops`, at INFO,
+    or to `write`.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class Hop:
         request: str | None = None,
         scope: str | None = None,
     ) -> None:
-        """Write that a message with this key has passed. Raises `MissingKey` where it is no usable key.
+        """Log that a message with this key has passed. Raises `MissingKey` if the key is unusable.
 
-        `delivery` is what stays the same from hop to hop and from try to try; `request` is new for each try.
+        `delivery` is what stays the same from hop to hop and from attempt to attempt; `request` is new for each
+        attempt.
         """
         self._log(digest(key), {"scope": scope, "delivery": delivery, "request": request})
 
     def hear(self, event: Event) -> None:
-        """For `subscribe(hop.hear)` or `Guard(on_event=hop.hear)`: one line for each delivery that ends."""
+        """Log each delivery that ends: for `subscribe(hop.hear)` or `Guard(on_event=hop.hear)`."""
         ended = outcome(event)
         if ended is None:
             return

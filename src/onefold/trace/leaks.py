@@ -1,4 +1,4 @@
-"""What a leak is: pure rules over the few lines that one key, or one message, has left at its hops.
+"""Detect leaks: pure rules over the few lines that one key, or one message, has left at its hops.
 
 | kind | what happened |
 | --- | --- |
@@ -42,16 +42,16 @@ class Leak(NamedTuple):
     ts: float
     before: str
     after: str
-    # The hop before, where there is one.
+    # The previous hop, if there is one.
     previous: str | None = None
     id: str = ""
 
 
 def of_message(seen: Sequence[Seen], ranks: Mapping[str, float], id_: str, *, tries: bool) -> Iterator[Leak]:
-    """The leaks of one message, from all keys that it had anywhere.
+    """Yield the leaks of one message, from all keys that it had anywhere.
 
     The hops are in the order that `ranks` gives them, and those without a rank in the order of time. `tries`: the id
-    stays the same from try to try, so that its first hop must have one key for it.
+    stays the same from attempt to attempt, so its first hop must have one key for it.
     """
     hops: dict[str, list[Seen]] = {}
     for one in sorted(seen, key=lambda one: one.ts):
@@ -72,7 +72,7 @@ def _reminted(seen: Sequence[Seen], id_: str) -> Iterator[Leak]:
 
 
 def _replaced(had: set[str], came: Sequence[Seen], went: Sequence[Seen], id_: str) -> Iterator[Leak]:
-    """A hop that has a key that the message had at no hop before: not every try has to pass every hop."""
+    """Yield hops with a key that the message had at no hop before: not every attempt has to pass every hop."""
     has = {one.key for one in went}
     gone = [one.key for one in came if one.key not in has] or [one.key for one in came]
     for number, one in enumerate(new for new in went if new.key not in had):
@@ -80,7 +80,7 @@ def _replaced(had: set[str], came: Sequence[Seen], went: Sequence[Seen], id_: st
 
 
 class Sent(NamedTuple):
-    """What one key has left at one hop within an hour; hours of a key come one after the other."""
+    """The lines of one key at one hop within an hour; hours of a key come one after the other."""
 
     hop: str
     scope: str
@@ -95,7 +95,7 @@ class Sent(NamedTuple):
 
 
 class Repeated(NamedTuple):
-    """What leaked of one key at one hop within an hour."""
+    """The leaks of one key at one hop within an hour."""
 
     hop: str
     hour: int
@@ -103,13 +103,13 @@ class Repeated(NamedTuple):
     key: str
     # Two request ids, in the hour in which the second one came.
     requests: tuple[str, ...]
-    # How often it was sent, but for the first time; and of these, how often after another instance had sent it.
+    # How often it was sent again; and how many of these after another instance had sent it.
     resent: int
     restarted: int
 
 
 def of_keys(rows: Iterable[Sent]) -> Iterator[Repeated]:
-    """The leaks of keys, from rows that are sorted by hop, scope, key and hour."""
+    """Yield the leaks of keys, from rows that are sorted by hop, scope, key and hour."""
     for (hop, scope, key), hours in groupby(rows, key=lambda row: row[:3]):
         requests: set[str] = set()
         producers: set[str] = set()
@@ -125,7 +125,7 @@ def of_keys(rows: Iterable[Sent]) -> Iterator[Repeated]:
 
 
 def _add(found: set[str], first: str | None, last: str | None) -> None:
-    """Two are enough to know that there is more than one."""
+    """Add both: two are enough to know that there is more than one."""
     for one in (first, last):
         if one is not None and len(found) < ENOUGH:
             found.add(one)

@@ -1,4 +1,4 @@
-"""Logs of any size, line by line: bounded memory, and every line is accounted for. Reads, and judges nothing."""
+"""Read logs of any size, line by line: bounded memory, and every line is accounted for. Judge nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import msgspec
 # Read and decoded at a time.
 CHUNK: Final = 1 << 20
 
-# A line that is longer is no line of a hop: it is counted as broken, and never held in memory.
+# A longer line is not a hop's: it is counted as broken, and never held in memory.
 LINE_MAX: Final = 1 << 20
 
-# Later than this is milliseconds, mistaken for seconds.
+# A later time is milliseconds, mistaken for seconds.
 TS_MAX: Final = 1e11
 
-# Greater numbers are no ids: no database keeps them as numbers.
+# Greater numbers are not ids: no database keeps them as numbers.
 ID_MAX: Final = 2**63 - 1
 
 # A hop is a place in your system. Thousands of them are ids of something, in the wrong field.
@@ -33,7 +33,7 @@ HOUR: Final = 3_600
 STANDARD_INPUT: Final = "-"
 
 
-# Nested deeper than Python's stack is a line that no hop writes.
+# Nested deeper than Python's stack: no hop writes such a line.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
@@ -43,7 +43,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, lt=TS_MAX)]
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One hop that one message passed. What is not in it is ignored."""
+    """One hop that one message passed. Other fields are ignored."""
 
     hop: Name
     key: Digest
@@ -55,7 +55,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Dated(Line, frozen=True, gc=False):
-    """The same as a log may have it: a time in words, digits of a digest in capitals, or no digest at all."""
+    """A line as a log may have it: a time as text, a digest in upper case, or no digest at all."""
 
     key: Name
     ts: Seconds | datetime  # type: ignore[assignment]
@@ -65,7 +65,7 @@ _DIGEST: Final = re.compile("[0-9a-f]{12,64}", re.ASCII)
 
 
 class NotDigest(msgspec.ValidationError):
-    """A hop has written something else in the place of the digest: the key itself, perhaps. It is in no message."""
+    """A hop has written something else in place of the digest: the key itself, perhaps. No message shows it."""
 
     def __init__(self, hop: str) -> None:
         super().__init__(f"the key at {hop} is not a digest (12 to 64 hexadecimal digits)")
@@ -73,9 +73,9 @@ class NotDigest(msgspec.ValidationError):
 
 
 def _line(dated: Dated) -> Line:
-    """With its time in seconds. A time without a zone is UTC, as it should be in logs.
+    """Convert the time to seconds. A time without a zone is UTC, as it should be in logs.
 
-    Raises `ValidationError` for one that no log has: seconds are checked as they are decoded, and words are not.
+    Raises `ValidationError` for an impossible one: seconds are checked as they are decoded, and text is not.
     """
     key = dated.key.lower()
     if not _DIGEST.fullmatch(key):
@@ -97,16 +97,16 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """What became of all lines."""
+    """The count of lines, by what they are."""
 
-    # Those of hops.
+    # Lines of hops.
     lines: int = 0
-    # Lines of JSON about something else, in a log that others write to as well.
+    # JSON lines about something else, in a log that others write to as well.
     others: int = 0
     blank: int = 0
     broken: int = 0
     first: Broken | None = None
-    # Of the broken ones: those whose key is not a digest, by hop.
+    # The broken ones whose key is not a digest, by hop.
     not_digests: dict[str, int] = {}
 
 
@@ -118,9 +118,9 @@ _anything: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read(files: Sequence[str], tally: Tally, progress: Progress = lambda _bytes: None) -> Iterator[list[Line]]:
-    """The lines of all files, in portions; the tally tells what became of the rest. Raises `OSError`.
+    """Yield the lines of all files, in chunks; the tally accounts for the rest. Raises `OSError`.
 
-    `progress` is told how many bytes, as they lie on the disk, were read so far.
+    `progress` is called with how many bytes, as they are on disk, were read so far.
     """
     before = 0
     for name in files:
@@ -139,7 +139,7 @@ def _lines_in(chunk: bytes) -> int:
 
 
 def _decoded(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line]:
-    """All lines of a chunk at once; where one cannot be read, each by itself."""
+    """Decode all lines of a chunk at once; if one cannot be read, each separately."""
     try:
         found = _all_at_once(chunk)
     except UNREADABLE:
@@ -150,7 +150,7 @@ def _decoded(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line]:
 
 def _all_at_once(chunk: bytes) -> list[Line]:
     try:
-        # Nothing in Python happens for a single line here: it is what makes a large log bearable.
+        # No Python code runs for a single line here: that makes a large log bearable.
         return _lines.decode_lines(chunk)
     except msgspec.ValidationError:
         return [_line(dated) for dated in _dated.decode_lines(chunk)]
@@ -159,7 +159,7 @@ def _all_at_once(chunk: bytes) -> list[Line]:
 def _one_by_one(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line]:
     found = []
     for offset, text in enumerate(chunk.removesuffix(b"\n").split(b"\n"), start=1):
-        # What a logger's format writes before the line is left out.
+        # Anything that a logger's format writes before the line is ignored.
         line = text[max(text.find(b"{"), 0) :].strip()
         if not line:
             tally.blank += 1
@@ -183,7 +183,7 @@ def _why(error: Exception, text: bytes) -> str:
         return "it is nested too deeply"
     if isinstance(error, msgspec.ValidationError) or text.lstrip().find(b"{") <= 0:
         return str(error)
-    return f"what follows its first {{ is no JSON: {error}. A logger's format must not write a {{ before the line"
+    return f"what follows its first {{ is not JSON: {error}. A logger's format must not write a {{ before the line"
 
 
 def _is_of_another(line: bytes) -> bool:
@@ -194,7 +194,7 @@ def _is_of_another(line: bytes) -> bool:
 
 
 def _chunks(name: str) -> Iterator[tuple[bytes, int]]:
-    """The file in portions that end with a line, each with how far it was read.
+    """Yield the file in chunks that end with a line, each with how far it was read.
 
     A line that is too long becomes a short one, which is broken too.
     """
@@ -212,7 +212,7 @@ def _chunks(name: str) -> Iterator[tuple[bytes, int]]:
 
 
 def _bounded(begun: bytes, lines: bytes) -> bytes:
-    """What was begun before, with the lines that end it."""
+    """Return the beginning of a line, with the lines that end it."""
     if len(begun) <= LINE_MAX:
         return begun + lines
     _, newline, others = lines.partition(b"\n")
@@ -221,9 +221,9 @@ def _bounded(begun: bytes, lines: bytes) -> bytes:
 
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """A file to read, and how many bytes of it, as it lies on the disk, were read."""
+    """Open a file, and report how many bytes of it, as it is on disk, were read."""
     if name == STANDARD_INPUT:
-        # A pipe does not know how far it is.
+        # A pipe does not know its position.
         yield sys.stdin.buffer, lambda: 0
         return
     with open(name, "rb") as raw:

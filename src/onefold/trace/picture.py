@@ -1,7 +1,7 @@
-"""The report as a picture: a row of bars for each hop, an hour (or more) for each bar, a mark where something leaked.
+"""Draw the report: a row of bars for each hop, an hour (or more) for each bar, a mark where something leaked.
 
 Written by hand as SVG: readable without colour (leaks are hatched, and have a mark and a number), with a title and a
-description for those who do not see it. Pure.
+description for people who do not see it. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onefold.trace.report import Cell, Report
 # More bars cannot be told apart: then one stands for several hours.
 BARS_MAX: Final = 96
 
-# More rows are no picture; the table has them all.
+# More rows are not readable; the table has them all.
 ROWS_MAX: Final = 40
 
 WIDTH: Final = 960
@@ -28,7 +28,7 @@ RIGHT: Final = 210
 TOP: Final = 64
 ROW: Final = 84
 BAR: Final = 52
-# A leak is seen, however few they are.
+# A leak is visible, however few there are.
 LEAK_MIN: Final = 4.0
 
 TITLE: Final = "Key leaks by hop and hour"
@@ -67,7 +67,7 @@ class Bar(NamedTuple):
 
 
 def picture(report: Report) -> str:
-    """The whole SVG document."""
+    """Return the whole SVG document."""
     hops = report.hops[:ROWS_MAX]
     first = min(cell.hour for cell in report.cells)
     hours = (max(cell.hour for cell in report.cells) - first) // HOUR + 1
@@ -93,7 +93,7 @@ def picture(report: Report) -> str:
 
 
 def described(report: Report) -> str:
-    """The picture in words."""
+    """Return the picture in words."""
     said = [f"{counted(report.tally.lines, 'line')} from the hops {', '.join(report.hops)}."]
     for hop in report.hops:
         found = _told({kind: report.count(kind, hop) for kind in Kind})
@@ -117,7 +117,7 @@ def _gathered(cells: Sequence[Cell], first: int, span: int, count: int) -> list[
 
 
 def _row(hop: str, bars: Sequence[Bar], top: int, time: tuple[int, int]) -> list[str]:
-    """One hop: its name, its bars, and what leaked there in all."""
+    """Draw one hop: its name, its bars, and the total of its leaks."""
     most = max(max((bar.lines for bar in bars), default=0), 1)
     step = (WIDTH - LEFT - RIGHT) / len(bars)
     base, busiest = top + 12 + BAR, counted(most, "line")
@@ -176,7 +176,7 @@ def _clock(second: int) -> str:
 
 
 def _text(words: str) -> str:
-    """Names come from logs: what is markup is escaped, and what no XML may hold is replaced."""
+    """Escape markup in names, which come from logs, and replace characters that XML forbids."""
     return escape("".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in words))
 
 

@@ -1,4 +1,4 @@
-"""From logs to a report: what passed each hop in each hour, and what leaked there. Exact, in bounded memory."""
+"""Build a report from logs: what passed each hop in each hour, and what leaked there. Exact, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onefold.trace.leaks import Kind, Leak, Repeated, of_keys, of_message
 from onefold.trace.lines import HOPS_MAX, HOUR, Progress, Tally, read
 from onefold.trace.shelf import Shelf
 
-# As many of each kind are shown at each hop: enough to look one up in the logs.
+# How many of each kind are shown at each hop: enough to look one up in the logs.
 EXAMPLES_MAX: Final = 10
 
-# A log of ten years from ten hops. More are times that are none.
+# A log of ten years from ten hops. More means invalid times.
 CELLS_MAX: Final = 1_000_000
 
 EVERY: Final = tuple(Kind)
@@ -37,7 +37,7 @@ class Cell(msgspec.Struct, gc=False):
     replaced: int = 0
     requests: int = 0
     resent: int = 0
-    # Of the resent: those that another instance of the producer had sent before.
+    # The resent ones that another instance of the producer had sent before.
     restarted: int = 0
     reminted: int = 0
 
@@ -47,7 +47,7 @@ class Cell(msgspec.Struct, gc=False):
 
 
 class Report(msgspec.Struct):
-    """What the logs say."""
+    """The content of the logs."""
 
     tally: Tally
     hops: list[str]
@@ -55,7 +55,7 @@ class Report(msgspec.Struct):
     # Some of each kind.
     examples: dict[str, list[dict[str, Any]]]
     checks: list[str]
-    # Ids of so many keys that they cannot be ids; of those only some keys were looked at.
+    # Ids with so many keys that they cannot be ids; only some of their keys were looked at.
     crowded: list[str]
 
     def count(self, kind: Kind, hop: str | None = None) -> int:
@@ -73,9 +73,9 @@ def examine(
     checks: Collection[Kind] = EVERY,
     progress: Progress = lambda _bytes: None,
 ) -> Report:
-    """Read all logs, and look for leaks. `order` names the hops as messages pass them; without it, time tells.
+    """Read all logs, and look for leaks. `order` lists the hops as messages pass them; without it, time decides.
 
-    Raises `OSError` for what cannot be read, `UsageError` for what is no log of hops.
+    Raises `OSError` for what cannot be read, `UsageError` for what is not a log of hops.
     """
     tally = Tally()
     with Shelf() as shelf:
@@ -87,7 +87,7 @@ def examine(
 
 
 class Examination:
-    """One look at a shelf that is full."""
+    """One examination of a filled shelf."""
 
     def __init__(self, shelf: Shelf, order: Sequence[str], checks: Collection[Kind]) -> None:
         self._shelf, self._checks = shelf, checks
@@ -111,7 +111,7 @@ class Examination:
         return Report(tally, hops, cells, self._examples, [kind.value for kind in self._checks], self._crowded)
 
     def _take_hours(self) -> list[str]:
-        """Every hop and hour; the answer is the hops in the order in which the logs have them."""
+        """Take every hop and hour; return the hops in the order of the logs."""
         firsts: dict[str, int] = {}
         for hop, hour, first, *counts in self._shelf.hours():
             firsts[hop] = min(firsts.get(hop, first), first)

@@ -1,7 +1,7 @@
-"""Lines sorted on the disk: memory does not grow with the logs.
+"""Sort lines on disk: memory does not grow with the logs.
 
-SQLite in a temporary file is the external sort: it holds `CACHE_BYTES` in memory, whatever there is to sort, and its
-answers are exact. Nothing is written elsewhere, and the file goes with the shelf.
+SQLite in a temporary file is the external sort: it holds `CACHE_BYTES` in memory, however much there is to sort, and
+its answers are exact. Nothing is written elsewhere, and the file is removed with the shelf.
 """
 
 # ruff: noqa: S608 - statements are made of names in this file, never of values
@@ -24,7 +24,7 @@ from onefold.trace.lines import HOUR, Line
 # Of the database, and of each sort.
 CACHE_BYTES: Final = 32 << 20
 
-# So many keys are looked at of one message: an id that has more is no id, and is told as crowded.
+# How many keys of one message are looked at: an id that has more is not an id, and is reported as crowded.
 SEEN_MAX: Final = 1_000
 
 _TABLES: Final = """
@@ -39,7 +39,7 @@ CREATE TABLE leak (
 
 _ADD: Final = f"INSERT INTO line VALUES (?1, ?2, ?3, coalesce(?4, ''), ?5, ?6, ?7, CAST(?3 / {HOUR} AS INTEGER))"
 
-# A database that is thrown away needs no journal, and nothing of it has to be overwritten.
+# A temporary database needs no journal, and nothing in it has to be overwritten.
 _SETTINGS: Final = (
     "page_size = 16384",
     "journal_mode = OFF",
@@ -50,7 +50,7 @@ _SETTINGS: Final = (
     f"cache_size = {-CACHE_BYTES // 1024}",
 )
 
-# Every question about keys is answered in the order of this index, and from it alone.
+# Every query about keys is answered in the order of this index, and from it alone.
 _BY_KEY: Final = "CREATE INDEX IF NOT EXISTS by_key ON line (hop, scope, key, hour, request, producer)"
 
 _HOURS: Final = """
@@ -70,7 +70,7 @@ GROUP BY hop, scope, key, hour ORDER BY hop, scope, key, hour
 
 
 class Shelf:
-    """The lines of all logs, to be had in any order."""
+    """The lines of all logs, available in any order."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="onefold-trace-")
@@ -79,7 +79,7 @@ class Shelf:
         for setting in _SETTINGS:
             self._database.execute(f"PRAGMA {setting}")
         self._database.executescript(_TABLES)
-        # Gigabytes are not left behind by whoever kills the process. Windows does not let go of an open file.
+        # Unlinked at once, so that a killed process leaves no gigabytes behind. Windows cannot unlink an open file.
         with contextlib.suppress(OSError):
             file.unlink()
 
@@ -96,17 +96,17 @@ class Shelf:
         self._database.execute("COMMIT")
 
     def hours(self) -> Iterator[Sequence[Any]]:
-        """Every hop in every hour: the number of its first line, lines, keys, lines of producers, keys of producers."""
+        """Yield every hop in every hour: its first line's number, lines, keys, producer lines, producer keys."""
         self._database.execute(_BY_KEY)
         yield from self._database.execute(_HOURS)
 
     def by_key(self) -> Iterator[Sent]:
-        """What keys with several requests, or that were sent several times, have left at their hops, hour by hour."""
+        """Yield the rows of keys with several requests, or sent several times, at their hops, hour by hour."""
         self._database.execute(_BY_KEY)
         yield from map(Sent._make, self._database.execute(_REPEATED))
 
     def by_message(self, column: str) -> Iterator[tuple[str, list[Seen], bool]]:
-        """The messages that have more than one key, by their `delivery` or `request`: the id, its keys at each hop.
+        """Yield the messages with more than one key, by their `delivery` or `request`: the id, its keys at each hop.
 
         The last is whether there were too many to look at all of them.
         """
@@ -127,19 +127,19 @@ class Shelf:
             yield id_, seen, crowded
 
     def keep(self, leaks: Iterable[Leak]) -> None:
-        """Leaks, each once: the same one may show in two ways."""
+        """Keep leaks, each once: the same one may show in two ways."""
         rows = ((one.kind.value, one.hop, one.ts, one.before, one.after, one.previous, one.id) for one in leaks)
         self._database.execute("BEGIN")
         self._database.executemany("INSERT OR IGNORE INTO leak VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         self._database.execute("COMMIT")
 
     def kept(self) -> Iterator[tuple[str, str, int, int]]:
-        """How many leaks of each kind each hop has in each hour."""
+        """Yield how many leaks of each kind each hop has in each hour."""
         hours = f"SELECT kind, hop, CAST(ts / {HOUR} AS INTEGER) AS hour, count(*) FROM leak GROUP BY kind, hop, hour"
         yield from self._database.execute(hours)
 
     def examples(self, kind: str, limit: int) -> Sequence[Any]:
-        """The first leaks of a kind at each hop, by time: hop, ts, before, after, previous, id."""
+        """Return the first leaks of a kind at each hop, by time: hop, ts, before, after, previous, id."""
         wanted = (
             "SELECT hop, ts, before, after, previous, id FROM "
             "(SELECT *, row_number() OVER (PARTITION BY hop ORDER BY ts, id) AS place FROM leak WHERE kind = ?) "

@@ -1,8 +1,8 @@
-"""Joins a guard to a transaction: the record is written on the same connection as the work, and commits with it.
+"""Join a guard to a transaction: the record is written on the same connection as the work, and commits with it.
 
-Each driver has a module beside its store with one name, `join(connection, record)`, for a transaction that the caller
-owns. It is found by the module of the connection's class, and imported on use. How a store opens one of its own, the
-store knows.
+Each driver has a module next to its store with `join(connection, record)`, for a transaction that the caller owns. It
+is found by the module of the connection's class, and imported on use. A store itself knows how to open its own
+transaction.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Column(NamedTuple):
     """The column of the caller's own table that *is* the record: `Column("payments", "idempotency_key")`.
 
-    It needs a unique index, and the handler has to write the row: by INSERT, or by INSERT ... ON CONFLICT. Deliveries
-    of one key run one after the other. Where there are tenants, `scope` names their column, and the unique index is on
-    both. On MySQL and MariaDB the lock between deliveries is a record in Onefold's own table.
+    It needs a unique index, and the handler has to write the row, with INSERT or INSERT ... ON CONFLICT. Deliveries of
+    one key run one after the other. With tenants, `scope` names their column, and the unique index covers both. On
+    MySQL and MariaDB the lock between deliveries is a record in Onefold's own table.
     """
 
     table: str
@@ -38,12 +38,12 @@ class Column(NamedTuple):
     scope: str | None = None
 
 
-# The `join` of the driver to which a class of connections belongs: to look for it takes a tenth of a joined delivery.
+# The driver's `join` for each class of connections: looking it up takes a tenth of a joined delivery.
 _joins: Final[WeakKeyDictionary[type, Callable[..., Any]]] = WeakKeyDictionary()
 
 
 def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
-    """The store that works inside the transaction of this connection."""
+    """Return the store that works inside the transaction of this connection."""
     kind = type(connection)
     join_it = _joins.get(kind)
     if join_it is None:
@@ -53,7 +53,7 @@ def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
 
 
 def _check_no_cursor(connection: Any) -> None:
-    """A cursor is not where a transaction is, though it leads there."""
+    """Refuse a cursor: the transaction belongs to its connection."""
     if not hasattr(connection, "fetchone"):
         return
     names = [name for name in ("connection", "db") if hasattr(connection, name)]
@@ -82,18 +82,18 @@ def _join_of(kind: type) -> Callable[..., Any]:
 
 
 def check_compared(record: Column | None, fingerprint: object) -> None:
-    """Raise `UsageError` where a payload is to be compared, and a row of the caller's has no place for it."""
+    """Raise `UsageError` if a payload is to be compared: a row of the caller's has no place for its fingerprint."""
     if record is not None and fingerprint is not None:
         raise UsageError(
-            f"record={record!r} has no place for a fingerprint=, so that another payload would not be noticed. Nothing "
+            f"record={record!r} has no place for a fingerprint=, so another payload would not be noticed. Nothing "
             "ran. Compare it with the row yourself, or leave record= out"
         )
 
 
 def not_unique(column: Column, wanted: Mapping[str, str], there: Collection[str]) -> UsageError:
-    """Return the error of a column that cannot be the record: it is not there, or two rows may have one key.
+    """Create the error for a column that cannot be the record: it does not exist, or two rows may have one key.
 
-    `wanted` are the columns by the names under which they would be `there`.
+    `wanted` maps the names under which the columns would be `there`.
     """
     missing = [name for folded, name in sorted(wanted.items()) if folded not in there]
     if not there:
@@ -109,7 +109,7 @@ def not_unique(column: Column, wanted: Mapping[str, str], there: Collection[str]
 
 
 def checked(record: Column) -> Column:
-    """The column, if its names are names: they become part of a statement."""
+    """Return the column, if its names are valid identifiers: they become part of a statement."""
     for name in (record.table, record.name, record.scope):
         if name is not None and not NAME.fullmatch(name):
             raise UsageError(f"record={record!r}: {name!r} is not the plain name of a table or column")

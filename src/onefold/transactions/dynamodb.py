@@ -1,8 +1,8 @@
-"""DynamoDB: the record as one more item of the caller's own `TransactWriteItems`.
+"""Put the record into the caller's own `TransactWriteItems` on DynamoDB.
 
-DynamoDB has no transaction that stays open, so that there is nothing to be within. It has one request that writes up to
-a hundred items, or none of them. `transact_item` gives the item for it: a record that is done, on the condition that
-there is none yet. It commits with the work, or neither does; and nothing here sends anything but to learn the time.
+DynamoDB has no transaction that stays open, so there is none to be within. It has one request that writes up to a
+hundred items, or none of them. `transact_item` creates the item for it: a record that is done, on the condition that
+there is none yet. It commits with the work, or neither does. Nothing here sends a request, except to learn the time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CANCELLED: Final = "TransactionCanceledException"
 
 
 class TransactItem:
-    """One delivery as an item for `transact_write_items`. Made by `transact_item`; good for one delivery.
+    """One delivery as an item for `transact_write_items`. Created by `transact_item`; good for one delivery.
 
     `item` is for a client, `resource_item` for the client of a boto3 resource. `request_token` makes the request safe
-    to send again where its answer got lost: pass it as `ClientRequestToken`.
+    to repeat if its answer got lost: pass it as `ClientRequestToken`.
     """
 
     def __init__(self, work: Work, value: Any, table: str, now: Now) -> None:
@@ -43,12 +43,12 @@ class TransactItem:
         self._entry = fitting(_entry(work, value), work.asked.address)
         request = Requests(table).claim(self._entry, 1, now)
         self.item: dict[str, Any] = {"Put": request.parameters}
-        # It may have 36 characters.
+        # At most 36 characters are allowed.
         self.request_token = self._entry.token.hex()
 
     @property
     def resource_item(self) -> dict[str, Any]:
-        """The same in Python's own types, for `boto3.resource("dynamodb").meta.client`."""
+        """Return the item in Python types, for `boto3.resource("dynamodb").meta.client`."""
         from boto3.dynamodb.types import TypeDeserializer
 
         python = TypeDeserializer().deserialize
@@ -62,10 +62,10 @@ class TransactItem:
         }
 
     def outcome(self, error: BaseException) -> Outcome[Any] | None:
-        """What the error of `transact_write_items` says of this delivery; None: nothing, so raise it again.
+        """Return what the error of `transact_write_items` means for this delivery; None: nothing, so raise it again.
 
-        A duplicate: the outcome of the first one, replayed. The same item, sent again after its answer had got lost:
-        its own outcome. Raises `KeyReused`, `InProgress` and `OnHold` as a guard does.
+        For a duplicate: the outcome of the first one, replayed. For the same item, sent again after its answer got
+        lost: its own outcome. Raises `KeyReused`, `InProgress` and `OnHold` as a guard does.
         """
         item = self._in_the_way(error)
         if item is None:
@@ -84,7 +84,7 @@ class TransactItem:
         )
 
     def _in_the_way(self, error: BaseException) -> Item | None:
-        """The record that has refused this item. What else was refused in the same transaction is the caller's."""
+        """Return the record that refused this item. Other refusals in the same transaction are the caller's."""
         problem = problem_of(error) if isinstance(error, Exception) else None
         if problem is None or problem.code != CANCELLED:
             return None
@@ -107,10 +107,10 @@ def transact_item(
     fingerprint: object = None,
     policy: Policy | None = None,
 ) -> TransactItem:
-    """The item that remembers this delivery in your own `transact_write_items`.
+    """Return the item that remembers this delivery in your own `transact_write_items`.
 
-    `value` is what a duplicate gets, if it is to get something. `fingerprint` is the payload itself. The time is
-    DynamoDB's own; where the guard's store does not know it yet, this asks once.
+    `value` is what a duplicate gets, if anything. `fingerprint` is the payload itself. The time is DynamoDB's own; if
+    the guard's store does not know it yet, this asks once.
     """
     work = _work(guard, operation, key, returns, scope, fingerprint, policy)
     store = _checked(guard.store, DynamoDBStore)
@@ -128,7 +128,7 @@ async def transact_item_async(
     fingerprint: object = None,
     policy: Policy | None = None,
 ) -> TransactItem:
-    """The same with an `AsyncGuard`."""
+    """Return the item for an `AsyncGuard`; see `transact_item`."""
     work = _work(guard, operation, key, returns, scope, fingerprint, policy)
     store = _checked(guard.store, AsyncDynamoDBStore)
     return TransactItem(work, value, store.table, await store.now())
@@ -148,7 +148,7 @@ def _work(
 
 
 def _entry(work: Work, value: Any) -> Entry:
-    """The record, done at once, with its result."""
+    """Return the record, done at once, with its result."""
     ending = done(work, value, 1)
     entry = _decide.entry(Then.RUN, None, work.asked, work.policy, work.mint())
     return _decide.change(
@@ -172,4 +172,4 @@ def _checked(store: Any, wanted: Any) -> Any:
 
 
 def _nothing() -> None:
-    """What runs is the caller's own request."""
+    """Do nothing: the caller's own request does the work."""

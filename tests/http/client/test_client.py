@@ -685,7 +685,7 @@ def test_retries_that_cannot_be_meant_are_refused(wrong: dict[str, Any], says: s
 
 @pytest.mark.parametrize("make", [Transport, AsyncTransport, Adapter])
 def test_a_number_of_retries_is_no_retries(make: Any) -> None:
-    with pytest.raises(UsageError, match=r"retries=3 is no Retries: write retries=Retries\(attempts=5\)"):
+    with pytest.raises(UsageError, match=r"retries=3 is not a Retries: write retries=Retries\(attempts=5\)"):
         make(retries=3)
 
 

@@ -418,7 +418,7 @@ def test_a_url_without_an_alias_is_refused(url: str) -> None:
 
 
 def test_a_wrong_option_is_refused() -> None:
-    with pytest.raises(UsageError, match="'auto_shema' is none of auto_schema"):
+    with pytest.raises(UsageError, match="'auto_shema' is not one of auto_schema"):
         Guard("django://default?auto_shema=no").run("charge", "c1", Handler())
 
 

@@ -325,7 +325,7 @@ def test_a_url_names_the_table_and_its_options() -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("dynamodb://records?regoin=eu-west-1", "'regoin' is none of .*: did you mean 'region'"),
+        ("dynamodb://records?regoin=eu-west-1", "'regoin' is not one of .*: did you mean 'region'"),
         ("dynamodb://records?endpoint=http://x", "did you mean 'endpoint_url'"),
         ("dynamodb://records/more", "nothing between the table and its options"),
         ("dynamodb://records?auto_schema=perhaps", "auto_schema='perhaps' has to be yes or no"),

@@ -431,7 +431,7 @@ def test_a_date_that_runs_away_is_refused(store: DynamoDBStore, hasty: Any) -> N
 
     hasty.meta.events.register("before-call.dynamodb", run_away)
 
-    with pytest.raises(StoreUnavailable, match="the Date of its replies goes to and fro"):
+    with pytest.raises(StoreUnavailable, match="the Date of its replies jumps back and forth"):
         store.claim(entry())
-    with pytest.raises(StoreUnavailable, match="the Date of its replies goes to and fro"):
+    with pytest.raises(StoreUnavailable, match="the Date of its replies jumps back and forth"):
         store.finish(claim_of(mine), DONE)

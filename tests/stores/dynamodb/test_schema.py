@@ -46,7 +46,7 @@ def test_without_auto_schema_a_missing_table_is_told_and_not_made(dynamodb_url: 
             guard.run("charge", "key", lambda: pytest.fail("it ran"))
         assert str(refused.value) == (
             f"DynamoDB table {store.table}: there is no such table, and auto_schema=False. "
-            "Make it with the command `onefold schema`"
+            "Create it with the command `onefold schema`"
         )
         with pytest.raises(client.exceptions.ResourceNotFoundException):
             client.describe_table(TableName=store.table)
@@ -58,7 +58,7 @@ def test_without_auto_schema_a_missing_table_is_told_and_not_made(dynamodb_url: 
 def test_a_role_that_may_not_make_tables_is_told_what_to_do(dynamodb_url: str, client: Any) -> None:
     answered(client, "CreateTable", ["AccessDeniedException"])
 
-    with pytest.raises(StoreUnavailable, match=r"the role may not make it \(dynamodb:CreateTable\)"):
+    with pytest.raises(StoreUnavailable, match=r"the role may not create it \(dynamodb:CreateTable\)"):
         DynamoDBStore(table_of(dynamodb_url), client=client).claim(entry())
 
 

@@ -351,7 +351,7 @@ def test_all_connections_in_use_is_one_clear_line(url: str) -> None:
         ("?pool_size=0", "pool_size='0' has to be a whole number"),
         ("?pool_size=many", "pool_size='many' has to be a whole number"),
         ("?pool_timeout=forever", "pool_timeout"),
-        ("?isolation=none", "isolation='none' is none of"),
+        ("?isolation=none", "isolation='none' is not one of"),
         ("?auto_schema=perhaps", "auto_schema='perhaps' has to be yes or no"),
     ],
 )
@@ -374,7 +374,7 @@ def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
 def test_a_driver_for_the_other_colour_is_refused() -> None:
     with pytest.raises(UsageError, match="asyncpg is for an AsyncGuard"):
         open_store("postgresql+asyncpg://localhost/shop")
-    with pytest.raises(UsageError, match="driver='psycopg2' is none of"):
+    with pytest.raises(UsageError, match="driver='psycopg2' is not one of"):
         open_store("postgresql+psycopg2://localhost/shop")
 
 

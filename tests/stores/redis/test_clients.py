@@ -170,7 +170,7 @@ def test_a_store_takes_options_beside_a_client(redis_url: str) -> None:
     ],
 )
 def test_what_is_no_client_is_refused(make: Callable[[int], Any]) -> None:
-    with pytest.raises(UsageError, match=r"is no client of Redis\. Pass a redis\.Redis"):
+    with pytest.raises(UsageError, match=r"is not a Redis client\. Pass a redis\.Redis"):
         adopt(make(1), awaited=False)
 
 
@@ -240,9 +240,9 @@ def test_a_url_says_which_servers_and_how(url: str, means: dict[str, Any]) -> No
             "write redis://, redis+unix://, redis+sentinel://, redis+cluster://: did you mean 'cluster'?",
         ),
         ("redis://h#1", "write redis://"),
-        ("redis://h?prefx=a", "'prefx' is none of prefix, wait_replicas, wait_timeout, socket_timeout"),
+        ("redis://h?prefx=a", "'prefx' is not one of prefix, wait_replicas, wait_timeout, socket_timeout"),
         ("redis://h?prefx=a", "did you mean 'prefix'?"),
-        ("redis://h?sentinel_password=x", "'sentinel_password' is none of"),
+        ("redis://h?sentinel_password=x", "'sentinel_password' is not one of"),
         ("redis://h?prefix=", "prefix='' has to be a text of 1 to 128 bytes"),
         ("redis://h?prefix=" + "p" * 129, "has to be a text of 1 to 128 bytes"),
         ("redis://h?wait_replicas=-1", "wait_replicas='-1' has to be a whole number, 0 or more"),
@@ -254,15 +254,15 @@ def test_a_url_says_which_servers_and_how(url: str, means: dict[str, Any]) -> No
         ("redis://h?socket_timeout=0", "socket_timeout=0.0 is zero"),
         ("redis://h?socket_timeout=forever", "socket_timeout"),
         ("redis://h?max_connections=0", "max_connections=0 has to be a whole number, 1 or more"),
-        ("redis://h?ssl_cert_reqs=no", "ssl_cert_reqs='no' is none of"),
+        ("redis://h?ssl_cert_reqs=no", "ssl_cert_reqs='no' is not one of"),
         ("redis://h?ssl_check_hostname=maybe", "ssl_check_hostname='maybe' has to be yes or no"),
         ("redis://h?client_name=", "client_name= is empty"),
-        ("redis://h/shop", "'shop' is no number of a database"),
-        ("redis://h/1/2", "'1/2' is no number of a database"),
+        ("redis://h/shop", "'shop' is not a number of a database"),
+        ("redis://h/1/2", "'1/2' is not a number of a database"),
         ("redis+cluster://h/1", "a cluster has only one database"),
         ("redis+sentinel://h", "names no service: write redis+sentinel://host:port/service"),
         ("redis://a,b", "names 2 servers: write redis+sentinel:// or redis+cluster://"),
-        ("redis://h:x", "'h:x' is no host and port"),
+        ("redis://h:x", "'h:x' is not a host and port"),
         ("redis+unix://run/redis.sock", "write redis+unix:///path/to/socket"),
     ],
 )

@@ -467,7 +467,7 @@ def _a_link_to_nothing(shelf: Path) -> Path:
 
 PLACES: dict[Callable[[Path], Path], str] = {
     _a_directory: "{path}: the file cannot be opened: it is a directory. Name a file in it: {path}/onefold.db",
-    _a_missing_directory: "there is no directory {shelf}/missing. Make it, or correct the path",
+    _a_missing_directory: "there is no directory {shelf}/missing. Create it, or correct the path",
     _a_file_on_the_way: "{shelf}/file is not a directory. Correct the path",
     _a_closed_directory: "this user may not enter {shelf}/closed. Let it, or run as another user",
     _a_closed_file: "this user may not read and write it. Let it (chown, chmod), or run as another user",
@@ -1068,9 +1068,9 @@ def test_a_url_says_how_to_sync_and_how_long_to_wait(path: Path) -> None:
         ("sqlite:///", "has to name a file"),
         (
             "sqlite:///records.db?synk=full",
-            "'synk' is none of sync, busy_timeout, auto_schema, purge: did you mean 'sync'?",
+            "'synk' is not one of sync, busy_timeout, auto_schema, purge: did you mean 'sync'?",
         ),
-        ("sqlite:///records.db?sync=ful", "sync='ful' is none of 'full', 'normal': did you mean 'full'?"),
+        ("sqlite:///records.db?sync=ful", "sync='ful' is not one of 'full', 'normal': did you mean 'full'?"),
         ("sqlite:///records.db?busy_timeout=5", "busy_timeout='5' is not a duration"),
         ("sqlite:///records.db?busy_timeout=0s", "busy_timeout='0s' is zero"),
         ("sqlite:///records.db?busy_timeout=forever", "busy_timeout"),

@@ -1,4 +1,4 @@
-"""The log of a handler's finished steps, so that the next attempt does not repeat them."""
+"""Keep the log of a handler's finished steps, so that the next attempt does not repeat them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
 from onefold.events import Kind, Teller
 
-# A log is written whole with each step, so it has to stay small.
+# The whole log is written with each step, so it has to stay small.
 STEPS_MAX: Final = 100
 NOTES_BYTES_MAX: Final = 262_144
 
@@ -28,16 +28,16 @@ MAY_RETURN: Final = (
 
 
 class LateStep(ClaimLost):
-    """A step came to its end after its handler had, and its entry is in no log. `value` is what it returned."""
+    """A step ended after its handler had, and its entry is in no log. `value` is what it returned."""
 
     says = (
-        "the step {step!r} has run to its end, but its handler had ended before, so that its entry is in no log. Wait "
+        "the step {step!r} has run to its end, but its handler had ended before, so its entry is in no log. Wait "
         "for every step before the handler ends. What it returned is in error.value"
     )
 
 
 def handler_ended(address: Address, name: str) -> UsageError:
-    """Return the error of a step that is begun too late."""
+    """Create the error of a step that is begun too late."""
     return UsageError(
         f"{address.operation} [key {address.digest}]: the handler of this delivery has ended, and a step belongs to "
         f"its handler: the step {name!r} did not run. Wait for it in the handler, or give it a delivery of its own "
@@ -46,9 +46,9 @@ def handler_ended(address: Address, name: str) -> UsageError:
 
 
 class StepLog:
-    """What one handler has finished so far: results by name, `None` where a result could not be kept.
+    """The steps that one handler has finished so far: results by name, `None` if a result could not be kept.
 
-    Steps may be taken at once, by threads or by tasks of the handler.
+    Threads or tasks of the handler may run steps concurrently.
     """
 
     def __init__(self, entry: Entry, codec: Codec, tell: Teller) -> None:
@@ -63,7 +63,7 @@ class StepLog:
         # The steps that have begun and not ended yet, and those that were interrupted.
         self._under_way: set[str] = set()
         self._interrupted: set[str] = set()
-        # Whether the handler has ended: no step begins any more.
+        # Whether the handler has ended: no step may begin any more.
         self._ended = False
 
     @property
@@ -93,7 +93,7 @@ class StepLog:
             self._under_way.add(name)
 
     def fail(self, name: str, error: BaseException) -> None:
-        """Note that a step has raised. What an interrupt has stopped may have happened all the same."""
+        """Note that a step has raised. A step that an interrupt has stopped may have happened anyway."""
         with self.turns.adding:
             self._under_way.discard(name)
             if not isinstance(error, Exception):
@@ -102,8 +102,9 @@ class StepLog:
     def add(self, name: str, value: Any, returns: Any) -> None:
         """Add a finished step. A result that cannot be kept leaves only the fact that the step is finished.
 
-        That its handler has ended meanwhile is no obstacle. A claim that is ended with a log, and not with a result, is
-        ended when no step is under way: else it is left as it is, and the store knows whether it is still ours.
+        It does not matter whether its handler has ended meanwhile. A claim that is ended with a log, and not with a
+        result, is ended only when no step is under way: otherwise it is left alone, and the store knows whether it is
+        still ours.
         """
         stored, problem = None, ""
         struck: list[BaseException] = []
@@ -129,7 +130,7 @@ class StepLog:
             raise struck[0]
 
     def unwritten(self, name: str) -> bytes | None:
-        """Return the newest log, if it is to be written; None: the store has one with this step in it."""
+        """Return the newest log, if it has to be written; None: the store has one with this step in it."""
         return None if name in self._kept else self._notes
 
     def written(self, notes: bytes, *, kept: bool) -> bool:
@@ -139,9 +140,9 @@ class StepLog:
         return kept
 
     def end(self) -> Left:
-        """Return the log with which the handler ends, and the steps of which nobody knows the outcome.
+        """Return the log with which the handler ends, and the steps whose outcome is unknown.
 
-        What releases or holds the claim carries all of the log.
+        Whatever releases or holds the claim carries the whole log.
         """
         with self.turns.adding:
             self._ended = True
@@ -153,7 +154,7 @@ class StepLog:
         self.tell.warn(self.entry.address, words, about=f"a step's {kind}")
 
     def replay(self, name: str, returns: Any) -> Any:
-        """Return what the step returned. Raises `UsageError`, which nobody takes for the end of the delivery."""
+        """Return what the step returned. Raises `UsageError`, which is never taken for the end of the delivery."""
         stored = self._results[name]
         if stored is None:
             raise self._not_replayed(name, f"its value could not be stored. {MAY_RETURN}")
@@ -179,7 +180,7 @@ def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) ->
     if name in log:
         value = log.replay(name, returns)
         if log.unwritten(name) is not None:
-            # It has run in this very attempt, and its log could not be kept: it raised, and is taken again.
+            # It has run in this very attempt, and its log could not be kept: it raised, and is run again.
             yield from _write_down(log, name, value)
         return value
     log.begin(name)
@@ -196,7 +197,7 @@ def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) ->
 
 
 def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
-    """Keep the log before the handler goes on: only then does no later attempt run this step again."""
+    """Store the log before the handler continues: only then will no later attempt run this step again."""
     entry = log.entry
     claim = claim_of(entry)
     kept = yield from insist(log.tell, claim, Logging(claim, log, name), f"step {name}")
@@ -204,7 +205,7 @@ def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
         raise _lost(log, name, value)
     if isinstance(kept, Exception):
         log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
-        # As a store says it of a claim. Here something has run.
+        # Worded as a store words it for a claim. Here something has run.
         why = f"{type(kept).__name__}: {kept}".replace(" Nothing ran.", "")
         raise OutcomeUnknown(
             f"{entry.address.operation} [key {entry.address.digest}]: the step {name!r} has run, but the store could "
@@ -214,7 +215,7 @@ def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
 
 
 def _lost(log: StepLog, name: str, value: Any) -> ClaimLost:
-    """The claim is another's by now, or its handler has ended while a task or a thread of it went on."""
+    """Create the error for a lost claim, or for a handler that ended while one of its tasks or threads continued."""
     log.tell(Kind.LOST, log.entry.address, log.entry.attempt, f"step {name}")
     if log.has_ended:
         return LateStep.about(log.entry.address, step=name, value=value)

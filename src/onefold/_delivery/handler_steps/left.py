@@ -1,4 +1,4 @@
-"""What nobody knows of a handler's steps when it ends, and the words for it. Pure; it imports nothing of ours."""
+"""The steps whose outcome is unknown when a handler ends, and the messages about them. Pure; no imports of ours."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ WAIT_FOR_ALL: Final = (
 
 
 class StepsLeft(NamedTuple):
-    """The steps of a handler that has ended whose outcome is unknown, by name."""
+    """The steps with an unknown outcome of a handler that has ended, by name."""
 
-    # They run on, in a task or a thread for which the handler did not wait.
+    # Still running, in a task or a thread for which the handler did not wait.
     under_way: tuple[str, ...] = ()
-    # They were begun, and then cancelled or interrupted.
+    # Begun, and then cancelled or interrupted.
     interrupted: tuple[str, ...] = ()
-    # They were asked for, and never awaited: they did not happen, and cannot any more.
+    # Created, and never awaited: they did not happen, and cannot any more.
     unbegun: tuple[str, ...] = ()
 
 
@@ -25,7 +25,7 @@ NONE_LEFT: Final = StepsLeft()
 
 
 def warning(error: BaseException | None, steps: StepsLeft) -> str | None:
-    """Return what to tell whoever wrote the handler; None: nothing is unusual."""
+    """Return the warning for the author of the handler; None: nothing is unusual."""
     if steps.under_way:
         named = _named(steps.under_way)
         if error is None:
@@ -34,11 +34,11 @@ def warning(error: BaseException | None, steps: StepsLeft) -> str | None:
                 f"noticed by nobody. {WAIT_FOR_ALL}"
             )
         return (
-            f"its handler ended in {type(error).__name__} while {named} under way, so that nobody knows what becomes "
+            f"its handler ended in {type(error).__name__} while {named} under way, so nobody knows what becomes "
             "of it. It counts as a crash: the claim stays until its lease ends, and then after_crash decides. "
             f"{WAIT_FOR_ALL}"
         )
-    # A cancellation of the handler itself is no mistake of its own.
+    # A cancellation of the handler itself is not its own mistake.
     if steps.interrupted and isinstance(error, Exception):
         return (
             f"its handler ended in {type(error).__name__} after {_named(steps.interrupted)} interrupted, so that "
@@ -54,7 +54,7 @@ def warning(error: BaseException | None, steps: StepsLeft) -> str | None:
 
 
 def as_remark(steps: StepsLeft) -> str:
-    """Return how the remark of a held record goes on: a person has to find out what became of these."""
+    """Return the end of a held record's remark: a person has to find out what happened to these."""
     return f", after {_named(steps.interrupted)} interrupted" if steps.interrupted else ""
 
 

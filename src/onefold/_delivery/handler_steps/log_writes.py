@@ -1,8 +1,8 @@
-"""Write the log of one run's steps, where several of them are taken at once.
+"""Write the log of one run's steps, even if several run concurrently.
 
-Each write sends the whole log. So one write is under way at a time, and each sends the newest log: an older one that
-came last would make the store forget steps that have returned. Whoever finds, when the turn comes, that a write
-of another step has carried its own entry along, sends nothing: twenty steps at once cost about two writes.
+Each write sends the whole log. So one write is in progress at a time, and each sends the newest log: an older one that
+arrived last would make the store forget steps that have returned. A step that finds, at its turn, that another step's
+write has included its own entry sends nothing: twenty concurrent steps cost about two writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Turns:
 
     @property
     def tasks(self) -> asyncio.Lock:
-        """The lock that is held while the log is written, for tasks."""
+        """Return the lock that tasks hold while the log is written."""
         if self._tasks is None:
             from asyncio import Lock
 
@@ -42,7 +42,7 @@ class Turns:
 
 
 class Logging(Ask, frozen=True):
-    """Keep the log of a run's steps, once it is this step's turn. The reply is whether the claim is still ours."""
+    """Store the log of a run's steps, once it is this step's turn. The reply is whether the claim is still ours."""
 
     claim: Claim
     # The `StepLog`, which knows what is in it, and what of it the store has.
@@ -52,7 +52,7 @@ class Logging(Ask, frozen=True):
     def send(self, store: Any) -> bool:
         came = time.monotonic()
         with self.log.turns.threads:
-            # Those in front of it may each have waited for a server that is silent.
+            # Those in front of it may each have waited for a silent server.
             if time.monotonic() - came > self.claim.lease:
                 raise NotAnswered("the store has not kept the log of other steps before the lease ended")
             while (notes := self.log.unwritten(self.name)) is not None:
@@ -61,7 +61,7 @@ class Logging(Ask, frozen=True):
             return True
 
     async def send_async(self, store: Any) -> bool:
-        # The driver limits how long it waits, for its turn as well.
+        # The driver limits how long it waits, including for its turn.
         async with self.log.turns.tasks:
             while (notes := self.log.unwritten(self.name)) is not None:
                 if not self.log.written(notes, kept=await store.extend(self.claim, notes)):

@@ -1,4 +1,4 @@
-"""Durations as options of commands. A shell gives words: what only Python could pass is not offered."""
+"""Parse durations given as command options: only strings, as a shell passes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onefold.durations import UNITS, seconds
 
 
 def seconds_of(words: str, option: str) -> float:
-    """The seconds of what `--option` was given. Raises `Refusal`."""
+    """Return the seconds given as `--option`. Raises `Refusal`."""
     try:
         return seconds(words, option)
     except UsageError:
@@ -23,7 +23,7 @@ def seconds_of(words: str, option: str) -> float:
 
 
 def pause_of(words: str, option: str) -> float:
-    """The same, for a time to wait: neither nothing nor for ever."""
+    """Return the seconds to wait, given as `--option`: neither zero nor forever."""
     pause = seconds_of(words, option)
     if not 0 < pause < math.inf:
         raise Refusal(f"{option} {words}: give it a time such as 60s", WRONG_USAGE)

@@ -1,4 +1,4 @@
-"""Records by key or digest, and page by page: a store of any size in a bounded memory."""
+"""Find records by key or digest, page by page: a store of any size in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PAGE_FIRST: Final = pages.PAGE_FIRST
 PAGE_MAX: Final = pages.PAGE_MAX
 PAGE_BYTES: Final = pages.PAGE_BYTES
 
-# As many candidates are listed where a key names several records.
+# How many candidates are listed if a key names several records.
 CANDIDATES_MAX: Final = 20
 
 DIGEST: Final = re.compile(r"[0-9a-f]{12}")
 
 
 def records(store: Browsable, query: Query) -> Iterator[Record]:
-    """All that the query asks for, in the order of addresses."""
+    """Yield all records that match the query, in the order of their addresses."""
     return pages.records(store, query, first=PAGE_FIRST, most=PAGE_MAX, heavy=PAGE_BYTES)
 
 
 def watched(found: Iterable[Record], what: str) -> Iterator[Record]:
-    """The same records, with their count on a terminal while somebody waits for them."""
+    """Yield the records, and show their count on a terminal meanwhile."""
     with counting(what, "records") as tell:
         for count, record in enumerate(found, start=1):
             if count % PAGE_FIRST == 0:
@@ -38,7 +38,7 @@ def watched(found: Iterable[Record], what: str) -> Iterator[Record]:
 
 
 class Wanted(NamedTuple):
-    """Which records a person has named: by a key or by a digest, never by a word that could be both."""
+    """The records that a person has named: by a key or by a digest, never by a word that could be both."""
 
     key: str | None
     digest: str | None
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(key: str | None, digest: str | None, operation: str | None, scope: str | None) -> Wanted:
-    """What the options name. Raises `Refusal` before any store is opened."""
+    """Return what the options name. Raises `Refusal` before any store is opened."""
     if (key is None) == (digest is None):
         raise Refusal("which record? Pass its KEY, or --digest with the twelve digits of a log line", WRONG_USAGE)
     if digest is not None and not DIGEST.fullmatch(digest.lower()):
@@ -66,10 +66,10 @@ def wanted(key: str | None, digest: str | None, operation: str | None, scope: st
 
 
 def find(store: Browsable, which: Wanted, *, or_digest: bool = False) -> Iterator[Record]:
-    """The records of this key in every operation and scope, or of this digest.
+    """Yield the records of this key in every operation and scope, or of this digest.
 
-    `or_digest`: where no record has the key, it may be a digest. Only for whoever just looks: a tenant can choose a key
-    that is the digest of another's record.
+    `or_digest`: if no record has the key, it may be a digest. Only for reading: a tenant can choose a key that is the
+    digest of another's record.
     """
     if which.key is None:
         return iter(_with_digest(store, which.query, which.digest or ""))
@@ -82,13 +82,13 @@ def find(store: Browsable, which: Wanted, *, or_digest: bool = False) -> Iterato
 
 
 def _with_digest(store: Browsable, query: Query, digest: str) -> list[Record]:
-    """No store knows the digest, so all records are looked at; a second one of the same digest is very unlikely."""
+    """Scan all records, as no store knows the digest; a second record with the same digest is very unlikely."""
     seen = watched(records(store, query), f"looking for {digest}")
     return [record for record in seen if record.address.digest == digest]
 
 
 def find_one(store: Browsable, which: Wanted) -> Record:
-    """The one record of this key or digest. Raises `Refusal` where there is none, or more than one."""
+    """Return the one record of this key or digest. Raises `Refusal` if there is none, or more than one."""
     found = list(itertools.islice(find(store, which), CANDIDATES_MAX + 1))
     if not found:
         raise no_record(which)

@@ -1,7 +1,7 @@
-"""What the commands share: the store behind `--store`, one line for whatever goes wrong, print for people and pipes.
+"""Share the output of commands: the store behind `--store`, one line per error, output for people and pipes.
 
-On a terminal a table; in a pipe one line a row with tabs between, whole and without colour. What is data goes to
-standard output, what is said about it to standard error.
+On a terminal a table; in a pipe one line per row, tab-separated, complete and without colour. Data goes to standard
+output, messages about it to standard error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
-# The reader of our pipe has gone, as `head` does: other tools die of the signal, whose status this is.
+# The reader of our pipe is gone, as with `head`: other tools die of the signal, whose status this is.
 PIPE_CLOSED: Final = 128 + 13
 
 ENVIRONMENT: Final = "ONEFOLD_STORE"
@@ -43,7 +43,7 @@ ENVIRONMENT: Final = "ONEFOLD_STORE"
 # Below two of a unit the next smaller one is shown: "90s" says more than "1m".
 FEW: Final = 2
 
-# Between two columns; and where a terminal leaves less than this for the last one, it is the terminal that wraps.
+# Between two columns; and if a terminal leaves less than this for the last one, the terminal wraps.
 GAP: Final = 2
 LAST_COLUMN_MIN: Final = 24
 
@@ -72,7 +72,7 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many to pr
 
 
 class Refusal(Exception):
-    """A command cannot go on; its message is the one line to say, `status` the exit status."""
+    """A command cannot continue; its message is the one line to print, `status` the exit status."""
 
     def __init__(self, line: str, status: int = FAILED) -> None:
         super().__init__(line)
@@ -80,7 +80,7 @@ class Refusal(Exception):
 
 
 def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
-    """Whatever stops the command becomes one line on standard error and an exit status, never a traceback."""
+    """Turn any error of the command into one line on standard error and an exit status, never a traceback."""
 
     @functools.wraps(command)
     def ending(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -106,8 +106,8 @@ def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
         except RecursionError:
             _stop("what it was given is nested too deeply to be read", WRONG_USAGE)
         except UnicodeEncodeError as error:
-            # A shell passes any bytes on; those that are no text were put into it as halves of surrogate pairs.
-            _stop(f"{error.object!a} is no text in UTF-8", WRONG_USAGE)
+            # A shell passes any bytes on; bytes that are not text were decoded to halves of surrogate pairs.
+            _stop(f"{error.object!a} is not text in UTF-8", WRONG_USAGE)
 
     return ending
 
@@ -118,14 +118,14 @@ def _stop(line: str, status: int) -> NoReturn:
 
 
 def _write_what_can_be_written() -> None:
-    """A terminal that knows no `é` gets `\\xe9`, not a traceback."""
+    """Write escapes for characters that the terminal cannot show: `\\xe9` instead of a traceback for `é`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _hush() -> None:
-    """What is still buffered goes nowhere: at exit Python would try to write it once more, and wait or complain."""
+    """Discard what is still buffered: at exit Python would try to write it once more, and wait or complain."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -133,7 +133,7 @@ def _hush() -> None:
 
 
 def note(line: str) -> None:
-    """One line about what is done, beside the data."""
+    """Print one line about the work, next to the data."""
     typer.echo(f"onefold: {visible(' '.join(masked(line).split()))}", err=True)
 
 
@@ -141,7 +141,7 @@ def note(line: str) -> None:
 def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = False) -> Iterator[Guard]:
     """Open a guard on the store behind this URL, which can list its records.
 
-    Only where it may be new are its tables created. Otherwise they have to exist, and a command on the wrong database
+    Tables are created only if the store may be new. Otherwise they have to exist, and a command on the wrong database
     refuses: "nothing is on hold" would be a lie there.
     """
     if not url:
@@ -199,11 +199,11 @@ def on_terminal() -> bool:
 
 
 class Listing:
-    """Rows, printed page by page as they come: a table on a terminal, lines with tabs in a pipe."""
+    """Rows, printed page by page as they come: a table on a terminal, tab-separated lines in a pipe."""
 
     def __init__(self, columns: Sequence[str], *, styles: Mapping[str, str] | None = None, err: bool = False) -> None:
         self._columns = columns
-        # Of a state, for a terminal.
+        # The colour of a state, on a terminal.
         self._styles = styles or {}
         self._err = err
         self._begun = False
@@ -219,7 +219,7 @@ class Listing:
         typer.echo("\n".join("\t".join(visible(cell) or "-" for cell in line) for line in lines), err=self._err)
 
     def _print_table(self, rows: Sequence[Sequence[str]]) -> None:
-        """Columns without content are left out, and only the last one is folded: the others are for copying."""
+        """Print a table without empty columns; only the last one is folded: the others are for copying."""
         shown = [index for index in range(len(self._columns)) if any(row[index] for row in rows)]
         table = Table(box=None, pad_edge=False)
         for index in shown:
@@ -258,7 +258,7 @@ def print_json(document: object) -> None:
 
 @contextlib.contextmanager
 def counting(what: str, unit: str) -> Iterator[Callable[[int], None]]:
-    """Progress on standard error for what has no known end; the answer takes the count so far."""
+    """Show progress on standard error for work without a known end; call the result with the count so far."""
     words = TextColumn(f"{{task.description}}: {{task.completed:,}} {unit}")
     columns = (SpinnerColumn(), words, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -274,7 +274,7 @@ def check_terminal() -> None:
 
 
 def agreed(question: str) -> bool:
-    """Whether the person at the terminal says yes."""
+    """Return whether the person at the terminal says yes."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
@@ -283,14 +283,14 @@ def agreed(question: str) -> bool:
 
 
 def visible(text: str) -> str:
-    """The text with escapes for what a terminal would obey or hide: keys come from outside."""
+    """Escape characters that a terminal would interpret or hide: keys come from outside."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def about(duration: float) -> str:
-    """A measured duration, as exactly as a person wants it: "45s", "119m", "3d", "forever"."""
+    """Format a measured duration, as exactly as a person wants it: "45s", "119m", "3d", "forever"."""
     if duration == FOREVER:
         return "forever"
     whole = max(duration, 0.0)

@@ -1,4 +1,4 @@
-"""What the commands that go through a whole store share: progress, and a summary whenever they end."""
+"""Share progress and a final summary between the commands that go through a whole store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGAIN: Final = "Run it again for the rest"
 
 
 def given(url: str | None) -> str:
-    """The URL, from the command line or the environment."""
+    """Return the URL, from the command line or the environment."""
     if not url:
         raise Refusal(f"which store? Pass its URL (sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE)
     return url
@@ -29,7 +29,7 @@ def given(url: str | None) -> str:
 
 @contextmanager
 def summed_up(what: str, unit: str, summary: Callable[[], str]) -> Iterator[Callable[[int], None]]:
-    """Progress for work that may be stopped at any time: then a line says how far it came, if it came anywhere."""
+    """Show progress for work that may be stopped at any time: then a line says how far it came, if anywhere."""
     try:
         with counting(what, unit) as tell:
             yield tell

@@ -1,6 +1,6 @@
-"""A record in words for people, and as JSON for programs. Pure: no store, no printing.
+"""Format a record as text for people, and as JSON for programs. Pure: no store, no printing.
 
-Keys are shown as they are, beside the digest that stands for them in logs: who asks has the store's credentials anyway.
+Keys are shown in full, next to the digest that stands for them in logs: the user has the store's credentials anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onefold.cli._common.output import about, visible
 from onefold.codecs import PLAIN, TYPED
 from onefold.http._shared.intents import OPERATION as INTENT
 
-# How a remark begins that a person has made.
+# The first words of a remark that a person has made.
 RESOLVED: Final = "resolved as "
 
 COLUMNS: Final = ("scope", "operation", "key", "digest", "state", "attempt", "age", "left", "remark")
@@ -49,45 +49,45 @@ DEPTH_MAX: Final = 100
 
 
 def row(record: Record) -> tuple[str, ...]:
-    """One line of a table, in the order of `COLUMNS`."""
+    """Return one line of a table, in the order of `COLUMNS`."""
     address = record.address
     who = (address.scope, address.operation, address.key, address.digest)
     return (*who, record.state.value, str(record.attempt), about(record.age), _left(record), remark(record))
 
 
 def remark(record: Record) -> str:
-    """The latest remark, without those before it."""
+    """Return the latest remark, without earlier ones."""
     if record.history:
         return record.history[0]
     return PENDING if _is_pending(record) else ""
 
 
 def _is_pending(record: Record) -> bool:
-    """Whether it keeps the key of an intent of the HTTP client, which is not ended while there is a record of it."""
+    """Return whether it keeps the key of an HTTP client's intent, which has not ended while its record exists."""
     return record.address.operation == INTENT and record.state is State.DONE
 
 
 def _left(record: Record) -> str:
-    """How long it lasts: the lease while it runs, the stay when it does not."""
+    """Return how long it lasts: the lease while it runs, the stay otherwise."""
     if record.state is State.RUNNING:
         return f"lease {about(record.lease_left)}" if record.is_live else "lease over"
     return about(record.stay_left)
 
 
 def behind_dead_bypass(record: Record) -> Record | None:
-    """Return the ending that duplicates still get although a bypass of it has died; None where there is none."""
+    """Return the outcome that duplicates still get although a bypass of it has died; None if there is none."""
     return finished(record) if record.is_abandoned else None
 
 
 def name(record: Record) -> str:
-    """The record as a sentence names it."""
+    """Return the record as a sentence names it."""
     address = record.address
     whose = f" of {visible(address.scope)}" if address.scope else ""
     return f"{visible(address.operation)} {visible(address.key)}{whose} [key {address.digest}]"
 
 
 def summary(record: Record) -> dict[str, object]:
-    """What `ls` and `held` say as JSON. Durations are seconds, and null is forever."""
+    """Return what `ls` and `held` print as JSON. Durations are seconds, and null is forever."""
     address = record.address
     return {
         "scope": address.scope,
@@ -104,7 +104,7 @@ def summary(record: Record) -> dict[str, object]:
 
 
 def facts(record: Record, key_for: Sequence[str] = ()) -> dict[str, object]:
-    """Everything as JSON; bytes are base64. Of the keys downstream only those that are asked for, by name."""
+    """Return everything as JSON; bytes are base64. Downstream keys only if asked for, by name."""
     form, value = result_of(record)
     downstream = {"key_for": {name: record.key_for(name) for name in key_for}} if key_for else {}
     return (
@@ -126,7 +126,7 @@ def facts(record: Record, key_for: Sequence[str] = ()) -> dict[str, object]:
 
 
 def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = None) -> list[tuple[str, str]]:
-    """Every field with its words."""
+    """Return every field with its text."""
     address, lease = record.address, "not running"
     if record.state is State.RUNNING:
         lease = f"{about(record.lease_left)} left" if record.is_live else "over: its worker died, or is stuck"
@@ -163,7 +163,7 @@ def _meaning(record: Record) -> str:
 
 
 def _was_rerun(record: Record) -> bool:
-    """Whether a person has let it run again, with all its attempts ahead: attempts and age count from there."""
+    """Return whether a person has let it run again, with all its attempts ahead: attempts and age count from there."""
     return any(one.startswith(f"{RESOLVED}rerun") for one in record.history)
 
 
@@ -181,7 +181,7 @@ def _began(record: Record) -> str:
 
 
 def steps(record: Record) -> list[str] | None:
-    """The names of finished steps; an empty list where the notes cannot be read."""
+    """Return the names of finished steps; an empty list if the notes cannot be read."""
     if not record.notes:
         return None
     try:
@@ -192,7 +192,7 @@ def steps(record: Record) -> list[str] | None:
 
 
 def result_of(record: Record) -> tuple[str, object]:
-    """In which form the result is stored (none, omitted, plain, typed, unreadable), and its value for JSON."""
+    """Return the form of the stored result (none, omitted, plain, typed, unreadable), and its value for JSON."""
     stored = record.result
     if stored is None:
         return ("omitted" if record.omitted else "none"), None
@@ -219,7 +219,7 @@ def _result_in_words(record: Record, indent: int | None) -> str:
 
 
 def _as_json(value: Any, depth: int) -> Any:
-    """What MessagePack can hold, as JSON: what JSON lacks gets a mark."""
+    """Convert MessagePack values to JSON; those that JSON lacks get a mark."""
     if depth == 0:
         raise ValueError("nested too deeply")
     match value:
@@ -236,7 +236,7 @@ def _as_json(value: Any, depth: int) -> Any:
         case msgspec.msgpack.Ext():
             return {"extension": value.code, "base64": _base64(bytes(value.data))}
         case _:
-            # A moment, the one type that MessagePack itself adds.
+            # An instant, the one type that MessagePack itself adds.
             return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

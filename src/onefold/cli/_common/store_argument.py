@@ -1,4 +1,4 @@
-"""Where a command looks: the URL of a store, or a file with the URLs of several; and no secret of them in its words."""
+"""Resolve where a command looks: the URL of a store, or a file with several; and keep their secrets out of messages."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ FILES: Final = (".yaml", ".yml", ".toml")
 # "C:\..." is a path.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
-# After the scheme: a login, hosts with ports that are numbers, a path without an @, and options.
+# After the scheme: a login, hosts with numeric ports, a path without an @, and options.
 _HOST: Final = r"(?:\[[^\]]*\]|[^][:@/?#,]+)(?::[0-9]*)?"
 _PLAIN: Final = re.compile(
     rf"(?:(?P<login>[^@/?#]*)@)?(?P<rest>(?:{_HOST}(?:,{_HOST})*)?(?:/[^@?#]*)?(?:[?#].*)?)", re.DOTALL
 )
 
-# A shorter part of a password is in many words that are none.
+# A shorter part of a password occurs in many ordinary words.
 PART_MIN: Final = 3
 
 
 def named(where: str | None) -> str:
-    """What the user has named, by the argument or the environment."""
+    """Return what the user has named, by the argument or the environment."""
     if not where:
         raise Refusal(f"which store? Pass its URL or a file (onefold.yaml, say), or set {ENVIRONMENT}", WRONG_USAGE)
     return where
 
 
 def stores_in(where: str) -> Iterator[tuple[str, str]]:
-    """The stores to look at: a name, if a file gives one, and a URL."""
+    """Yield the stores to look at: a name, if a file gives one, and a URL."""
     if not _is_file(where):
         yield "", where
         return
@@ -58,7 +58,7 @@ def stores_in(where: str) -> Iterator[tuple[str, str]]:
 
 
 class Unset(NamedTuple):
-    """Stands for the URL of a store: variables in it are not set."""
+    """Stands for the URL of a store with unset variables."""
 
     variables: list[str]
 
@@ -73,7 +73,7 @@ class Unset(NamedTuple):
 
 
 def stores_to_examine(where: str) -> Iterator[tuple[str, str | Unset]]:
-    """The same, with those whose URL has a variable that is not set: it does not hide the others."""
+    """Yield the stores to examine, including those whose URL has an unset variable: it does not hide the others."""
     if not _is_file(where):
         yield "", where
         return
@@ -89,7 +89,8 @@ def _is_file(where: str) -> bool:
 def _declared(where: str, *, to_run: bool) -> Configuration:
     if os.path.isfile(where) and not where.lower().endswith(FILES):
         raise Refusal(
-            f"{where} is no configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}", WRONG_USAGE
+            f"{where} is not a configuration ({', '.join(FILES)}). If it is a store, write sqlite:///{where}",
+            WRONG_USAGE,
         )
     from onefold.config import read
 
@@ -100,7 +101,7 @@ def _declared(where: str, *, to_run: bool) -> Configuration:
 
 
 def place(url: str) -> str:
-    """Where a store is, for people: without a login, and without options, among which there may be a secret."""
+    """Return where a store is, for people: without a login, and without options, which may contain a secret."""
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
@@ -111,7 +112,7 @@ def place(url: str) -> str:
 
 
 def without_secrets(words: str, url: str) -> str:
-    """What a server or a driver says, without the passwords of this URL, whoever has quoted it."""
+    """Return a server's or driver's message without the passwords of this URL, whoever has quoted it."""
     # The longest first: one may be a part of another.
     for secret in sorted(_secrets(url), key=len, reverse=True):
         words = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", words)
@@ -121,7 +122,7 @@ def without_secrets(words: str, url: str) -> str:
 def _secrets(url: str) -> set[str]:
     login, after = _login(url)
     written = login.partition(":")[2]
-    # Where it is not escaped, a driver takes a part of it for something else, and quotes that.
+    # If it is not escaped, a driver takes a part of it for something else, and quotes that.
     parts = {part for part in re.split("[/?#@:]", written) if len(part) >= PART_MIN}
     options = parse_qsl(after.partition("?")[2])
     found = {written, unquote(written), *parts, *(value for name, value in options if "pass" in name.lower())}
@@ -129,9 +130,9 @@ def _secrets(url: str) -> set[str]:
 
 
 def _login(url: str) -> tuple[str, str]:
-    """The login of a URL, and what comes after it.
+    """Return the login of a URL, and what comes after it.
 
-    A password should be escaped and is not always: where the URL is not plain, its last @ ends the login.
+    A password should be escaped but is not always: if the URL is not plain, its last @ ends the login.
     """
     after = url.partition("://")[2] or url
     if after.startswith("/"):

@@ -1,4 +1,4 @@
-"""`onefold copy`: the records of one store into another, so that a change of the store's URL forgets nothing."""
+"""`onefold copy`: copy the records of one store to another, so that a new store URL forgets nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from onefold.maintenance.pages import records
 from onefold.stores.base import Browsable, Query
 from onefold.stores.kinds import blocking
 
-# Where nothing matches, the operations of so many records are looked at, and so many of them are named: one page, and
-# one line.
+# If nothing matches, this many records are read, and this many of their operations are named: one page, and one line.
 LOOKED_AT_MAX: Final = 1_000
 NAMED_MAX: Final = 10
 
@@ -44,11 +43,11 @@ def copy(
     dry_run: DryRunOption = False,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Copy the records of one store to another. What NEW knows already is not overwritten: it can be run again.
+    """Copy the records of one store to another. Records that NEW already has are not overwritten: you can run it again.
 
-    What a worker runs right now is not copied: run it again when that has ended.
+    Records that a worker is running right now are not copied: run it again when they have ended.
 
-    Exits with 0 if NEW now knows all that OLD does, 1 if something was left out, or if no record of OLD has the
+    Exits with 0 if NEW now has everything that OLD has, 1 if something was left out, or if no record of OLD has the
     operation or the scope that you named.
     """
     old, new, tally = blocking(old), blocking(new), Tally()
@@ -80,7 +79,7 @@ def _path(guard: Guard) -> str | None:
 
 
 def _unmatched(store: Browsable, query: Query) -> str:
-    """Say that nothing has what the options name, which may be a slip; empty where they name nothing."""
+    """Say that nothing matches the options, which may be a typo; empty if they name nothing."""
     options = [("--scope", query.scope), ("--operation", query.operation)]
     named = " ".join(f"{option} {shlex.quote(visible(value))}" for option, value in options if value is not None)
     if not named:

@@ -1,4 +1,4 @@
-"""`onefold doctor`: what is wrong with a store, or with the stores of a configuration, and what to do about it."""
+"""`onefold doctor`: report what is wrong with a store, or with the stores of a configuration, and how to fix it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from onefold.stores.kinds import blocking
 SYMBOLS: Final = {Grade.GREEN: "+", Grade.YELLOW: "!", Grade.RED: "x", Grade.UNKNOWN: "?"}
 STYLES: Final = {Grade.GREEN: "green", Grade.YELLOW: "yellow", Grade.RED: "bold red", Grade.UNKNOWN: "dim"}
 
-# An examination takes a fraction of a second; a server that hangs is not waited for by CI.
+# An examination takes a fraction of a second; CI must not wait for a server that hangs.
 TIMEOUT: Final = "30s"
 
 
@@ -45,9 +45,9 @@ def doctor(
     timeout: Annotated[str, typer.Option("--timeout", help="How long one store may take.")] = TIMEOUT,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Connect to a store, or to every store of a file, and say what is wrong with it and what to do about it.
+    """Connect to a store, or to every store of a file, and report what is wrong with it and how to fix it.
 
-    It makes no tables, and leaves no record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store
+    It creates no tables, and leaves no record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store
     cannot be reached or the file cannot be used.
     """
     patience = seconds_of(timeout, "--timeout")
@@ -71,7 +71,7 @@ def doctor(
 
 
 def status(reports: list[Report], *, strict: bool) -> int:
-    """The exit status."""
+    """Return the exit status."""
     if not all(report.reached for report in reports):
         return WRONG_USAGE
     bad = (Grade.RED, Grade.YELLOW) if strict else (Grade.RED,)
@@ -79,7 +79,7 @@ def status(reports: list[Report], *, strict: bool) -> int:
 
 
 def _examined(name: str, url: str, patience: float) -> Report:
-    """The report of one store, without secrets. One that cannot be opened does not hide the other stores of a file."""
+    """Return the report of one store, without secrets. One that cannot be opened does not hide the others of a file."""
     try:
         found = _within(patience, url)
     except UsageError as error:
@@ -92,7 +92,7 @@ def _examined(name: str, url: str, patience: float) -> Report:
 
 
 def _within(patience: float, url: str) -> Report:
-    """The report within a bounded time, whatever the server does; a thread that hangs ends with the process."""
+    """Return the report within a bounded time, whatever the server does; a thread that hangs ends with the process."""
     answers: queue.SimpleQueue[Report | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -122,12 +122,12 @@ def _report(url: str) -> Report:
 
 
 def _missing_file(store: object) -> str | None:
-    """A path with a typing error would look like a store that nobody has used yet."""
+    """Report a missing SQLite file: a typo in a path would look like a store that nobody has used yet."""
     path = getattr(store, "path", None)
     if not isinstance(path, str) or os.path.exists(path) or not os.path.isdir(os.path.dirname(path)):
         return None
     return (
-        f"there is no file {path}. Is the URL right? A guard makes the file with its first record, and "
+        f"there is no file {path}. Is the URL right? A guard creates the file with its first record, and "
         "`onefold schema URL --apply` at once"
     )
 
@@ -139,7 +139,7 @@ def _document(name: str, where: str, report: Report) -> dict[str, object]:
 
 
 def _print(name: str, where: str, report: Report, *, first: bool) -> None:
-    """A table on a terminal; in a pipe one line a check, with tabs between."""
+    """Print a table on a terminal; in a pipe one tab-separated line per check."""
     title = f"{name} ({where})" if name else where
     if not on_terminal():
         if first:

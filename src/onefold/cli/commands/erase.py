@@ -1,4 +1,4 @@
-"""`onefold erase`: every record of one scope, for a tenant that leaves."""
+"""`onefold erase`: remove every record of one scope, for a tenant that leaves."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from onefold.health.report import counted
 from onefold.maintenance.purge import purge
 from onefold.stores.base import Query
 
-# A removal is two small writes, each of which a database syncs. At the same time they share the syncs.
+# A removal is two small writes, each of which a database syncs. Concurrent removals share the syncs.
 WORKERS: Final = 8
 BATCH: Final = 200
 
-# A question names no more operations than a line holds.
+# The confirmation names no more operations than a line holds.
 NAMED_MAX: Final = 10
 
 
@@ -46,7 +46,7 @@ class Erased(msgspec.Struct):
     """How far it came."""
 
     erased: int = 0
-    # A worker runs them, or they came meanwhile.
+    # A worker is running them, or they came meanwhile.
     left: int = 0
     purged: int = 0
 
@@ -57,9 +57,9 @@ class Erased(msgspec.Struct):
 
 
 class Removals:
-    """The removals that are under way. At its end, none is, so that a count is true for whoever is interrupted, too.
+    """The removals in progress. At its end there are none, so that the count is true even after an interrupt.
 
-    An executor does not wait for a thread in whose start the interrupt came.
+    An executor does not wait for a thread during whose start the interrupt came.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ def erase(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Remove all records of a tenant or caller. What is delivered for it after that runs, whatever has happened before.
+    """Remove all records of a tenant or caller. Anything delivered for it after that runs, whatever happened before.
 
-    What a worker runs right now is not removed. What is past its stay, and was only not purged yet, is.
+    Records that a worker is running right now are not removed. Expired records that have not been purged yet are.
 
-    Exits with 0 if nothing of it is left, 1 if something is, or if you said no.
+    Exits with 0 if nothing of the scope is left, 1 if something is, or if you answered no.
     """
     if not scope:
-        # In a script, an empty one is a variable that was not set; and all who have no scope are no tenant.
+        # In a script, an empty scope is an unset variable; and the callers without a scope are not a tenant.
         raise Refusal("whose records? Say --scope NAME, which must not be empty", WRONG_USAGE)
     where, query = given(url), Query(scope=scope, operation=operation)
     if not (yes or dry_run):
@@ -140,7 +140,7 @@ def _question(scope: str, running: int, by_operation: Counter[str]) -> str:
     besides = f" {running:,} of them are running, and stay." if running else ""
     return (
         f"Erase {counted(by_operation.total(), 'record')} of {visible(scope)} ({kinds}{more})?{besides} "
-        "What is delivered for it after that will run, whatever has happened before."
+        "Anything delivered for it after that will run, whatever has happened before."
     )
 
 
@@ -161,14 +161,14 @@ def _erase(guard: Guard, query: Query) -> Erased:
         while batch := list(islice(found, BATCH)):
             for _ in workers.map(remove, batch):
                 tell(progress.erased)
-        # Records past their stay are listed no more, and may hold results of this tenant until somebody purges.
+        # Expired records are no longer listed, and may hold results of this tenant until they are purged.
         progress.purged = purge(guard.store).removed
         progress.left = sum(1 for _ in records(guard.store, query))
     return progress
 
 
 def _forgotten(guard: Guard, record: Record) -> bool:
-    """Whether it was removed. What a worker runs stays."""
+    """Return whether it was removed. A record that a worker is running stays."""
     address = record.address
     try:
         return guard.forget(address.operation, address.key, scope=address.scope)

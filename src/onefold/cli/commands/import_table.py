@@ -1,4 +1,4 @@
-"""`onefold import`: what a hand-made table remembers, as records of a store."""
+"""`onefold import`: turn the rows of a hand-made table into records of a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.maintenance.imports import Rows, Tally, importing
 from onefold.maintenance.table import Table
 from onefold.stores.table_reader import reading
 
-# Nobody here knows how long duplicates come, and what was done once must not be done again.
+# The command does not know how late duplicates can come, and what was done once must not be done again.
 KEEP: Final = "forever"
 
 
@@ -47,11 +47,11 @@ def import_table(
     dry_run: DryRunOption = False,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Make finished records of the rows of a table that remembers what was done: processed_messages, say.
+    """Turn the rows of a table that remembers what was done, such as processed_messages, into finished records.
 
-    The table is only read. What the store knows already is not overwritten: it can be run again.
+    The table is only read. Records that the store already has are not overwritten: you can run it again.
 
-    Exits with 0 if every row was imported, known or over, 1 if some could not be used.
+    Exits with 0 if every row was imported, already known or expired, 1 if some could not be used.
     """
     if not (table and key and store):
         raise Refusal("say --table NAME, --key COLUMN and --into URL", WRONG_USAGE)

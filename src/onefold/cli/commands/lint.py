@@ -1,4 +1,4 @@
-"""`onefold lint`: a configuration against the rules, for people, for programs and for CI."""
+"""`onefold lint`: check a configuration against the rules, for people, for programs and for CI."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def lint(
         LintFormat, typer.Option("--format", help="How to print.")
     ] = LintFormat.TEXT,
 ) -> None:
-    """Find what will fail in production: records kept shorter than duplicates come, money on a store that forgets...
+    """Find what will fail in production: records that expire before duplicates stop, money on a store that forgets...
 
-    Reads the files alone: no store is opened, and a variable in a store's URL need not be set. Exits with 0 if there is
-    nothing to mend, 1 if there is, 2 if a file cannot be used.
+    Reads only the files: no store is opened, and a variable in a store's URL need not be set. Exits with 0 if there is
+    nothing to fix, 1 if there is, 2 if a file cannot be used.
     """
     if schema:
         print_json(schema_of_file())
@@ -57,7 +57,7 @@ def lint(
 
 
 def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
-    """Each file once, whatever is wrong with another."""
+    """Read each file once, whatever is wrong with another."""
     found: list[Configuration] = []
     problems: list[Problem] = []
     for file in dict.fromkeys(files):
@@ -69,7 +69,7 @@ def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
 
 
 def _hiding(configuration: Configuration) -> list[str]:
-    """The variables without which it is not known what kind of store a URL names."""
+    """Return the variables without which the kind of store behind a URL is unknown."""
     hidden = [store.name for store in configuration.stores.values() if store.url is None and not store.kind]
     return [*dict.fromkeys(one for name in hidden for one in configuration.unset_of(name))]
 
@@ -103,4 +103,4 @@ def _sum_up(read_files: list[Configuration], found: list[Finding], problems: lis
         return
     guards = counted(sum(len(one.guards) for one in read_files), "guard")
     where = f"{guards} in {counted(len(read_files), 'file')}"
-    note(f"{counted(len(found), 'finding')} among {where}" if found else f"{where}: nothing to mend")
+    note(f"{counted(len(found), 'finding')} among {where}" if found else f"{where}: nothing to fix")

@@ -1,4 +1,4 @@
-"""`onefold purge`: removes what is past its stay, from a store or from every store of a configuration."""
+"""`onefold purge`: remove expired records, from a store or from every store of a configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from onefold.maintenance import purge as purging
 from onefold.stores.base import Inspectable
 from onefold.stores.kinds import blocking, kind_of
 
-# A store counts no further what waits to be purged.
+# A store counts expired records only up to here.
 COUNTED_MAX: Final = 10_000
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -43,7 +43,10 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 def purge(
     where: WhereArgument = None,
     every: Annotated[
-        str | None, typer.Option("--every", show_default=False, help="Go on, and begin anew after this time: 60s, say.")
+        str | None,
+        typer.Option(
+            "--every", show_default=False, help="Keep running, and start a new pass after this time, such as 60s."
+        ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", help="How many records one transaction removes.")] = purging.BATCH,
     limit: Annotated[
@@ -52,11 +55,11 @@ def purge(
     ] = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Remove records that are past their stay, in small batches with rests between, beside whoever works.
+    """Remove expired records, in small batches with pauses in between, alongside the work.
 
-    Several may run at once: each takes what no other has. Ctrl-C and SIGTERM end it with the batch that is under way.
-    Exits with 0 if nothing is left (with --every: if it was ended), 1 if a store cannot be purged, 2 if the URL, the
-    file or an option cannot be used, 128 and the signal's number if it was ended before its end.
+    Several may run at once: each takes rows that no other has. Ctrl-C and SIGTERM end it after the batch in progress.
+    Exits with 0 if nothing is left (with --every: if it was stopped), 1 if a store cannot be purged, 2 if the URL, the
+    file or an option cannot be used, 128 plus the signal's number if it was stopped early.
     """
     pause = None if every is None else pause_of(every, "--every")
     purging.check(batch=batch, limit=limit)
@@ -74,7 +77,7 @@ def purge(
 
 
 class Job:
-    """One store, and what was removed from it so far."""
+    """One store, and how many records were removed from it so far."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -98,7 +101,7 @@ class Job:
         return f"{self.name} ({place(self.url)})" if self.name else place(self.url)
 
     def do(self, batch: int, limit: int | None, stop: threading.Event, *, goes_on: bool) -> None:
-        """One pass. One store that fails does not keep others from being purged, nor itself from the next pass."""
+        """Do one pass. A store that fails does not keep others from being purged, nor itself from the next pass."""
         if not self.waits_for_us or stop.is_set():
             return
         self.problem = ""
@@ -152,14 +155,14 @@ def _store_of(guard: Guard) -> Any:
 
 
 def _waiting(store: Any) -> int:
-    """How many records are past their stay, as far as the store counts; 0 where it does not: a purge finds out."""
+    """Return how many records are expired, as far as the store counts; 0 if it does not: a purge finds out."""
     count = store.facts().get("expired_count") if isinstance(store, Inspectable) else None
     return count if isinstance(count, int) else 0
 
 
 @contextmanager
 def _progress(title: str, waiting: int, limit: int | None) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal's standard error. Where more wait than the store counts, it has no known end."""
+    """Show a bar on a terminal's standard error. If more wait than the store counts, it has no known end."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -178,7 +181,7 @@ def _progress(title: str, waiting: int, limit: int | None) -> Iterator[Callable[
 
 
 class Stop:
-    """Whether a person, or whoever runs this, wants it to end, and by which signal they said so."""
+    """Whether it was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -187,7 +190,7 @@ class Stop:
 
 @contextmanager
 def _stopping() -> Iterator[Stop]:
-    """The first signal ends the work with its batch; the second one acts as it always does, at once."""
+    """Stop after the current batch at the first signal; the second one acts at once, as always."""
     stop = Stop()
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
 
@@ -224,5 +227,5 @@ def _sum_up(jobs: list[Job]) -> None:
         return
     removed, took = sum(job.removed for job in ours), sum(job.seconds for job in ours)
     done = all(job.finished for job in ours)
-    left = "nothing more is past its stay" if done else "there may be more"
+    left = "no expired records are left" if done else "there may be more"
     note(f"{removed:,} removed in {in_words(round(took, 1))}; {left}")

@@ -1,4 +1,4 @@
-"""`onefold ls`, `show` and `held`: look at records. They change nothing."""
+"""`onefold ls`, `show` and `held`: read records. They change nothing."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ KeyForOption = Annotated[
     ),
 ]
 
-# A screen or two; whoever wants more says so.
+# A screen or two; ask for more with an option.
 LIMIT: Final = 50
 
-# So many are printed at a time, under one heading on a terminal.
+# How many are printed at a time, under one heading on a terminal.
 BATCH: Final = 100
 
 # Fields of one record begin here.
@@ -94,7 +94,7 @@ def ls(
 
 
 def _print_all(found: Iterator[Record], format_: Format) -> int:
-    """Print them batch by batch; how many they were."""
+    """Print them page by page; return how many there were."""
     count, array, table = 0, JsonArray(), Listing(COLUMNS, styles=STYLES)
     while batch := list(islice(found, BATCH)):
         count += len(batch)
@@ -116,10 +116,10 @@ def show(
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Show every record of a key, field by field. Where no record has this key, it may be the digest of one.
+    """Show every record of a key, field by field. If no record has this key, it may be the digest of one.
 
-    With --key-for NAME also the key under which the other side (a bank, a mail server) knows it, if the handler has
-    passed current().key_for(NAME) on: after a bypass that of the latest run.
+    With --key-for NAME, also show the key under which the other side (a bank, a mail server) knows it, if the handler
+    has passed on current().key_for(NAME): after a bypass that of the latest run.
 
     Exits with 1 if there is none.
     """
@@ -148,7 +148,7 @@ def held(
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """List what is on hold, the oldest first, each with the line that resolves it."""
+    """List what is on hold, oldest first, each with the command that resolves it."""
     with opened(store) as guard:
         query = Query(scope=scope, operation=operation, state=State.HELD)
         oldest, count = _oldest(guard.store, query, limit)
@@ -163,7 +163,7 @@ def held(
 
 
 def _oldest(store: Browsable, query: Query, limit: int) -> tuple[list[Record], int]:
-    """The oldest of all, and how many there are; at no time are more than `limit` and a page in memory."""
+    """Return the oldest of all, and how many there are; never more than `limit` and a page are in memory."""
     count = 0
 
     def counted() -> Iterator[Record]:
@@ -193,7 +193,7 @@ def _held_row(record: Record) -> tuple[str, ...]:
 
 
 def _print_for_people(oldest: list[Record], commands: list[str]) -> None:
-    """Two lines each: in the cell of a table the command would be folded, and could not be copied."""
+    """Print two lines each: in a table cell the command would be folded, and could not be copied."""
     console = Console(highlight=False, soft_wrap=True)
     for record, command in zip(oldest, commands, strict=True):
         line = Text(name(record), style="bold")
@@ -213,26 +213,26 @@ def _explain(url: str) -> None:
 
 
 def _warn_of_abandoned(store: Browsable, query: Query) -> None:
-    """A record is marked held by the next delivery; where none comes, only this line tells of it."""
+    """Warn about abandoned records: the next delivery marks one as held; if none comes, only this line reports it."""
     running = records(store, query._replace(state=State.RUNNING))
-    # Of a bypass that died the next delivery does not decide anything: it gets the earlier ending.
+    # The next delivery of a dead bypass decides nothing: it gets the earlier outcome.
     count = sum(1 for record in running if record.is_abandoned and behind_dead_bypass(record) is None)
     if count:
         note(
-            f"besides, running past the end of their lease: {count:,}. The next delivery decides about them. "
+            f"also running past the end of their lease: {count:,}. The next delivery decides about them. "
             "To see them: onefold ls --state running. To settle them: onefold resolve"
         )
 
 
 def resolve_line(record: Record, url: str) -> str:
-    """The command that settles this record and no other, for a shell; what became of it is to be added at its end."""
+    """Return the shell command that settles this record and no other; the resolution is to be added at its end."""
     address = record.address
-    # The scope also where there is none: by the time this is typed, another tenant may have the only such key.
+    # The scope even if there is none: by the time this is typed, another tenant may have the only such key.
     options = [("--operation", address.operation), ("--scope", address.scope)]
     said = [word for option in options if option[1].isprintable() for word in option]
     if address.key.startswith("-") or not (address.key + address.operation + address.scope).isprintable():
-        # The digest names it too, without a character that a shell or a terminal would take for something else. It has
-        # an option of its own: in the place of a key it could be the key of another tenant.
+        # The digest names it too, without a character that a shell or a terminal would misinterpret. It has its own
+        # option: in place of a key it could be the key of another tenant.
         words = ["--digest", address.digest, *said]
     else:
         words = [address.key, *said]
@@ -246,7 +246,7 @@ def holds_password(url: str) -> bool:
 
 
 def print_record(record: Record, key_for: Sequence[str] = (), *, err: bool = False) -> None:
-    """Field by field: a terminal gets the result on several lines, a pipe one line a field."""
+    """Print a record field by field: a terminal gets the result on several lines, a pipe one line per field."""
     people = (sys.stderr if err else sys.stdout).isatty()
     console = Console(highlight=False, soft_wrap=True, stderr=err)
     for field, words in lines(record, key_for, indent=2 if people else None):

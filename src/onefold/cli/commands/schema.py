@@ -1,4 +1,4 @@
-"""`onefold schema`: the tables of a store, printed for whoever may make them, or made."""
+"""`onefold schema`: print the tables of a store, or create them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def schema(
     apply: Annotated[bool, typer.Option("--apply", help="Make the tables, or bring them to this version.")] = False,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Print what makes a store's tables, to be applied by whoever may; with --apply, make them.
+    """Print the definition of a store's tables, for someone with the permissions; with --apply, create them.
 
-    A guard makes its tables by itself on first use, where it may. Applying them twice does nothing the second time.
+    A guard creates its tables itself on first use, if it may. Applying them twice does nothing the second time.
     """
     if not url:
         raise Refusal(f"which store? Pass its URL (sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE)

@@ -34,14 +34,15 @@ Resolution = done | failed | rerun
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 ValueOption = Annotated[str | None, typer.Option(metavar="JSON", help="The result that duplicates get, for --done.")]
 ErrorOption = Annotated[
-    str | None, typer.Option(metavar="TEXT", show_default="the reason", help="What duplicates are told, for --failed.")
+    str | None,
+    typer.Option(metavar="TEXT", show_default="the reason", help="The error text that duplicates get, for --failed."),
 ]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Why. Kept in the record.")]
 ByOption = Annotated[
     str | None, typer.Option(metavar="NAME", show_default="your login name", help="Who. Kept in the record.")
 ]
 
-# The policy that would have said it is not known here, and what a person has settled must not run again by itself.
+# The policy is not known here, and a record that a person has settled must not run again by itself.
 KEEP: Final = "forever"
 
 
@@ -62,12 +63,13 @@ def resolve(
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Settle a record that is on hold: say what became of it. Who and why is written into the record.
+    """Settle a record that is on hold: say what happened. Who and why is written into the record.
 
     Takes exactly one of --done, --failed and --rerun, and a --reason.
 
-    A record whose worker died, and that no delivery has marked as held since, is settled in the same way. What was
-    settled by hand can be corrected in the same way, too. A bypass that died is refused: what it was to replace stands.
+    A record whose worker died, and that no delivery has marked as held since, is settled in the same way. A manual
+    resolution can be corrected in the same way, too. A bypass that died is refused: the outcome that it was meant to
+    replace stands.
     """
     resolution = _resolution(
         is_done=is_done, value=value, is_failed=is_failed, error=error, is_rerun=is_rerun, reason=reason
@@ -115,7 +117,7 @@ def forget(
 def _resolution(
     *, is_done: bool, value: str | None, is_failed: bool, error: str | None, is_rerun: bool, reason: str
 ) -> Resolution:
-    """What the options say. Raises `Refusal` before any store is opened."""
+    """Return what the options say. Raises `Refusal` before any store is opened."""
     if (is_done, is_failed, is_rerun).count(True) != 1:
         raise Refusal("say what became of it: exactly one of --done, --failed and --rerun", WRONG_USAGE)
     if value is not None and not is_done:
@@ -129,7 +131,7 @@ def _resolution(
 
 
 def _parsed(value: str) -> Any:
-    """The JSON as a value that reads back as it is."""
+    """Parse the JSON to a value that reads back unchanged."""
     try:
         found = json.loads(value, parse_constant=_refuse_constant)
         MsgspecCodec().encode(found, Any)
@@ -144,7 +146,7 @@ def _parsed(value: str) -> Any:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no number in JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _said(text: str, otherwise: str) -> str:
@@ -199,25 +201,25 @@ def _check_unsettled(record: Record) -> None:
 
 
 def _ask(guard: Guard, record: Record, question: str, *, yes: bool) -> None:
-    """Show the record and ask about it. What changed while somebody thought about it is not touched."""
+    """Show the record and ask about it. If it changed while somebody thought about it, do not touch it."""
     if yes:
         return
     print_record(record, err=True)
     if not agreed(question):
         raise Refusal("nothing was changed")
-    # A claim has a token of its own; the revision goes on under a slow owner's heartbeat, and says nothing here.
+    # A claim has its own token; the revision changes with a slow owner's heartbeat, and means nothing here.
     now = _read(guard, record)
     if now is None or (now.token, now.state) != (record.token, record.state):
         raise Refusal(f"{name(record)} has changed meanwhile, and nothing was changed by you. Look at it again")
 
 
 def _resolved(guard: Guard, record: Record, resolution: Resolution, *, by: str, reason: str) -> Record | None:
-    """Resolve it; the answer is the record afterwards."""
+    """Resolve it; return the record afterwards."""
     address = record.address
     try:
         guard.resolve(address.operation, address.key, resolution, by=by, reason=reason, scope=address.scope or None)
     except UsageError as error:
-        # Not the options are wrong: its state has changed since it was found.
+        # The options are right: its state has changed since it was found.
         raise Refusal(str(error)) from error
     return _read(guard, record)
 

@@ -1,4 +1,4 @@
-"""`onefold simulate`: every interleaving of a few workers, through the production code."""
+"""`onefold simulate`: run every interleaving of a few workers through the production code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def simulate(
 
 
 def _explored(scenario: Scenario) -> Report:
-    """One search, with its progress on standard error."""
+    """Run one search, with its progress on standard error."""
     with counting(scenario.name, "states") as tell_count:
         return search(scenario, progress=tell_count)
 

@@ -1,4 +1,4 @@
-"""`onefold stats`: how many records a store holds, by operation and state. It changes nothing."""
+"""`onefold stats`: count a store's records, by operation and state. It changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onefold.health.report import counted, in_bytes
 from onefold.maintenance.pages import records
 from onefold.stores.base import Inspectable, Query
 
-# Operations are named by hand, and are some dozens. Where there are more, a key got into a name: they count as one.
+# Operations are named by hand, a few dozen at most. If there are more, a key got into a name: they count as one.
 OPERATIONS_MAX: Final = 1_000
 OTHERS: Final = "(others)"
 
@@ -56,12 +56,12 @@ class Count(msgspec.Struct):
 
 
 class Stats(msgspec.Struct):
-    """What one store holds."""
+    """The content of one store."""
 
     name: str
     place: str
     operations: dict[str, Count]
-    # What the server says of itself; None: it does not tell.
+    # What the server reports about itself; None: it does not say.
     past_stay: int | None = None
     past_stay_for: float | None = None
     size: int | None = None
@@ -79,8 +79,8 @@ def stats(
 ) -> None:
     """Count the records of a store, or of every store of a file, by operation and state.
 
-    It goes through all of them, page by page. Besides: what is past its stay and waits for a purge, and bytes, where
-    the server says so.
+    It goes through all of them, page by page. It also shows the expired records that wait for a purge, and the bytes,
+    if the server reports them.
 
     A store of a file that cannot be counted does not hide the others: it is named, and the exit status is 1.
     """
@@ -118,7 +118,7 @@ def _examined(store: Any, name: str, where: str, query: Query) -> Stats:
 
 
 def count(found: Iterable[Record]) -> dict[str, Count]:
-    """The counts of each operation, in a bounded memory."""
+    """Return the counts of each operation, in bounded memory."""
     counts: dict[str, Count] = {}
     for record in found:
         name = record.address.operation
@@ -129,11 +129,11 @@ def count(found: Iterable[Record]) -> dict[str, Count]:
 
 
 def size_of(facts: Mapping[str, Any]) -> int | None:
-    """The bytes of the records and their indexes, where a server knows them without looking at each."""
+    """Return the bytes of the records and their indexes, if a server knows them without a scan."""
     table = facts.get("table")
     if isinstance(table, Mapping):
         return _told(table, "TableSizeBytes")
-    # A Redis only knows what all of its keys need together.
+    # A Redis only knows what all of its keys take together.
     return _told(facts, "table_bytes") or _told(facts, "file_bytes")
 
 
@@ -162,7 +162,7 @@ def _said(found: Stats) -> str:
 
 
 def document(found: Stats) -> dict[str, Any]:
-    """For programs. Durations are seconds."""
+    """Return the document for programs. Durations are seconds."""
     return {
         "store": found.name or None,
         "place": found.place,

@@ -1,4 +1,4 @@
-"""`onefold top`: what runs now and what is on hold, look after look. It changes nothing."""
+"""`onefold top`: show what is running and what is on hold, refreshing. It changes nothing."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from onefold.stores.base import Browsable, Query
 
 INTERVAL: Final = "2s"
 
-# So many of each kind are looked at: some megabytes. Where there are more, the numbers are what was seen of them.
+# How many of each kind are read: some megabytes. If there are more, the numbers are what was seen of them.
 LOOK_MAX: Final = 20_000
 
-# Operations are named by hand, and are some dozens.
+# Operations are named by hand, a few dozen at most.
 LINES_MAX: Final = 1_000
 
 COLUMNS: Final = ("operation", "running", "next lease ends in", "abandoned", "longest", "held", "starts/s", "ends/s")
 
 
 class Line(msgspec.Struct):
-    """One operation at one look."""
+    """One operation at one refresh."""
 
-    # Of those that run: each claim has a token of its own.
+    # Those that run: each claim has its own token.
     tokens: set[bytes]
     abandoned: int = 0
     held: int = 0
     lease_left: float = math.inf
     longest: float = 0.0
-    # None: there was no look before, or it did not see all.
+    # None: there was no refresh before, or it did not see all.
     starts: float | None = None
     ends: float | None = None
 
@@ -77,13 +77,13 @@ class Line(msgspec.Struct):
 
 
 class Look(msgspec.Struct):
-    """What was seen at one moment."""
+    """The result of one refresh."""
 
     at: float
     lines: dict[str, Line]
-    # Whether there were more records than are looked at.
+    # Whether there were more records than are read.
     partial: bool = False
-    # When, for people.
+    # The time, for people.
     time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -95,10 +95,10 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Show what runs now and what is on hold, by operation, until Ctrl-C.
+    """Show what is running and what is on hold, by operation, until Ctrl-C.
 
-    Starts and ends are those that were seen between two looks: what begins and ends in between is not seen. A look
-    goes through the whole store, and it rests for at least as long as a look took. A file has to declare one store.
+    Starts and ends are those that were seen between two refreshes: what begins and ends in between is not seen. A
+    refresh reads the whole store, and it pauses for at least as long as that took. A file has to declare one store.
     """
     pause = pause_of(interval, "--interval")
     url = _one_of(named(where))
@@ -114,12 +114,12 @@ def top(
                 for seen in looks(guard.store, query, pause):
                     _print(seen, format)
         except KeyboardInterrupt:
-            # It is how one leaves.
+            # This is how one leaves.
             return
 
 
 def _one_of(where: str) -> str:
-    """The URL of the one store to look at."""
+    """Return the URL of the one store to look at."""
     found = [*stores_in(where)]
     if len(found) > 1:
         names = ", ".join(name for name, _ in found)
@@ -128,7 +128,7 @@ def _one_of(where: str) -> str:
 
 
 def looks(store: Browsable, query: Query, pause: float) -> Iterator[Look]:
-    """Look after look, with what changed since the one before. It never uses more than half of the time."""
+    """Yield one refresh after another, with what changed since the previous one. It uses at most half of the time."""
     before: Look | None = None
     while True:
         began = time.monotonic()
@@ -154,7 +154,7 @@ def look(store: Browsable, query: Query, before: Look | None = None) -> Look:
 
 def _compare(before: Look, seen: Look) -> None:
     took = max(seen.at - before.at, 0.001)
-    # What was seen once stays in view: lines that come and go cannot be read.
+    # An operation that was seen once stays in view: lines that come and go cannot be read.
     gone = sorted(before.lines.keys() - seen.lines.keys())[: max(LINES_MAX - len(seen.lines), 0)]
     seen.lines = dict(sorted((seen.lines | {operation: Line(set()) for operation in gone}).items()))
     for operation, line in seen.lines.items():
@@ -182,7 +182,7 @@ def _picture(seen: Look, where: str) -> Group:
 
 def _print(seen: Look, format_: Format) -> None:
     if format_ is Format.JSON:
-        # A line for each look.
+        # One line per refresh.
         typer.echo(json.dumps(document(seen), allow_nan=False))
         return
     Listing(COLUMNS).add([*rows(seen)])
@@ -207,7 +207,7 @@ def rows(seen: Look) -> Iterator[tuple[str, ...]]:
 
 
 def document(seen: Look) -> dict[str, Any]:
-    """For programs. Durations are seconds."""
+    """Return the document for programs. Durations are seconds."""
     return {
         "time": seen.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "partial": seen.partial,

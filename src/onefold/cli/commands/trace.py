@@ -1,4 +1,4 @@
-"""`onefold trace`: which hop replaced a key, and which producer minted keys or sent them again, from the hops' logs."""
+"""`onefold trace`: find the hop that replaced a key, and the producer that sent keys again, from the hops' logs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from onefold.trace.report import EVERY, Cell, Report, examine
 
 LEAKS: Final = 1
 
-# So many rows are printed at a time, under one heading on a terminal.
+# How many rows are printed at a time, under one heading on a terminal.
 BATCH: Final = 100
 
 COLUMNS: Final = ("hour", "hop", "lines", "keys", "sent", *(kind.value for kind in EVERY))
 
-# What can be wrong with a log. A status of 1 says that there are leaks, so none of it may end in that.
+# What can be wrong with a log. A status of 1 means leaks, so none of these may end in that.
 UNREADABLE: Final = (OSError, EOFError, zlib.error, sqlite3.Error)
 
 
@@ -49,7 +49,7 @@ def trace(
     ] = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Find where keys leak: hops that replace them, and producers that mint or send them again.
+    """Find where keys leak: hops that replace them, and producers that create new ones or send them again.
 
     Exits with 0 if nothing leaks, with 1 if something does, with 2 if the logs cannot be read.
     """
@@ -70,7 +70,7 @@ def trace(
 
 
 def _check_place(svg: Path) -> None:
-    """Raise `OSError` where no picture can be drawn, before an hour is spent on reading."""
+    """Raise `OSError` if no picture can be drawn, before an hour is spent on reading."""
     if svg.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(svg))
     if not svg.parent.is_dir():
@@ -109,7 +109,7 @@ def _row(cell: Cell, report: Report) -> list[str]:
 
 
 def said(report: Report) -> Iterator[str]:
-    """The report in sentences, each with an example."""
+    """Yield the report in sentences, each with an example."""
     tally, first = report.tally, report.tally.first
     if first is not None:
         yield (
@@ -161,7 +161,7 @@ def _such_as(report: Report, kind: Kind, hop: str, name: str) -> str:
 
 
 def facts(report: Report) -> dict[str, Any]:
-    """The report for programs."""
+    """Return the report for programs."""
     tally = report.tally
     first = (
         None if tally.first is None else {"file": tally.first.file, "line": tally.first.number, "why": tally.first.why}
@@ -201,7 +201,7 @@ def _clock(second: int) -> str:
 
 @contextlib.contextmanager
 def _progress(logs: Sequence[str]) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error over the bytes of all files; standard input has no known end."""
+    """Show a bar on standard error over the bytes of all files; standard input has no known end."""
     if STANDARD_INPUT in logs:
         with counting("reading", "bytes of files"):
             yield lambda _count: None

@@ -1,4 +1,4 @@
-"""Version 1: the records, and the note of which version the tables are."""
+"""Version 1: the records, and the version of the tables."""
 
 from __future__ import annotations
 

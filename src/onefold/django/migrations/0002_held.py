@@ -1,4 +1,4 @@
-"""Version 2: held records are found among millions."""
+"""Version 2: an index to find held records among millions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Capture, check and build answers. Pure."""
+"""Capture, check and build responses. Pure."""

@@ -1,6 +1,6 @@
-"""Copy an application's answer while it is given. Pure.
+"""Copy an application's response while it is produced. Pure.
 
-It is copied at once: whoever passes it on (compression, CORS, request ids) may change what he was handed. An answer
+It is copied at once: a layer that passes it on (compression, CORS, request ids) may change what it gets. A response
 that cannot be understood, or sent, is no reason to forget that the application has run.
 """
 
@@ -15,23 +15,23 @@ from onefold.http._shared.messages import Answer
 
 
 class Capture:
-    """The answer as far as it has come, with at most `limit` bytes of its body."""
+    """The response received so far, with at most `limit` bytes of its body."""
 
     def __init__(self, limit: int, method: str) -> None:
-        """`method` is that of the request: HEAD has a length, and no body."""
+        """Capture the response to a request with this method: a response to HEAD has a length, and no body."""
         self._limit = limit
         self._is_head = method == "HEAD"
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
-        # Of all that came. None: nobody has counted.
+        # The number of bytes received. None: not counted.
         self._size: int | None = 0
         self._cut = False
-        # Why it is no answer.
+        # The reason why it is not a valid response.
         self.malformed: Exception | None = None
 
     def begin(self, status: Any, headers: Iterable[Any]) -> None:
-        """Take a status (a number, or WSGI's line) and headers. Never raises: the application has run already."""
+        """Take a status (a number, or WSGI's line) and headers. Never raises: the application has already run."""
         try:
             self._status = status_of(status)
             self._headers = headers_of(headers)
@@ -41,7 +41,7 @@ class Capture:
             self.malformed = None
 
     def add(self, part: bytes) -> None:
-        """Take the next part of the body. Raises `TypeError`, as a server does, for what is no bytes."""
+        """Take the next part of the body. Raises `TypeError`, as a server does, for anything but bytes."""
         if not isinstance(part, (bytes, bytearray, memoryview)):
             raise TypeError(f"a part of the body is {type(part).__name__}, and has to be bytes")
         if self._size is not None:
@@ -60,7 +60,7 @@ class Capture:
             self.add(body)
 
     def header(self, name: bytes) -> bytes:
-        """The first value of this header, which is named in lower case."""
+        """Return the first value of this header, whose name is in lower case."""
         return next((value for key, value in self._headers if key.lower() == name), b"")
 
     @property
@@ -68,7 +68,7 @@ class Capture:
         return self.header(b"content-type").partition(b";")[0].strip().lower() == EVENT_STREAM
 
     def answer(self) -> Answer:
-        """The answer. Raises `ServerFailed` where it is none."""
+        """Return the response. Raises `ServerFailed` if it is not a valid one."""
         try:
             self._check()
         except UnsendableAnswer as error:
@@ -77,7 +77,7 @@ class Capture:
             raise failed_with(self.malformed) from self.malformed
         assert self._status is not None
         if self._status in BODILESS:
-            # What was given with it is no body, and would break the connection of every replay.
+            # Such a response has no body; one would break the connection of every replay.
             return Answer(self._status, self._headers)
         return Answer(self._status, self._headers, b"" if self._cut else bytes(self._body), self._cut)
 

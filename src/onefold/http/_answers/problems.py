@@ -1,4 +1,4 @@
-"""Every refusal as an answer: problem details (RFC 9457) with a code that is stable, and a link to the policy. Pure."""
+"""Build a response for every refusal: problem details (RFC 9457) with a stable code, and a link to the policy. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onefold.errors import MEANINGS, Meaning
 from onefold.http._requests.keys import HEADER
 from onefold.http._shared.messages import Answer, Refused
 
-# The draft speaks of three of them; the others are ours.
+# The draft describes three of them; the others are ours.
 TITLES: Final = {
     "key_missing": "Idempotency-Key is missing",
     "key_malformed": "Idempotency-Key is malformed",
@@ -44,9 +44,9 @@ TITLES: Final = {
 BAD_REQUEST: Final = 400
 UNAVAILABLE: Final = 503
 
-# The first that fits; what is said to the outside never holds a key, a payload or the name of a machine.
+# The first match; the text never contains a key, a payload or the name of a machine.
 CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
-    (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is no text."),
+    (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is not text."),
     (
         KeyReused,
         "key_reused",
@@ -81,12 +81,12 @@ CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
     ),
 )
 
-# Where an error does not say how long: the store may be back in a moment.
+# For an error that does not say how long: the store may be back in a moment.
 RETRY_AFTER: Final = 1.0
 
 
 def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) -> Answer:
-    """`place` is where the key belongs: a provider that sends no such header is not told of one."""
+    """Build the response to a refused request. `place` is where the key belongs, as the client knows it."""
     title = _naming(TITLES[refused.code], place)
     if refused.code == "no_room":
         return problem(refused.code, UNAVAILABLE, str(refused), policy_url, title=title, retry_after=RETRY_AFTER)
@@ -94,16 +94,16 @@ def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) ->
 
 
 def of_error(error: OnefoldError, policy_url: str | None, place: str = HEADER, *, reused: int | None = None) -> Answer:
-    """What the caller is told. An error that only a programmer can mend is raised: the server logs it, as a 500.
+    """Build the response for an error. One that only a programmer can fix is raised: the server logs it, as a 500.
 
-    `place` is where the key belongs. `reused` is the status for a key that was used with another request, where it is
-    not the draft's.
+    `place` is where the key belongs. `reused` is the status for a key that was used with another request, if it is not
+    the draft's.
     """
     meaning = _meaning(error)
     for kind, code, detail in CODES:
         if isinstance(error, kind):
             status = reused if kind is KeyReused and reused is not None else meaning.http
-            # Who lost the claim finds the answer of the one that took it.
+            # The sender that lost the claim gets the response of the one that took over.
             again = meaning.retry_after or kind is ClaimLost
             wait = getattr(error, "retry_after", RETRY_AFTER) if again else None
             title = _naming(TITLES[code], place)
@@ -112,7 +112,7 @@ def of_error(error: OnefoldError, policy_url: str | None, place: str = HEADER, *
 
 
 def _naming(text: str, place: str) -> str:
-    """Say where the key is: in its header, in another one, in "The field id", or in what a function calls "The key"."""
+    """Name where the key is: its header, another one, "The field id", or what a function calls "The key"."""
     name = place.removeprefix("The ")
     this = f"value of the {name}" if place.startswith("The field ") else name
     return text.replace(f"this {HEADER}", f"this {this}").replace(HEADER, place)
@@ -127,7 +127,7 @@ def problem(
     retry_after: float | None = None,
     title: str | None = None,
 ) -> Answer:
-    """A problem as JSON; `type` is the published policy, where there is one."""
+    """Build a problem as JSON; `type` is the published policy, if there is one."""
     body = msgspec.json.encode(
         {
             "type": policy_url or "about:blank",

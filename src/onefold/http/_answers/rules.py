@@ -1,6 +1,6 @@
-"""Which answers are final, and which headers belong to one delivery only. Pure.
+"""Decide which responses are final, and which headers belong to one delivery only. Pure.
 
-Everything that decides over a stored answer is here.
+Everything that decides about a stored response is here.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ RULES: Final = ("below_500", "stripe", "success_only")
 # The work is to be done at another path, to which the client comes with the same key: nothing has happened here.
 ELSEWHERE: Final = frozenset({307, 308})
 
-# And: who asked is not known yet, or it was asked too early or too often. The same request may get another answer.
+# Plus: the caller is not known yet, or asked too early or too often. The same request may get another response.
 NEVER_FINAL: Final = ELSEWHERE | {401, 403, 408, 425, 429}
 
-# And: HTTP's own words for a request that was refused as it stands, before anything was done for it. Frameworks answer
-# so when they validate. Stripe saves nothing of the kind, so that a client may correct its request under the same key.
+# Plus: HTTP's own status codes for a request that is refused as it stands, before any work. Frameworks use them for
+# validation. Stripe saves none of these, so that a client may correct its request under the same key.
 REFUSED: Final = NEVER_FINAL | {400, 404, 405, 406, 411, 412, 413, 414, 415, 417, 421, 422, 426, 428, 431}
 
 SERVER_ERROR: Final = 500
 
-# What a key with another request is answered, where it is not the draft's 422.
+# The status for a key with another request, if it is not the draft's 422.
 REUSED: Final[dict[str, int]] = {"stripe": 400}
 
-# It may never end, and is guarded only where that is asked for.
+# It may never end, and is guarded only on request.
 EVENT_STREAM: Final = b"text/event-stream"
 
 SUCCESS: Final = range(200, 300)
 
-# Of one connection or one moment: a replay has its own.
+# Specific to one connection or one moment: a replay has its own.
 OF_ONE_DELIVERY: Final = frozenset(
     {
         b"age",
@@ -55,7 +55,7 @@ OF_ONE_DELIVERY: Final = frozenset(
     }
 )
 
-# Of one browser, one login or one session: whoever sends the key again, a replay changes none of his.
+# Specific to one browser, login or session: a replay must not change that of whoever sends the key again.
 OF_ONE_CLIENT: Final = frozenset(
     {
         b"authentication-control",
@@ -84,23 +84,23 @@ CUT: Final = (b"idempotent-body", b"omitted")
 
 
 class NotFinal(Exception):
-    """The handler's answer is sent, and not remembered: the next request with this key runs again."""
+    """The handler's response is sent, but not remembered: the next request with this key runs again."""
 
 
 class ServerFailed(NotFinal):
-    """The handler answered with a server error: whether its effect happened, nobody knows."""
+    """The handler returned a server error: whether its effect happened is unknown."""
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether an application has raised it by itself: an `Exception`, or the cancellation of a task of its own.
+    """Return whether an application raised it itself: an `Exception`, or the cancellation of its own task.
 
-    By its name, because asyncio is not imported for those who do without.
+    By its name, so that asyncio is not imported for applications that do not use it.
     """
     return isinstance(error, Exception) or type(error).__name__ == "CancelledError"
 
 
 def failed_with(what: BaseException | int) -> ServerFailed:
-    """The failure under the name of the handler's own error, or of its status: a held record, and logs, name that."""
+    """Return the failure named after the handler's own error, or its status: held records, and logs, show that name."""
     name = f"HTTP {what}" if isinstance(what, int) else type(what).__name__
     return _failure_named(name)()
 
@@ -115,10 +115,10 @@ def checked(rules: str) -> Rules:
 
 
 def is_final(rules: Rules, status: int, *, begun: bool = False) -> bool:
-    """Whether this answer is remembered and replayed.
+    """Return whether this response is remembered and replayed.
 
-    `begun`: it is the endpoint's own, because whatever validates has passed before the claim. Else nobody can tell
-    whether a 422 comes from the endpoint, or from the framework that has not called it.
+    `begun`: it is the endpoint's own, because all validation has passed before the claim. Otherwise a 422 may come from
+    the endpoint, or from the framework that has not called it.
     """
     match rules:
         case "stripe":
@@ -130,7 +130,7 @@ def is_final(rules: Rules, status: int, *, begun: bool = False) -> bool:
 
 
 def settled(rules: Rules, answer: Answer, *, begun: bool = False) -> Answer:
-    """What is remembered of an answer. Raises `NotFinal` where nothing is."""
+    """Return the response to remember. Raises `NotFinal` if there is none."""
     if not is_final(rules, answer.status, begun=begun):
         raise failed_with(answer.status) if answer.status >= SERVER_ERROR else NotFinal
     return Answer(answer.status, _of_every_delivery(answer), answer.body, answer.cut)
@@ -142,15 +142,15 @@ def _of_every_delivery(answer: Answer) -> list[tuple[bytes, bytes]]:
 
 
 def _of_this_connection(answer: Answer) -> set[bytes]:
-    """The headers that `Connection` names: they are hop-by-hop, too."""
+    """Return the headers that `Connection` names: they are hop-by-hop, too."""
     named = [value for name, value in answer.headers if name.lower() == b"connection"]
     return {token.strip().lower() for value in named for token in value.split(b",")}
 
 
 def replayed(kept: Answer) -> Answer:
-    """A remembered answer as a duplicate gets it."""
+    """Return a remembered response as a duplicate gets it."""
     marks = [REPLAYED, CUT] if kept.cut else [REPLAYED]
-    # Also a probe, or a person, may have written it.
+    # A probe, or a person, may have written it.
     headers = _of_every_delivery(kept)
     if kept.status in BODILESS:
         return Answer(kept.status, [*headers, *marks], b"", kept.cut)
@@ -159,13 +159,13 @@ def replayed(kept: Answer) -> Answer:
 
 
 def policy_for(policy: Policy, body_max: int) -> Policy:
-    """The guard's policy, where an answer of 5xx is an outcome that nobody knows, and where a whole answer fits.
+    """Return the guard's policy for responses: a 5xx is an unknown outcome, and a whole response fits.
 
-    What is final is said by the rules, in the place of `remember`.
+    The rules say what is final, instead of `remember`.
     """
     room = max(policy.result_bytes_max, body_max + HEADERS_ROOM)
     return policy.but(unknown=(*policy.unknown, ServerFailed), remember=(), result_bytes_max=room)
 
 
-# For status and headers beside the body: servers refuse more than this themselves.
+# For status and headers next to the body: servers themselves refuse more than this.
 HEADERS_ROOM: Final = 1 << 17

@@ -1,6 +1,6 @@
-"""Say whether HTTP has a form for an answer (RFC 9110). A server refuses any other, or sends a part of it. Pure.
+"""Check that HTTP (RFC 9110) can express a response. A server refuses any other, or sends a part of it. Pure.
 
-Such an answer is never final: the server would break at every replay, and its client would never learn what came of
+Such a response is never final: the server would fail at every replay, and its client would never learn the outcome of
 the request.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from onefold.http._shared.messages import Answer
 
-# An interim answer (1xx) is no answer, and HTTP has no status beyond.
+# An interim response (1xx) is not an answer, and HTTP has no status beyond.
 STATUS: Final = range(200, 600)
 STATUS_LINE: Final = re.compile(r"([0-9]{3})(?: [\t\x20-\x7e\x80-\xff]*)?")
 
@@ -24,14 +24,14 @@ BLANKS: Final = b" \t"
 # A number of bytes, up to 2**64: servers refuse more digits.
 LENGTH: Final = re.compile(rb"[0-9]{1,20}")
 
-# Answers without a body, whatever was given with them; and without a length.
+# Responses without a body, whatever was given with them; and without a length.
 BODILESS: Final = frozenset({204, 304})
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class UnsendableAnswer(RuntimeError):
-    """The application has given an answer that HTTP cannot carry. It has run, and nobody knows what came of it."""
+    """The application produced a response that HTTP cannot carry. It has run, and its outcome is unknown."""
 
 
 def status_of(given: Any) -> int:
@@ -39,42 +39,42 @@ def status_of(given: Any) -> int:
     if isinstance(given, str):
         line = STATUS_LINE.fullmatch(given)
         if line is None:
-            raise UnsendableAnswer(f"{given!r:.60} is no status line: it has to be like '200 OK'")
+            raise UnsendableAnswer(f"{given!r:.60} is not a status line: it has to be like '200 OK'")
         given = int(line[1])
     if not isinstance(given, int) or given not in STATUS:
-        raise UnsendableAnswer(f"{given!r:.60} is no status of an answer: it has to be from 200 to 599")
+        raise UnsendableAnswer(f"{given!r:.60} is not a valid status: it has to be from 200 to 599")
     return int(given)
 
 
 def headers_of(given: Iterable[Any]) -> Headers:
-    """Return names and values, without the blanks around a value, which mean nothing. Raises `UnsendableAnswer`."""
+    """Return names and values, without the meaningless blanks around a value. Raises `UnsendableAnswer`."""
     try:
         pairs = [(_as_bytes(name), _as_bytes(value)) for name, value in given]
     except (TypeError, ValueError) as error:
         raise UnsendableAnswer(f"the headers of the answer cannot be sent: {error}") from error
     for name, value in pairs:
         if not NAME.fullmatch(name):
-            raise UnsendableAnswer(f"{name!r:.60} is no name of a header")
+            raise UnsendableAnswer(f"{name!r:.60} is not a header name")
         if not VALUE.fullmatch(value):
-            # Its name only: the value may be a secret.
+            # Only its name: the value may be a secret.
             raise UnsendableAnswer(f"the header {name!r:.60} has a control character, such as the end of a line")
     return [(name, value.strip(BLANKS)) for name, value in pairs]
 
 
 def check_length(status: int, headers: Headers, size: int, *, is_head: bool) -> None:
-    """Refuse a body of another length than declared. An answer that has no body may declare what it likes."""
+    """Refuse a body whose length is not the declared one. A response without a body may declare any length."""
     declared = {value for name, value in headers if name.lower() == b"content-length"}
     is_chunked = any(name.lower() == b"transfer-encoding" for name, _value in headers)
     if not declared or is_chunked or is_head or status in BODILESS:
         return
     if len(declared) > 1 or not LENGTH.fullmatch(next(iter(declared))):
-        raise UnsendableAnswer("Content-Length is no number of bytes, or says two of them")
+        raise UnsendableAnswer("Content-Length is not a number of bytes, or says two of them")
     if int(next(iter(declared))) != size:
         raise UnsendableAnswer(f"the answer has {size} bytes, and its Content-Length is {int(declared.pop())}")
 
 
 def is_sendable(answer: Answer) -> bool:
-    """Whether a remembered answer can be sent: a probe, a person, or an earlier release may have written it."""
+    """Check that a remembered response can be sent: a probe, a person, or an earlier release may have written it."""
     try:
         status_of(answer.status)
         headers_of(answer.headers)
@@ -84,7 +84,7 @@ def is_sendable(answer: Answer) -> bool:
 
 
 def _as_bytes(text: Any) -> bytes:
-    """A name or a value of a header. Servers take text, too, if it is Latin-1."""
+    """Return a header's name or value as bytes. Servers accept text, too, if it is Latin-1."""
     if isinstance(text, str):
         return text.encode("latin-1")
     if isinstance(text, (bytes, bytearray, memoryview)):

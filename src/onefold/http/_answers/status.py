@@ -1,4 +1,4 @@
-"""The line of a status, for servers that want its words too."""
+"""The status line, for servers that need its reason phrase too."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ def line_of(status: int) -> str:
     try:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
-        # A status of somebody's own needs words as well; no client reads them.
+        # A custom status needs a phrase as well; no client reads it.
         return f"{status} Status"

@@ -1,4 +1,4 @@
-"""What has started goes on, though its server gives it up: some cancel an application whose client has gone."""
+"""Let a request finish after its client disconnects: some servers cancel the application then."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 from onefold import AsyncGuard
 from onefold.http._asgi.captured_response import Performance
 
-# How long the shutdown of the application waits for requests that its server has given up.
+# How long the shutdown of the application waits for requests that its server has abandoned.
 GRACE: Final = 30.0
 
-# How long it waits for what was cancelled after its answer: as long as that needs to be told so, and to clean up.
+# How long it waits for work that was cancelled after its response: long enough to notice, and to clean up.
 CLEAN_UP: Final = 1.0
 
 # A server cancels its requests, and ends the lifespan at once. Each layer above us takes a turn of the loop, or a few,
@@ -26,15 +26,15 @@ LOG = logging.getLogger("onefold.http")
 
 
 class Shelter:
-    """The exchanges under way, each in a task that a cancellation from outside does not reach."""
+    """The exchanges in progress, each in a task that a cancellation from outside does not reach."""
 
     def __init__(self) -> None:
         self._stays: set[_Stay] = set()
 
     async def to_its_end(self, exchange: Coroutine[Any, Any, None], performance: Performance) -> None:
-        """Wait for it. If we are cancelled before its answer is sent, it is told so and goes on alone.
+        """Wait for the exchange. If we are cancelled before its response is sent, it is told so and continues alone.
 
-        What the application does after its answer is guarded by nobody: that is cancelled with us, as without a key.
+        Work after the response is not guarded: it is cancelled with us, as without a key.
         """
         task = asyncio.ensure_future(exchange)
         stay = self._enter(task, math.inf)
@@ -42,14 +42,14 @@ class Shelter:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # The application at once, and not by way of our task: a server does not wait for what it has cancelled.
+            # The application at once, and not through our task: a server does not wait for what it has cancelled.
             if stay.over.done() and performance.cancel():
                 self._enter(task, CLEAN_UP)
                 await task
                 if performance.is_cancelled:
                     raise
                 return
-            # Its background tasks are not cut off in the middle either: nobody but us waits for them.
+            # Its background tasks are not interrupted either: only we wait for them.
             performance.on_sent = _nothing
             performance.forsake()
             task.add_done_callback(_told)
@@ -57,7 +57,7 @@ class Shelter:
         task.result()
 
     async def empty(self) -> None:
-        """Wait until nobody is under way, or the grace is over: one grace for a request, however many wait for it."""
+        """Wait until no exchange is in progress, or the grace is over: one grace per request, for all that wait."""
         loop = asyncio.get_running_loop()
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -76,7 +76,7 @@ class Shelter:
         return stay
 
     def _here(self, loop: asyncio.AbstractEventLoop) -> list[_Stay]:
-        # A copy: other threads have loops of their own.
+        # A copy: other threads have their own loops.
         return [stay for stay in tuple(self._stays) if stay.loop is loop]
 
     def _leave(self, stay: _Stay) -> None:
@@ -86,7 +86,7 @@ class Shelter:
 
 
 class _Stay:
-    """One exchange in the shelter: whether it is over, and until when a shutdown waits for it."""
+    """One exchange in progress: whether it is over, and until when a shutdown waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.loop = loop
@@ -95,12 +95,12 @@ class _Stay:
 
 
 def shelter_of(guard: AsyncGuard) -> Shelter:
-    """Return the shelter of all requests that this guard guards, whichever middleware or route they come by."""
+    """Return the registry of all requests under this guard, whichever middleware or route they come through."""
     return _shelters.setdefault(guard, Shelter())
 
 
 async def drain(guard: AsyncGuard) -> None:
-    """Wait until no request of this guard is under way, or the grace of 30 s (`GRACE`) is over.
+    """Wait until no request of this guard is in progress, or the grace of 30 s (`GRACE`) is over.
 
     For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool. A request
     that begins meanwhile is waited for, too. A request that has had its grace is not waited for again, whoever asks.
@@ -112,7 +112,7 @@ _shelters: WeakKeyDictionary[AsyncGuard, Shelter] = WeakKeyDictionary()
 
 
 def _limit_all(loop: asyncio.AbstractEventLoop, ends: float) -> None:
-    """Bound how long anybody waits for a request of this loop: an application has several guards, and one shutdown."""
+    """Bound how long anyone waits for a request of this loop: an application has several guards, but one shutdown."""
     for shelter in tuple(_shelters.values()):
         for stay in shelter._here(loop):
             stay.ends = min(stay.ends, ends)

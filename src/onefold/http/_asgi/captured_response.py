@@ -1,7 +1,7 @@
-"""One run of an ASGI application inside a claim: its answer is captured as it passes on, and its end is held back.
+"""Run an ASGI application inside a claim: its response is captured as it passes, and its end is held back.
 
-The application runs in a task of its own. What it does after its answer (background tasks) is no part of the claim, and
-begins when that has ended.
+The application runs in its own task. Work after its response (background tasks) is not part of the claim, and begins
+when the claim has ended.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# So long an application waits at the end of its answer until that is remembered. It may keep a transaction open beyond
-# its answer, and the store may wait for that: then the application has to go on first.
+# How long an application waits at the end of its response until that is remembered. It may keep a transaction open
+# beyond its response, and the store may wait for that: then the application has to continue first.
 REMEMBER_SECONDS: Final = 1.0
 
-# Ways to send a file that would go around us.
+# Ways to send a file that would bypass us.
 SHORTCUTS: Final = ("http.response.pathsend", "http.response.zerocopysend")
 
 
 class Performance:
-    """The application, the request's body to read again, and the answer as far as it has come."""
+    """The application, the request's body to read again, and the response received so far."""
 
     def __init__(
         self, app: App, request: Request, body: Spooled, receive: Receive, send: Send, exchange: Exchange
@@ -47,32 +47,32 @@ class Performance:
         self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
         self._capture = Capture(exchange.body_max, request.method)
-        # What is remembered, if it was made here.
+        # The answer to remember, if it was made here.
         self.made: Answer | None = None
-        # What the client has not been sent yet.
+        # What has not been sent to the client yet.
         self._held: list[Message] = []
-        # Set once the answer is whole, or the application has ended without one.
+        # Set once the response is complete, or the application has ended without one.
         self._settled = asyncio.Event()
         self._whole = False
-        # A stream that went on for nobody, and is told so.
+        # A stream that continued without a client, and is told so.
         self._given_up = False
         self._may_hear_of_the_client = asyncio.Event()
         self._watch = DisconnectWatch(receive, self._give_up)
         # An event stream, which nobody waits for. Its client sees it once the claim has been given back.
         self._freed = False
         # Set once the claim has ended, and once what was held back is sent. Until then the application waits at the end
-        # of its answer: what it does next may end the process, or keep it busy.
+        # of its response: its next step may end the process, or keep it busy.
         self._claim_ended = asyncio.Event()
         self._sent = asyncio.Event()
         self._holds_back = True
-        # Called once nothing more is held back: what the application does from now on is no part of the request.
+        # Called once nothing more is held back: work from now on is not part of the request.
         self.on_sent: Callable[[], None] = lambda: None
-        # Whether the client has seen a part of the answer.
+        # Whether the client has seen a part of the response.
         self.is_seen = False
         self._trouble: Exception | None = None
 
     async def settled(self) -> Answer:
-        """Run it until its answer is complete: what is remembered of it. Raises `NotFinal` where nothing is."""
+        """Run until the response is complete; return the answer to remember. Raises `NotFinal` if there is none."""
         try:
             answer = await self._answer()
             unmatched = unmatched_asgi(self._scope) if answer.status in TOLD_BY_THE_FRAMEWORK else None
@@ -105,11 +105,11 @@ class Performance:
         return self._capture.answer()
 
     async def end(self) -> None:
-        """Send what was held back, and let the application come to its end. Raises what it raised."""
+        """Send what was held back, and let the application finish. Raises what it raised."""
         self._claim_ended.set()
         failure = self._failure()
         if failure is not None and not self.is_seen:
-            # Nobody has seen its beginning, so that a better answer can still be made of the error.
+            # Its beginning has not been sent, so the error can still become a better response.
             self._held.clear()
         await self._flush()
         self._let_on()
@@ -120,7 +120,7 @@ class Performance:
             raise self._trouble
 
     def _failure(self) -> BaseException | None:
-        """Why there is no answer, for the server to log. Of a stream that was ended for want of a client: nothing."""
+        """Return why there is no response, for the server to log; None for a stream ended for lack of a client."""
         if self._freed or self._given_up or self._task is None:
             return None
         return self._capture.malformed if self._whole else self._why(self._task)
@@ -128,12 +128,12 @@ class Performance:
     def _why(self, task: asyncio.Task[None]) -> BaseException:
         if task.cancelled():
             return RuntimeError("the application was cancelled")
-        # It may have caught that its answer cannot be sent, and ended.
+        # It may have caught that its response cannot be sent, and ended.
         none = self._capture.malformed or RuntimeError("the application ended without a whole answer")
         return task.exception() or none
 
     async def conclude(self, ended: Outcome[Answer] | NotFinal | OnefoldError) -> None:
-        """End as the guard has ended: with the answer that was made here, or with one that takes its place."""
+        """End as the guard has ended: with the response that was made here, or with one that replaces it."""
         if isinstance(ended, NotFinal):
             await self.end()
         elif isinstance(ended, OnefoldError):
@@ -145,7 +145,7 @@ class Performance:
             await self._instead(self._exchange.replay(ended))
 
     async def _instead(self, answer: Answer) -> None:
-        """This answer in the place of the application's, which nobody gets; unless it is a stream on its way."""
+        """Send this instead of the application's response, which is dropped; unless it is a stream in progress."""
         if self.is_seen or self._freed:
             await self.end()
             return
@@ -157,14 +157,14 @@ class Performance:
         await self._last()
 
     def forsake(self) -> None:
-        """The client has gone: nothing more is sent to it."""
+        """Stop sending: the client has disconnected."""
         self._watch.gone()
         if self._freed and self._task is not None:
-            # It is guarded by nobody, and may be endless: it ends as it would without a key.
+            # It is unguarded, and may be endless: it ends as it would without a key.
             self._task.cancel()
 
     def cancel(self) -> bool:
-        """Cancel what the application does after its answer. Return whether there was anything to cancel."""
+        """Cancel the application's work after its response. Return whether there was anything to cancel."""
         return self._task is not None and self._task.cancel()
 
     @property
@@ -172,9 +172,10 @@ class Performance:
         return self._task is not None and self._task.cancelled()
 
     def let_go(self) -> None:
-        """Let the application go on, however the exchange has ended: nobody may wait for the end of its claim any more.
+        """Let the application continue, however the exchange ended: nothing may wait for the end of its claim any more.
 
-        An exchange that broke off (the guard raised what nobody expected, the loop ends) leaves an answer for nobody.
+        An exchange that broke off (the guard raised something unexpected, the loop ends) leaves a response without a
+        receiver.
         """
         if not self._sent.is_set():
             self._held.clear()
@@ -197,7 +198,7 @@ class Performance:
             self._may_hear_of_the_client.set()
 
     async def _last(self) -> None:
-        """Wait for what the application does after its answer. Whoever cancels us cancels that, as without a key."""
+        """Wait for the application's work after its response. Cancelling us cancels that, as without a key."""
         if self._task is None:
             return
         cancelled: asyncio.CancelledError | None = None
@@ -211,11 +212,14 @@ class Performance:
             if cancelled is not None:
                 raise cancelled
         elif self._whole or self._freed:
-            # What a background task raised is the server's to log, and what an event stream raised, too.
+            # The server logs what a background task or an event stream raised.
             self._task.result()
 
     async def _receive(self) -> Message:
-        """The body; then nothing until the claim has ended. A client that goes does not end what has started."""
+        """Return the body; then wait until the claim has ended.
+
+        A disconnect does not end a request that has started.
+        """
         message = next(self._unread, None)
         if message is not None:
             return message
@@ -226,7 +230,7 @@ class Performance:
         if self._given_up:
             raise ClientGone
         if message["type"] == "http.response.start":
-            # A copy: whoever is above may change it, and what is remembered is what the application gave.
+            # A copy: a layer above may change it, and we remember what the application produced.
             message = {**message, "headers": list(message.get("headers") or ())}
         if not self._holds_back:
             await self._pass_on(message)
@@ -236,7 +240,7 @@ class Performance:
             await self._begin(message)
         elif message["type"] == "http.response.body" and not self._whole:
             if self._capture.malformed is not None:
-                # As a server would: a stream whose beginning nobody can send may be endless.
+                # As a server would: a stream whose beginning cannot be sent may be endless.
                 self._held.clear()
                 raise self._capture.malformed
             self._capture.add(message.get("body", b""))
@@ -264,8 +268,8 @@ class Performance:
     async def _begin(self, start: Message) -> None:
         self._capture.begin(start.get("status"), start["headers"])
         if self._capture.is_event_stream and not self._exchange.event_streams:
-            # It may never end. Without being asked to, nobody keeps a claim for it; and whoever has read it to its end
-            # may ask again.
+            # It may never end. Unless asked to, we keep no claim for it; and a client that has read it to its end may
+            # ask again.
             self._freed = True
             self._settle()
             await self._sent.wait()
@@ -279,23 +283,23 @@ class Performance:
     async def _pass_on(self, message: Message) -> None:
         if self._watch.client_gone:
             self._watch.unread(len(message.get("body", b"")))
-            # Nobody slows this stream down any more, and others have to get their turn.
+            # Nothing slows this stream down any more, and others have to get their turn.
             await asyncio.sleep(0)
             return
         self.is_seen = True
         try:
             await self._to_client(message)
         except OSError:
-            # As servers say that the client has gone. The handler does not have to know.
+            # The way in which servers say that the client has disconnected. The handler does not have to know.
             self._watch.gone()
         except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
-            # Somebody between us and the server has failed; what the handler did has happened all the same.
+            # A layer between us and the server has failed; the handler's effect has happened anyway.
             self._watch.gone()
             self._trouble = error
 
 
 def reading_again(body: Spooled, receive: Receive) -> Receive:
-    """The body again, and then what the client says."""
+    """Return the body again, and then what the client sends."""
     unread = _messages_of(body)
 
     async def again() -> Message:

@@ -1,4 +1,4 @@
-"""Notice that the client of a stream has gone, and bound how long the stream goes on for nobody."""
+"""Notice that the client of a stream has disconnected, and bound how long the stream continues."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-# A stream whose client has gone may still come to its end, so that a retry gets its answer. It may also be endless:
-# then it is ended after so long, or when nobody has read so many bytes of it.
+# A stream whose client has disconnected may still reach its end, so that a retry gets its response. It may also be
+# endless: then it is ended after this time, or after this many unread bytes.
 STREAM_SECONDS: Final = 60.0
 STREAM_BYTES: Final = 16 << 20
 
 
 class ClientGone(OSError):
-    """Nobody reads this stream any more: raised in the application that goes on with it."""
+    """Nobody reads this stream any more: raised in the application that continues it."""
 
     def __init__(self) -> None:
         super().__init__("the client has gone, and the stream has not come to its end")
 
 
 def has_had_its_time(client_gone_at: float, unread: int) -> bool:
-    """Whether a stream whose client went then, and of which so many bytes were not read, has to end now."""
+    """Return whether a stream with this many unread bytes since its client disconnected has to end now."""
     return unread > STREAM_BYTES or time.monotonic() > client_gone_at + STREAM_SECONDS
 
 
 class DisconnectWatch:
-    """Waits for the client of one stream to go, and calls `give_up` when the stream has had its time after that."""
+    """Waits for the client of a stream to disconnect, and calls `give_up` when the stream has had its time."""
 
     def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], give_up: Callable[[], None]) -> None:
         self._receive = receive
@@ -37,20 +37,20 @@ class DisconnectWatch:
         self.client_gone = False
 
     def begin(self) -> None:
-        """A stream has begun: from now on somebody has to look after its client."""
+        """Start watching the client: a stream has begun."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._watch())
             if self.client_gone:
                 self.gone()
 
     def gone(self) -> None:
-        """Note that the client has gone, as a server has said in another way."""
+        """Note that the client has disconnected, as a server has said in another way."""
         self.client_gone = True
         if self._task is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, self._give_up)
 
     def unread(self, size: int) -> None:
-        """Count what nobody has read."""
+        """Count unread bytes."""
         self._unread += size
         if self._unread > STREAM_BYTES:
             self._give_up()

@@ -1,4 +1,4 @@
-"""What an OpenAPI schema says of the header: the parameter, and the answers that are ours. Pure."""
+"""Describe the header in an OpenAPI schema: the parameter, and our responses. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onefold.http._shared.options import nearest
 
 LOG = logging.getLogger("onefold.http")
 
-# The two forms of a key that a client should send: in quotes, and bare. Escapes inside of quotes are taken, too.
+# The two forms of a key that a client should send: quoted, and bare. Escapes inside quotes are accepted, too.
 PATTERN: Final = rf'^("[ !#-\[\]-~]{{1,{KEY_MAX}}}"|[!#-+\--~]{{1,{KEY_MAX}}})$'
 
 PARAMETER: Final[dict[str, Any]] = {
@@ -60,7 +60,7 @@ _DESCRIPTIONS: Final[Mapping[int, Mapping[int, str]]] = {
 
 
 def responses(rules: Rules) -> Responses:
-    """Return the answers of ours to a guarded operation, by status."""
+    """Return our responses to a guarded operation, by status."""
     found = _DESCRIPTIONS[REUSED.get(rules, 422)]
     return {status: {"description": words, "content": _PROBLEM} for status, words in found.items()}
 
@@ -68,9 +68,9 @@ def responses(rules: Rules) -> Responses:
 def described(
     schema: dict[str, Any], paths: Iterable[str] | None, methods: Iterable[str], *, required: bool, rules: Rules
 ) -> dict[str, Any]:
-    """The schema with the header and its answers on every operation that is guarded.
+    """Add the header and its responses to every guarded operation of the schema.
 
-    A path that it does not have is a warning: nobody would see the header there.
+    A path that the schema does not have logs a warning: nobody would see the header there.
     """
     chosen = None if paths is None else set(paths)
     for path in sorted((chosen or set()) - set(schema.get("paths", {}))):

@@ -1,7 +1,7 @@
-"""Django on ASGI: what has started under a key goes on when its client goes, and for the grace when its server ends.
+"""Let a request with a key finish on Django's ASGI when its client disconnects, and for the grace when the server ends.
 
-Django cancels a request whose client has gone. A server that ends cancels Django, which leaves the request to itself,
-and then waits for the thread of the request: nobody tells the request so.
+Django cancels a request whose client has disconnected. A server that ends cancels Django, which abandons the request,
+and then waits for the thread of the request without telling it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from asgiref.sync import SyncToAsync, iscoroutinefunction, sync_to_async
 from onefold.http._asgi import background_requests as _shelter
 from onefold.http._exchange.rules import LOG
 
-# How often a request looks whether its server has given it up.
+# How often a request checks whether its server has abandoned it.
 LOOKS_SECONDS: Final = 1.0
 
 
 async def to_its_end(respond: Callable[[Callable[[], bool]], Any], request: Any) -> Any:
-    """Respond in the thread of this request, and let no cancellation in, but that of a server whose grace is over.
+    """Respond in the thread of this request, and ignore cancellations, except that of a server whose grace is over.
 
     Django waits for us: the thread of the request, and its connections, are needed until then. `respond` is told
-    whether it was called off: by us when the grace is over, or by the end of the loop.
+    whether it was cancelled: by us when the grace is over, or by the end of the loop.
     """
     work: asyncio.Task[Any] = asyncio.ensure_future(sync_to_async(respond)(lambda: work.cancelling() > 0))
     cancelled = await _ended(work, request)
@@ -40,7 +40,7 @@ async def to_its_end(respond: Callable[[Callable[[], bool]], Any], request: Any)
 
 
 async def _ended(work: asyncio.Task[Any], request: Any) -> bool:
-    """Wait for its end, or have it ended after the grace. Return whether we were cancelled meanwhile."""
+    """Wait for its end, or end it after the grace. Return whether we were cancelled meanwhile."""
     loop = asyncio.get_running_loop()
     context = SyncToAsync.thread_sensitive_context.get(None)
     cancellations = 0
@@ -50,8 +50,8 @@ async def _ended(work: asyncio.Task[Any], request: Any) -> bool:
             await asyncio.wait({work}, timeout=LOOKS_SECONDS)
         except asyncio.CancelledError:
             cancellations += 1
-        # The first cancellation is Django's, for a client that has gone: that has no bound. The server's comes by way
-        # of Django after it.
+        # The first cancellation is Django's, for a disconnected client: that has no bound. The server's comes through
+        # Django after it.
         if grace_ends is None and (cancellations > 1 or _has_left(context)):
             grace_ends = loop.time() + _shelter.GRACE
         if grace_ends is not None and loop.time() >= grace_ends and not work.cancelling() and not _is_blocking(request):
@@ -66,6 +66,6 @@ def _has_left(context: Any) -> bool:
 
 
 def _is_blocking(request: Any) -> bool:
-    """Return whether its view blocks: that cannot be cancelled, and who waits for its thread waits for its answer."""
+    """Return whether its view is sync: it cannot be cancelled, and its thread ends only with its response."""
     match = request.resolver_match
     return match is not None and not iscoroutinefunction(match.func)

@@ -1,4 +1,4 @@
-"""How a view of Django is called, and which views nobody could guard. Those are refused before they run."""
+"""Call Django's views, and refuse those that cannot be guarded before they run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onefold import UsageError
 
 
 class AwaitedView(UsageError):
-    """The view is async, and nobody awaits it here: awaited later, by Django, it would run outside of its claim."""
+    """The view is async, and is not awaited here: awaited later, by Django, it would run outside its claim."""
 
     def __init__(self, view: Any) -> None:
         name = getattr(view, "__qualname__", None) or type(view).__name__
@@ -23,13 +23,13 @@ class AwaitedView(UsageError):
 
 
 def check_view(view: Any) -> None:
-    """Refuse what cannot be decorated."""
+    """Refuse a view that cannot be decorated."""
     if isinstance(view, type):
         raise UsageError(
             f"{view.__qualname__} is a class: decorate what it dispatches to, with "
             "@method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
         )
-    # `method_decorator` hands over a method of the view, in a partial; to `dispatch` nobody sees that it is async.
+    # `method_decorator` passes a method of the view, in a partial; `dispatch` does not show that it is async.
     owner = getattr(getattr(view, "func", view), "__self__", None)
     if iscoroutinefunction(view) or getattr(type(owner), "view_is_async", False) is True:
         raise AwaitedView(view)
@@ -38,7 +38,7 @@ def check_view(view: Any) -> None:
 def check_mixed(mixin: type[Any], view: type[Any]) -> None:
     """Refuse a view that would never call the mixin's `initial`, and so run unguarded."""
     if not issubclass(view, View):
-        # A mixin of the user's, on its way to one.
+        # A mixin of the user's, not a view yet.
         return
     place = view.__mro__.index(mixin)
     before, after = view.__mro__[1:place], view.__mro__[place + 1 :]
@@ -47,8 +47,8 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
     rest = next(filter(_is_of_rest_framework, before), None)
     if rest is None:
         raise UsageError(
-            f"{view.__qualname__} is no view of Django REST framework, and would run unguarded with {mixin.__name__}. "
-            "Decorate it: @method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
+            f"{view.__qualname__} is not a view of Django REST framework, and would run unguarded with "
+            f"{mixin.__name__}. Decorate it: @method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
         )
     raise UsageError(
         f"{view.__qualname__} would run unguarded: {rest.__name__} does not call what stands after it. Name "
@@ -57,16 +57,16 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
 
 
 def _is_of_rest_framework(view: type[Any]) -> bool:
-    """Whether it is an `APIView`. An `initial` alone says nothing: that of Django's form views is a dictionary.
+    """Return whether it is an `APIView`. An `initial` alone means nothing: that of Django's form views is a dictionary.
 
-    Where nobody has imported the framework, nobody has derived from it.
+    If the framework is not imported, nothing derives from it.
     """
     views = sys.modules.get("rest_framework.views")
     return views is not None and issubclass(view, views.APIView)
 
 
 def responding(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
-    """Return what makes the response of a decorated view; below `@api_view`, as the framework would finish it."""
+    """Return a function that makes a decorated view's response; below `@api_view`, as the framework would finish it."""
     if not hasattr(request, "_request"):
         return functools.partial(called, view, request, args, kwargs)
     rest = (getattr(request, "parser_context", None) or {}).get("view")
@@ -79,7 +79,7 @@ def responding(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -
 
 
 def finalized(view: Any, handler: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
-    """Return the response of a handler of Django REST framework, rendered as its view would."""
+    """Return the response of a Django REST framework handler, rendered as its view would."""
     try:
         response = called(handler, request, args, kwargs)
     except AwaitedView:
@@ -90,11 +90,11 @@ def finalized(view: Any, handler: Callable[..., Any], request: Any, args: Any, k
 
 
 def called(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
-    """Call the view. Raises `AwaitedView`, and nothing has run then, if it turns out to be async."""
+    """Call the view. Raises `AwaitedView`, and nothing has run, if it turns out to be async."""
     response = view(request, *args, **kwargs)
     if not inspect.isawaitable(response):
         return response
-    # A coroutine has not begun, and never will; neither will a task of this moment.
+    # A coroutine has not begun, and never will; neither will a task created just now.
     for name in ("close", "cancel"):
         getattr(response, name, lambda: None)()
     raise AwaitedView(view)

@@ -1,7 +1,7 @@
 """One request, asked of a guard, sync or async.
 
-An answer is stored with its type. A person who resolves a request may have given a plain value, which reads back
-without one: it is asked for again, and becomes an answer.
+A response is stored with its type. A person who resolves a request may have given a plain value, which is read without
+one: it is read again, and becomes a response.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onefold.http._shared.messages import Answer, plain_answer
 
 
 def deliver(guard: Guard, asked: Ask, perform: Callable[[], Answer], policy: Policy) -> Outcome[Answer]:
-    """Run it once for this key, or find its answer. Raises what the guard raises, and `NotFinal`."""
+    """Run it once for this key, or find its response. Raises what the guard raises, and `NotFinal`."""
     return run(_deliver(guard, asked, perform, _gone, policy))
 
 
@@ -47,20 +47,20 @@ def _deliver(
 
 
 def _asks(guard: Guard | AsyncGuard, asked: Ask, policy: Policy) -> dict[str, Any]:
-    """Return what is asked of the guard: for the caller, at the tenant that the guard itself may be for."""
+    """Return the arguments for the guard: for the caller, within the tenant that the guard itself may be for."""
     tenant = guard.address(asked.operation, asked.key).scope
     return {"scope": joined(tenant, asked.scope), "fingerprint": asked.fingerprint, "policy": policy}
 
 
 def _as_answer(found: Outcome[Any]) -> Outcome[Answer]:
-    """Raises `TypeError` for a value that JSON does not know."""
+    """Turn a plain value into a response. Raises `TypeError` for a value that JSON cannot express."""
     return msgspec.structs.replace(found, value=plain_answer(found.value))
 
 
 def _gone() -> Any:
-    """The record has gone between the two questions: nothing runs, and the claim is given back.
+    """Give the claim back: the record disappeared between the two reads, and nothing runs.
 
-    What it is said to return is the type by which the record is read: any.
+    The annotated return type is the type by which the record is read: any.
     """
     raise NotFinal
 

@@ -1,7 +1,7 @@
-"""One exchange of the Idempotency-Key header: what is asked, what is refused, what is remembered. Pure, no framework.
+"""Handle one exchange of the Idempotency-Key header: what is asked, refused and remembered. Pure, no framework.
 
-An adapter makes a `Request`, lets the exchange say what to ask of the guard, runs its application inside of that, and
-sends the `Answer` that comes out. It follows draft-ietf-httpapi-idempotency-key-header-07.
+An adapter creates a `Request`, lets the exchange say what to ask the guard, runs its application inside that, and sends
+the resulting `Answer`. It follows draft-ietf-httpapi-idempotency-key-header-07.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from onefold.keys import checked_operation
 
 METHODS: Final = ("POST", "PATCH")
 
-# An answer up to here is remembered whole.
+# A response up to this size is remembered whole.
 BODY_MAX: Final = 1 << 20
 
-# The name of the host: a part of the request, which a retry repeats; a part of whose key it is; or neither.
+# The host name: part of the request, which a retry repeats; part of the caller's identity; or neither.
 HOSTS: Final = ("compare", "separate", "ignore")
 
 SCOPES: Final = "by_header('X-Api-Key'), by_user, single_tenant, or a function of a request"
@@ -48,14 +48,14 @@ SCOPES: Final = "by_header('X-Api-Key'), by_user, single_tenant, or a function o
 # For keys that are not in the body.
 _NO_BODY: Final = Spooled()
 
-# An operator reads why requests are refused. A key is in it as a digest; bodies and headers are not.
+# Tells an operator why requests are refused. It contains the digest of a key, but no bodies and headers.
 LOG = logging.getLogger("onefold.http")
 
 RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
 
 
 class Ask(NamedTuple):
-    """What an adapter asks of its guard. `scope` is the caller, inside of the scope that the guard may have."""
+    """The request of an adapter to its guard. `scope` is the caller, inside the scope that the guard may have."""
 
     operation: str
     key: str
@@ -64,33 +64,33 @@ class Ask(NamedTuple):
 
 
 class Options(TypedDict, total=False):
-    """What every middleware, route and view of ours takes. `docs/http.md` explains each."""
+    """The options of every middleware, route and view. `docs/http.md` explains each."""
 
     # Whose key it is: `by_header("X-Api-Key")`, `by_user`, `single_tenant`, or a function. There is no default.
     scope: Required[ScopeOf]
-    # Which answers are final: "below_500" (the default), "stripe", "success_only".
+    # Which responses are final: "below_500" (the default), "stripe", "success_only".
     rules: str
-    # True, path patterns or a function: who must have a key. Elsewhere it is optional.
+    # True, path patterns or a function: who must send a key. Elsewhere it is optional.
     required: RequiredFor
-    # POST and PATCH, unless told otherwise.
+    # POST and PATCH by default.
     methods: Iterable[str]
-    # `header_key(...)`, `body_field(...)` or a function, where the key is not in the Idempotency-Key header.
+    # `header_key(...)`, `body_field(...)` or a function, if the key is not in the Idempotency-Key header.
     key: KeyOf
     # Only the quoted form of the header.
     strict: bool
-    # What the name of the host counts for: "compare" (the default), "separate", "ignore".
+    # How the host name counts: "compare" (the default), "separate", "ignore".
     host: str
     operation: str
     # Where the policy is published: every refusal links to it.
     policy_url: str
-    # An answer with a larger body is remembered without it.
+    # A response with a larger body is remembered without it.
     body_max: int
     # Whether `text/event-stream` is guarded too.
     event_streams: bool
 
 
 class Exchange:
-    """The rules of one middleware, route or view. Raises `UsageError` for what cannot be meant."""
+    """The rules of one middleware, route or view. Raises `UsageError` for invalid options."""
 
     def __init__(
         self,
@@ -123,37 +123,40 @@ class Exchange:
         self.policy_url = policy_url
         self.body_max = body_max
         self.event_streams = event_streams
-        # Of a route, and no option: its endpoint has begun when the claim is made.
+        # Set by a route, not an option: its endpoint has begun when the claim is made.
         self._begun = begun
         self.always_required = required is True
         self._scope = scope
         self._required = _required(required)
         self._methods = _options.methods("methods", methods)
         self._key = HeaderKey(strict=strict) if key is None else key
-        # What refusals call the key.
+        # How refusals refer to the key.
         self._place: str = getattr(self._key, "place", "The key")
 
     def guards_any(self, methods: Iterable[str]) -> bool:
-        """Whether a route of these methods has requests to look at."""
+        """Return whether a route with these methods has requests to look at."""
         return not self._methods.isdisjoint(methods)
 
     def passes(self, request: Request) -> bool:
-        """Whether the request goes on untouched, which is known before its body is read. Raises `Refused`."""
+        """Return whether the request passes through untouched, which is known before its body is read.
+
+        Raises `Refused`.
+        """
         if request.method not in self._methods:
             return True
         return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key_of(request, _NO_BODY))
 
     def asked(self, request: Request, body: Spooled) -> Ask | None:
-        """What to ask of the guard. None: it has no key, and needs none. Raises `Refused`."""
+        """Return what to ask the guard. None: it has no key, and needs none. Raises `Refused`."""
         key = self._key_of(request, body)
         if self._keyless(request, key):
             return None
-        # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's answer.
+        # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's response.
         payload = [request.method, request.compared_path, request.query, *self._more_compared(request, body)]
         return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
 
     def _key_of(self, request: Request, body: Spooled) -> str | None:
-        """The key. That a function gives what can be none is no fault of who sent the request."""
+        """Return the key. If a function returns an invalid one, that is not the fault of the sender."""
         key: Any = self._key(request, body)
         if key is None or isinstance(key, str):
             return key
@@ -173,7 +176,7 @@ class Exchange:
         return True
 
     def _caller(self, request: Request) -> str | None:
-        """The scope. Nobody in particular would be a caller that strangers share: only `single_tenant` says so."""
+        """Return the scope. An unidentified caller would be shared by strangers: only `single_tenant` allows that."""
         if self._scope is single_tenant:
             return None
         caller: Any = self._scope(request)
@@ -185,7 +188,7 @@ class Exchange:
         return _checked_caller(caller)
 
     def _caller_at(self, request: Request) -> str | None:
-        """The caller; where each host is a tenant, the caller at this one."""
+        """Return the caller; if each host is a tenant, the caller at this one."""
         caller = self._caller(request)
         if self._host != "separate":
             return caller
@@ -198,12 +201,15 @@ class Exchange:
         return _checked_caller(f"{caller or ''}@{host}")
 
     def _more_compared(self, request: Request, body: Spooled) -> tuple[str, bytes, str]:
-        """Media type, content, and the name of the host. A machine's address is none: several may serve one API."""
+        """Return media type, content, and host name. A machine's address does not count: several may serve one API."""
         host = _fingerprints.host_of(request) if self._host == "compare" else ""
         return *_fingerprints.content_of(request, body), "" if _fingerprints.is_address(host) else host
 
     def policy(self, guard: Guard | AsyncGuard) -> Policy:
-        """The guard's policy, for answers. What a guard from a file refuses is raised now, and not for each request."""
+        """Return the guard's policy, for responses.
+
+        What a guard from a file refuses is raised now, not for each request.
+        """
         guard.idempotent(self.operation, key="key")
         if guard.policy.mode == "seen":
             raise UsageError(
@@ -213,37 +219,37 @@ class Exchange:
         return _rules.policy_for(guard.policy, self.body_max)
 
     def answered(self, request: Request, answer: Answer, *, unmatched: bool | None = None) -> Answer:
-        """What is remembered of this answer to the request. Raises `NotFinal` where nothing is.
+        """Return the answer to remember for this request. Raises `NotFinal` if there is none.
 
-        `unmatched`: the framework has found no route for it. False: a handler has run. None: it does not tell.
+        `unmatched`: the framework has found no route for it. False: a handler has run. None: it does not say.
         """
         if _routing.is_of_routing(answer, request, unmatched=False if self._begun else unmatched):
             raise _rules.NotFinal
         return self.settled(answer)
 
     def settled(self, answer: Answer) -> Answer:
-        """What is remembered of the application's answer. Raises `NotFinal` where nothing is."""
+        """Return the answer to remember of the application's response. Raises `NotFinal` if there is none."""
         return _rules.settled(self.rules, answer, begun=self._begun)
 
     def broken(self, failure: _rules.ServerFailed) -> Answer:
-        """What is remembered of an application that raised. Raises the failure where nothing is."""
+        """Return the answer to remember for an application that raised. Raises the failure if there is none."""
         if not _rules.is_final(self.rules, _rules.SERVER_ERROR):
             raise failure
         return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._place))
 
     def replay(self, outcome: Outcome[Answer]) -> Answer:
-        """The answer to a duplicate."""
+        """Return the response to a duplicate."""
         value: object = outcome.value
         if value is None and not outcome.omitted:
-            # Settled by somebody who said that it is done, and no more.
+            # Settled by somebody who said only that it is done.
             value = _messages.plain_answer(None)
         if outcome.omitted or not isinstance(value, Answer) or not is_sendable(value):
-            # Skipped after a crash, too large for the store, or a probe gave what is no answer.
+            # Skipped after a crash, too large for the store, or a probe returned something else.
             return _problems.of_error(ResultNotKept(), self.policy_url, self._place)
         return _rules.replayed(value)
 
     def refused(self, why: Refused | OnefoldError) -> Answer:
-        """The answer to a request that is not let through. Raises what only a programmer can mend."""
+        """Return the response to a refused request. Raises what only a programmer can fix."""
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
             return _problems.of_refusal(why, self.policy_url, self._place)
@@ -253,7 +259,7 @@ class Exchange:
 
 
 def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Options:
-    """The options of this middleware, route or view; what it does not take is refused under its own name."""
+    """Return the options of this middleware, route or view; an unknown one is refused under its own name."""
     _options.check_names(owner, options, ("guard", *Options.__annotations__))
     if "scope" not in options:
         raise UsageError(f"{owner} needs scope=, which says whose key it is: {SCOPES}")
@@ -264,12 +270,12 @@ def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Option
 
 def _checked_caller(caller: str) -> str:
     if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
-        raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is no text.")
+        raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is not text.")
     return caller
 
 
 def _keys_like(given: object) -> str:
-    """What to write in the place of this."""
+    """Return what to write instead of this."""
     name = given if isinstance(given, str) else "id"
     return f"body_field({name!r}), header_key({name!r}), or a function of a request and its body"
 

@@ -1,4 +1,4 @@
-"""A view inside a claim, blocking: what Django's and Flask's adapters share."""
+"""Run a sync view inside a claim: what the adapters of Django and Flask share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.http._exchange.rules import Ask, Exchange, Options, known
 from onefold.http._shared.messages import Answer, Request
 from onefold.http.wsgi import blocking
 
-# An async view is awaited, and its guard is asked in a thread.
+# An async view is awaited, and its guard is called in a thread.
 NEEDS: Final = "views of Django and Flask need a Guard, async views and those under ASGI too"
 
 
@@ -33,9 +33,9 @@ class Views:
         play: Callable[[], Answer],
         is_unmatched: Callable[[], bool] = lambda: False,
     ) -> Answer | None:
-        """Run the view once for this key. None: it ran now, and its own answer stands; else the answer to send instead.
+        """Run the view once for this key. None: it ran now, and its own response stands; else the response to send.
 
-        `play` raises `ServerFailed` from an error of the view that its framework is to see; it comes out of here.
+        `play` raises `ServerFailed` from an error of the view that its framework has to see; it propagates from here.
         `is_unmatched` says, after the run, whether the framework has found no view. A decorated one is found.
         """
         made: list[Answer] = []
@@ -57,7 +57,7 @@ class Views:
         except OnefoldError as error:
             return self.exchange.refused(error)
         else:
-            # A probe may have answered in the place of a view that failed.
+            # A probe may have answered in place of a view that failed.
             if outcome.replayed or not made or outcome.value is not made[0]:
                 return self.exchange.replay(outcome)
         if failures and failures[0].__cause__ is not None:
@@ -65,7 +65,7 @@ class Views:
         return None
 
 
-# A stream is read so long before anybody sees it. One that has not ended by then is sent on, and its body is not kept.
+# How long a stream is read before it is sent. One that has not ended by then is passed on, and its body is not kept.
 READ_SECONDS: Final = 30.0
 
 
@@ -79,7 +79,7 @@ class Captured(NamedTuple):
 
     @property
     def parts(self) -> Iterator[bytes]:
-        """All of it, for who sends it."""
+        """Yield all of it, for the sender."""
         return chain(self.head, self.rest)
 
 
@@ -100,7 +100,7 @@ class _Head:
 
 
 def captured(parts: Iterator[bytes], limit: int) -> Captured:
-    """Read a stream to its end, before anybody sees it, or until it is longer than what is remembered."""
+    """Read a stream to its end before it is sent, or until it is longer than what is remembered."""
     head = _Head(limit)
     for part in parts:
         if not head.takes(part):
@@ -109,7 +109,7 @@ def captured(parts: Iterator[bytes], limit: int) -> Captured:
 
 
 async def captured_async(parts: AsyncIterator[bytes], limit: int) -> tuple[list[bytes], bytes | None]:
-    """Read an async stream in the same way: its beginning, and all of it if it has ended."""
+    """Read an async stream like `captured`: return its beginning, and all of it if it has ended."""
     head = _Head(limit)
     async for part in parts:
         if not head.takes(part):

@@ -1,6 +1,6 @@
-"""Say what a retry has to repeat of a request: its content, and the name of the host that it was sent to. Pure.
+"""Compute what a retry has to repeat of a request: its content, and the host name that it was sent to. Pure.
 
-A body is never read into memory as a whole: what is compared is a digest, made piece by piece.
+A body is never read into memory as a whole: a digest is computed piece by piece, and compared.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 from onefold.http._shared.messages import Request, Spooled
 
-# RFC 2046. A boundary of another form is not looked for: its body is compared byte by byte, with its boundary.
+# RFC 2046. A boundary of another form is not looked for: its body is compared byte by byte, including its boundary.
 BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 
 # A parameter of a media type, in quotes or bare.
 PARAMETER: Final = re.compile(r';\s*([^=;\s"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;"]*)')
 
-# What ends the line of a delimiter: a part follows, or none. The last one may be the end of the body.
+# The end of a delimiter's line: a part follows, or none. The last one may be the end of the body.
 LINE_ENDS: Final = (b"\r\n", b"--\r\n")
 LAST: Final = b"--"
 LOOK_AHEAD: Final = 4
@@ -32,8 +32,8 @@ PORT: Final = re.compile(r":[0-9]*$")
 def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
     """Return the media type of a body, with its encoding, and its digest.
 
-    The boundary of a multipart body is a random word that each attempt of a client makes anew. It is no part of what
-    was asked for: such a body is compared by what stands between its delimiters.
+    The boundary of a multipart body is a random word that a client creates for each attempt. It is not part of the
+    request: such a body is compared by what is between its delimiters.
     """
     kind, parameters = _media_type(request)
     boundary = _boundary_of(kind, parameters)
@@ -46,13 +46,16 @@ def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
 
 
 def spooled_for(request: Request) -> Spooled:
-    """Return what takes the body of this request, and compares it as it comes: an event loop is not kept for it."""
+    """Return a spool for the body of this request that digests it as it comes, without blocking an event loop."""
     boundary = boundary_of(request)
     return Spooled() if boundary is None else _SpooledParts(boundary)
 
 
 def boundary_of(request: Request) -> bytes | None:
-    """Return what separates the parts of this request's body. None: it is no multipart, or its boundary is none."""
+    """Return the boundary between the parts of this request's body.
+
+    None: it is not multipart, or has no valid boundary.
+    """
     return _boundary_of(*_media_type(request))
 
 
@@ -81,7 +84,7 @@ def _bare(value: str) -> str:
 
 
 def _written(kind: str, parameters: list[tuple[str, str]]) -> str:
-    """Write a media type in one form. The name of a character set is the same in capitals."""
+    """Write a media type in one form. The name of a character set is case-insensitive."""
     small = [(name, value.lower() if name == "charset" else value) for name, value in parameters]
     return "".join([kind, *(f";{name}={len(value)}:{value}" for name, value in sorted(small))])
 
@@ -94,10 +97,10 @@ def _digest_of_parts(body: Spooled, boundary: bytes) -> bytes:
 
 
 class _Parts:
-    """What stands between the delimiters of a multipart body, each piece as a digest of its own.
+    """The pieces between the delimiters of a multipart body, each digested separately.
 
     Only a whole line is a delimiter: `--boundary`, or `--boundary--`. Every other byte is compared as it is, so that
-    two bodies of one digest are the same to whoever reads them, but for the word that separates their parts.
+    two bodies with one digest are the same to any reader, except for the word that separates their parts.
     """
 
     def __init__(self, boundary: bytes) -> None:
@@ -162,7 +165,7 @@ def host_of(request: Request) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether this is an address of a machine, and no name that somebody gave to a service."""
+    """Return whether this is the address of a machine, rather than the name of a service."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Read the fields of a form, for the key that may be one of them. Pure.
+"""Read the fields of a form, for a key that may be one of them. Pure.
 
-An application reads its form with a parser of its own. What two parsers might read in two ways is refused: a key that
-one of them finds, and the other does not, is no key to us, and each delivery of the form would have its effect.
+An application reads its form with its own parser. A form that two parsers might read differently is refused: if only
+one of them found the key, the request would be unguarded, and each delivery of the form would have its effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onefold.http._shared.messages import Request
 URLENCODED: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
 
-# A header of a part. Some parsers take the end of a line, or of all headers, from a control character alone.
+# A header of a part. Some parsers accept a bare control character as the end of a line, or of all headers.
 HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 # The disposition of a part. Each parameter has its value in quotes, or one that needs none. No blank is tried twice.
@@ -29,14 +29,14 @@ PARAMETERS: Final = re.compile(PARAMETER, re.ASCII)
 # A name that every parser reads in one way: in quotes and without escapes, or a plain word.
 NAME: Final = re.compile(rb'"([^"\\]*)"|([\w.\[\]-]+)', re.ASCII)
 
-# Encodings of a part that leave its bytes as they are. Django decodes others, and most parsers do not.
+# Encodings of a part that leave its bytes unchanged. Django decodes others, and most parsers do not.
 PLAIN: Final = (b"", b"7bit", b"8bit", b"binary")
 
 ASCII: Final = bytes(range(0x20, 0x7F))
 
 
 class _Part(NamedTuple):
-    """A part of a multipart form: what it says of itself, and its content."""
+    """A part of a multipart form: its headers, and its content."""
 
     disposition: list[tuple[str, bytes]]
     encoding: bytes
@@ -44,16 +44,16 @@ class _Part(NamedTuple):
 
 
 def values_of(request: Request, kind: str, body: bytes, field: str) -> list[str]:
-    """Return every value of this field, files apart. Raises `ValueError` for what is no form."""
+    """Return every value of this field, except files. Raises `ValueError` for an invalid form."""
     _check_charset(request)
     pairs = _pairs(body) if kind == URLENCODED else _fields(_parts(request, body), field.encode())
     return [value.decode() for name, value in pairs if _is_named(name, field)]
 
 
 def _check_charset(request: Request) -> None:
-    """Raise `ValueError` where the name of the field would be other bytes than ours."""
+    """Raise `ValueError` if the name of the field would have other bytes than ours."""
     for name, charset in parameters_of(request.header("Content-Type") or ""):
-        # One that Python does not know is none to a framework, either.
+        # A character set unknown to Python is unknown to a framework, too.
         with suppress(LookupError):
             if name == "charset" and ASCII.decode(charset, "replace") != ASCII.decode():
                 raise ValueError("its character set is not read")
@@ -70,13 +70,13 @@ def _is_named(name: bytes, field: str) -> bool:
 
 
 def _pairs(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the fields of a form as bytes: those that nobody asks for may be in any character set."""
+    """Yield the fields of a form as bytes: those that are not asked for may be in any character set."""
     for name, value in parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"):
         yield name.encode("latin-1"), value.encode("latin-1")
 
 
 def _fields(parts: Iterable[_Part], field: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the name and the content of each part that is no file."""
+    """Yield the name and the content of each part that is not a file."""
     for part in parts:
         found = dict(part.disposition)
         if len(found) != len(part.disposition) or any(name.startswith("name*") for name in found):
@@ -93,14 +93,14 @@ def _fields(parts: Iterable[_Part], field: bytes) -> Iterator[tuple[bytes, bytes
 def _name(written: bytes) -> bytes:
     found = NAME.fullmatch(written)
     name = b"" if found is None else found[1] or found[2] or b""
-    # Django takes blanks away.
+    # Django strips blanks.
     if found is None or (text := name.decode("utf-8", "replace")).strip() != text:
         raise ValueError("the name of a part is not written as it is")
     return name
 
 
 def _check_wanted(found: dict[str, bytes], encoding: bytes) -> None:
-    """Raise `ValueError` for what is a file to some parsers, and a field to others; or has two contents."""
+    """Raise `ValueError` for a part that is a file to some parsers, and a field to others; or has two contents."""
     is_file = found.get("filename", b"").strip(b'"') != b""
     if not is_file and found.keys() & {"filename", "filename*"}:
         raise ValueError("it may be a file, or none")
@@ -115,7 +115,7 @@ def _parts(request: Request, body: bytes) -> Iterator[_Part]:
     boundary = boundary_of(request)
     if boundary is None:
         raise ValueError("its boundary cannot be read")
-    # A delimiter begins with the end of a line; before the first line there is none.
+    # A delimiter begins with a line break; there is none before the first line.
     preamble, *pieces = body.split(b"--" + boundary)
     if preamble not in (b"", b"\r\n"):
         raise ValueError("something stands before its first delimiter")
@@ -143,7 +143,7 @@ def _part(piece: bytes) -> _Part:
 
 
 def _header(line: bytes) -> tuple[bytes, bytes]:
-    """Return a header of a part. One that goes on in the next line is none: only some parsers know of that."""
+    """Return a header of a part. A folded one is refused: only some parsers know of that."""
     found = HEADER.fullmatch(line)
     if found is None:
         raise ValueError("a header of a part cannot be read")

@@ -1,6 +1,6 @@
-"""The key of a request: from the Idempotency-Key header, another header, or a field of the body. Pure.
+"""Find the key of a request: in the Idempotency-Key header, another header, or a field of the body. Pure.
 
-What cannot be a key is refused in words, and never guessed: a request that names a key is guarded or refused.
+An invalid key is refused with a reason, and never guessed: a request with a key is guarded or refused.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from onefold.http._shared.options import check_yes_or_no, header_name
 
 HEADER: Final = "Idempotency-Key"
 
-# What a request is asked for its key; None: it has none. With `needs_body = False` the body is not read for it.
+# Returns the key of a request, or None if it has none. With `needs_body = False` the body is not read for it.
 KeyOf = Callable[[Request, Spooled], str | None]
 
-# Media types that say that a body is JSON; what ends in `+json` does, too. One that says nothing may be.
+# Media types that declare a body as JSON; so does any `+json`. A body without a media type may be JSON.
 JSON: Final = ("application/json", "text/json")
 
-# A body is read for its key only up to here: an event that a webhook sends is far smaller.
+# A body is searched for its key only up to this size: a webhook's event is far smaller.
 KEY_BODY_MAX: Final = 1 << 20
 
-# What may stand before a document of JSON: blanks, marks of byte order, and zeros of UTF-16 and UTF-32.
+# Bytes that may precede a JSON document: blanks, byte order marks, and zeros of UTF-16 and UTF-32.
 BEFORE_JSON: Final = b" \t\r\n\0\xef\xbb\xbf\xfe\xff"
 
-# A number that is a key has at most as many digits; Python itself refuses to write much longer ones.
+# A numeric key has at most this many digits; Python itself refuses to write much longer ones.
 NUMBER_BITS_MAX: Final = 4 * KEY_MAX
 
 
 class HeaderKey:
-    """The key in a header: a structured-field string, or (not with `strict`) as it is."""
+    """The key in a header: a structured-field string, or (not with `strict`) bare."""
 
     needs_body: Final = False
 
@@ -45,7 +45,7 @@ class HeaderKey:
             raise UsageError("a key in a header is read by http-sf, which is missing. pip install 'onefold[http]'")
         self._name = name
         self._strict = strict
-        # What a request without one is told.
+        # The message for a request without one.
         self.place = name
         self.missing = f"This request needs the header {name}."
         if name == HEADER:
@@ -71,7 +71,7 @@ class BodyField:
             raise UsageError(f"body_field({path!r}) has to name a field: body_field('id'), body_field('event.id')")
         self._path = path
         self._names = path.split(".")
-        # What a request without one is told.
+        # The message for a request without one.
         self.place = f"The field {path}"
         self.missing = f"This request needs the field {path} in its body, JSON or a form: a string or a whole number."
 
@@ -86,7 +86,7 @@ class BodyField:
         return _checked(str(found), f"the field {self._path}")
 
     def _found(self, request: Request, body: Spooled) -> Any:
-        """Return the field. Raises `Refused` for JSON, or a form, that cannot be read: it may name a key."""
+        """Return the field. Raises `Refused` for JSON, or a form, that cannot be read: it may contain a key."""
         kind = (request.header("Content-Type") or "").partition(";")[0].strip().lower()
         is_form = kind in (_forms.URLENCODED, _forms.MULTIPART)
         is_searched = is_form or kind in JSON or kind.endswith("+json")
@@ -104,12 +104,12 @@ class BodyField:
         except ValueError as error:
             if not is_searched or not body.read().strip():
                 return None
-            # Our own words; those of a decoder may hold a part of the body.
+            # Our own words; those of a decoder may contain a part of the body.
             what = f"form ({error})" if is_form and type(error) is ValueError else "form" if is_form else "JSON"
             raise Refused("key_malformed", f"the body is no {what}, and the key is its field {self._path}") from error
 
     def _of_form(self, request: Request, kind: str, body: Spooled) -> str | None:
-        """Return the field of a form, whose names are whole: `event.id` is one."""
+        """Return the field of a form, whose names are not paths: `event.id` is one."""
         found = _forms.values_of(request, kind, body.read(), self._path)
         if len(found) > 1:
             # Some frameworks take the first, and others the last.
@@ -118,22 +118,22 @@ class BodyField:
 
 
 def header_key(name: str, *, strict: bool = False) -> KeyOf:
-    """The key in another header, such as a webhook's: `header_key("X-Event-Id")`."""
+    """Read the key from another header, such as a webhook's: `header_key("X-Event-Id")`."""
     check_yes_or_no("strict", strict)
     return HeaderKey(header_name("header_key", name), strict=strict)
 
 
 def body_field(path: str) -> KeyOf:
-    """The key in a field of the body: `body_field("id")`, `body_field("event.id")`."""
+    """Read the key from a field of the body: `body_field("id")`, `body_field("event.id")`."""
     return BodyField(path)
 
 
 def parsed(value: bytes, name: str = HEADER, *, strict: bool = False) -> str:
-    """The key in a header's value. Raises `Refused` where there is none."""
+    """Return the key in a header's value. Raises `Refused` if there is none."""
     text = value.strip(b" \t")
     if strict or text.startswith(b'"'):
         return _checked(_structured(text, name), name)
-    # A key that is not quoted is taken as it is. A comma or a blank would come from two headers that were joined.
+    # A key that is not quoted is used as it is. A comma or a blank would come from two headers that were joined.
     if not text or not all(0x21 <= byte <= 0x7E and byte not in b',"' for byte in text):
         raise Refused("key_malformed", f'{name} has to be a string in quotes ("…"), or visible ASCII without blanks')
     return _checked(text.decode("ascii"), name)
@@ -146,7 +146,7 @@ def _structured(text: bytes, name: str) -> str:
         found: Any = http_sf.parse(text, tltype="item")
     except (http_sf.StructuredFieldError, ValueError) as error:
         raise Refused("key_malformed", f"{name} is not a structured-field string: {error}") from error
-    # A token is a kind of string for Python, and none for the draft.
+    # A token is a kind of string for Python, but not for the draft.
     if type(found[0]) is not str:
         raise Refused("key_malformed", f'{name} has to be a string in quotes: {name}: "…"')
     return str(found[0])
@@ -161,7 +161,7 @@ def _checked(key: str, name: str) -> str:
 
 
 def _decoded(body: bytes) -> Any:
-    """Return what JSON says, whatever `json.loads` reads. Half of a surrogate pair, or UTF-16, is not msgspec's."""
+    """Decode JSON as `json.loads` does: msgspec reads neither half of a surrogate pair nor UTF-16."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -169,7 +169,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _may_be_an_object(head: bytes) -> bool:
-    """Whether a body that begins so may be an object of JSON, in whichever encoding: no other document has fields."""
+    """Return whether a body with this beginning may be a JSON object, in any encoding: no other document has fields."""
     return head.lstrip(BEFORE_JSON)[:1] in (b"{", b"")
 
 

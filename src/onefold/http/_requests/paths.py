@@ -1,7 +1,7 @@
-"""Say which path an ASGI request was sent to, whatever mounts it has come through. Pure.
+"""Find the path that an ASGI request was sent to, whatever mounts it came through. Pure.
 
-A mount of Starlette leaves `path` as it is. Litestar takes the prefix of a mount away, and writes slashes in its own
-way. `raw_path`, which most servers give, is what the client sent.
+A Starlette mount leaves `path` unchanged. Litestar strips the prefix of a mount, and normalizes slashes. `raw_path`,
+which most servers provide, is what the client sent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ SLASHES: Final = re.compile("//+")
 
 
 class Path(NamedTuple):
-    """The path of a request, and what a retry has to repeat of it: mostly the same.
+    """The path of a request, and what a retry has to repeat of it: usually the same.
 
-    `below` is what a mount has left of the path, where a router below can know no more.
+    `below` is what a mount has left of the path, if a router below can know no more.
     """
 
     whole: str
@@ -28,24 +28,24 @@ class Path(NamedTuple):
 def path_of(scope: Mapping[str, Any]) -> Path:
     """Return the whole path, with the prefixes of all mounts.
 
-    Where something above has written another path into the scope, that is the path; what was sent is compared besides,
-    because it may say whose request it is.
+    If a layer above has written another path into the scope, that is the path; the path that was sent is also compared,
+    because it may identify the caller.
     """
     path: str = scope["path"]
     raw = scope.get("raw_path")
     root = str(scope.get("root_path") or "").rstrip("/")
     if not isinstance(raw, bytes) or not raw:
         return Path(path, path if f"{path}/".startswith(f"{root}/") else root + path)
-    # Some give it with its query.
+    # Some include the query.
     escaped = raw.partition(b"?")[0].decode("latin-1")
-    # Servers decode bytes that are no UTF-8 so that all of them look the same.
+    # Servers decode bytes that are not UTF-8 so that all of them look the same.
     sent = unquote(escaped, errors="surrogateescape")
     whole = SLASHES.sub("/", unquote(escaped))
     here = SLASHES.sub("/", path).rstrip("/")
     if whole.rstrip("/") == here:
         return Path(path, sent)
     if whole.rstrip("/").endswith(here):
-        # A mount has taken its prefix away. One that writes it into `root_path` has told its router of it.
+        # A mount has stripped its prefix. One that writes it into `root_path` has told its router.
         is_told = whole.rstrip("/") == SLASHES.sub("/", root + path).rstrip("/")
         return Path(whole, sent, None if is_told else path)
     return Path(path, [path, sent])

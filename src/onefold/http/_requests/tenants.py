@@ -11,20 +11,20 @@ from typing import Final
 
 from onefold import SCOPE_MAX
 
-# The length of the guard's scope comes first, so that no character of a name can be taken for the end of it.
+# The length of the guard's scope comes first, so that no character of a name can be mistaken for its end.
 _LENGTH: Final = re.compile(r"(0|[1-9][0-9]{0,2}):")
 
 # Separates the digest of a long pair from every other use of the same names.
 _LABEL: Final = b"onefold tenant and caller 1 "
 
-# 256 bits: callers choose their names, and none may look for one that meets another's.
+# 256 bits: callers choose their names, and must not be able to search for a collision.
 _DIGEST_BYTES: Final = 32
 
 
 def joined(tenant: str, caller: str | None) -> str | None:
-    """Return `8:tenant-a/asha` for asha of tenant-a. An empty `tenant` is a guard without a scope: the caller stays.
+    """Return `8:tenant-a/asha` for asha of tenant-a. With an empty `tenant`, a guard without a scope, the caller stays.
 
-    `caller` is None where all are the same: `8:tenant-a/`. A pair that is too long for a scope is `0:#` and a digest.
+    `caller` is None if all are the same: `8:tenant-a/`. A pair that is too long for a scope becomes `0:#` and a digest.
     """
     if not tenant and (caller is None or not _is_joined(caller)):
         return caller
@@ -36,7 +36,7 @@ def joined(tenant: str, caller: str | None) -> str | None:
 
 
 def _is_joined(caller: str) -> bool:
-    """Whether a plain caller's name reads like what `joined` makes: it must not pass for that."""
+    """Return whether a plain caller's name looks like a result of `joined`: it must not pass for one."""
     found = _LENGTH.match(caller)
     if found is None:
         return False

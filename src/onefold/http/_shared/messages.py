@@ -1,4 +1,4 @@
-"""A request and an answer, as the rules see them, whatever framework they came through. Pure."""
+"""A request and a response, as the rules see them, for every framework. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-# A body up to here is kept in memory while it is hashed; what is larger goes to a temporary file.
+# A body up to this size is kept in memory while it is hashed; a larger one goes to a temporary file.
 SPOOL_MAX: Final = 1 << 20
 
 CHUNK: Final = 1 << 16
@@ -21,7 +21,7 @@ LOG = logging.getLogger("onefold.http")
 
 
 class Request:
-    """What the rules have to know of a request. Header names are compared without regard to case."""
+    """A request as the rules see it. Header names are case-insensitive."""
 
     __slots__ = ("_headers", "_host", "compared_path", "method", "native", "path", "path_below_mounts", "query")
 
@@ -40,34 +40,34 @@ class Request:
         # Methods are case-sensitive, but many frameworks run `patch` as PATCH: it must not pass unguarded.
         self.method = method.upper()
         self.path = path
-        # What a retry has to repeat of it, where that is more.
+        # What a retry has to repeat of it, if that is more.
         self.compared_path = path if compared_path is None else compared_path
-        # What a mount above has left of the path, where it has taken its prefix away and told nobody.
+        # What a mount above has left of the path, if it has stripped its prefix silently.
         self.path_below_mounts = path_below_mounts
         self.query = query
-        # What the framework itself calls a request: a scope, an environ, a request object.
+        # The framework's own request: a scope, an environ, a request object.
         self.native = native
         self._headers = headers
         self._host = host
 
     @property
     def host(self) -> str:
-        """The host that this was sent to, as the framework sees it: with its port, if it was named."""
+        """Return the host that this was sent to, as the framework sees it: with its port, if it was given."""
         return self.header("Host") or "" if self._host is None else self._host()
 
     def headers(self, name: str) -> list[bytes]:
-        """Every value of this header, as it was sent."""
+        """Return every value of this header, as it was sent."""
         wanted = name.lower().encode("latin-1")
         return [value for key, value in self._headers if key.lower() == wanted]
 
     def header(self, name: str) -> str | None:
-        """The first value of this header."""
+        """Return the first value of this header."""
         found = self.headers(name)
         return found[0].decode("latin-1").strip() if found else None
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What is sent, and what is remembered."""
+    """The response that is sent, and remembered."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -77,12 +77,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def plain_answer(value: Any) -> Answer:
-    """A plain value as an answer: of a request that was settled by somebody who knew what came of it, and no HTTP."""
+    """Wrap a plain value as a response: for a request settled by somebody who knew its result, but not its HTTP."""
     return Answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(value))
 
 
 class Refused(Exception):
-    """The request is not let through. `code` is stable and for machines, the message is for people."""
+    """The request is refused. `code` is stable and for machines, the message is for people."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -93,19 +93,19 @@ class Spooled:
     """A request's body: hashed as it comes, in memory or, when it is large, in a temporary file."""
 
     def __init__(self, whole: bytes = b"") -> None:
-        """`whole` is a body that is in memory already, and stays there."""
+        """Create an empty body, or one that is in memory already, and stays there."""
         self.size = len(whole)
         self._digest = hashlib.sha256(whole)
         self._file: IO[bytes] = io.BytesIO(whole)
 
     def add(self, chunk: bytes) -> None:
-        """Take the next part. Raises `Refused` where there is no room for it: nothing has run yet."""
+        """Take the next part. Raises `Refused` if there is no room for it: nothing has run yet."""
         try:
             if self.size <= SPOOL_MAX < self.size + len(chunk):
                 small, self._file = self.read(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
                 self._file.write(small)
             self._file.write(chunk)
-            # A file that is full says so now, and not when it is read again.
+            # A full disk is reported now, not when the body is read again.
             self._file.flush()
         except OSError as error:
             LOG.warning("no room for the body of a request in %s: %s", _temporary_folder(), error)
@@ -124,7 +124,7 @@ class Spooled:
         return self._file.read()
 
     def chunks(self) -> Iterator[bytes]:
-        """The body again, from its beginning; at least one chunk. Who reads it meanwhile does not disturb this."""
+        """Yield the body again, from its beginning; at least one chunk. Concurrent readers do not disturb it."""
         yield self._read_at(0)
         place = CHUNK
         while chunk := self._read_at(place):
@@ -137,12 +137,12 @@ class Spooled:
 
     @property
     def file(self) -> IO[bytes]:
-        """The body as a file, at its beginning."""
+        """Return the body as a file, at its beginning."""
         self._file.seek(0)
         return self._file
 
     def close(self) -> None:
-        # A full disk is refused once more: what could not be written is not needed any more.
+        # A full disk is refused once more: what could not be written is no longer needed.
         with suppress(OSError):
             self._file.close()
 

@@ -1,6 +1,6 @@
-"""What is given to a middleware, a route or a view: refused when it is given, with what to write instead. Pure.
+"""Check the options of a middleware, a route or a view when they are given, and say what to write instead. Pure.
 
-An option that nobody checks fails at each request, or, worse, guards nothing and says nothing.
+An unchecked option fails at each request or, worse, silently guards nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from onefold._checks import did_you_mean
 # RFC 9110: methods and names of headers are tokens.
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-# A method may be anybody's own; one that is nearly one of these is a slip.
+# A method may be custom; one that is close to one of these is a typo.
 METHODS_KNOWN: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 SLIP: Final = 0.75
 
-# How frameworks write a part of a path that varies: `{id}`, `<int:id>`, `[id]`, `[[...id]]`, `:id`.
+# How frameworks write a path parameter: `{id}`, `<int:id>`, `[id]`, `[[...id]]`, `:id`.
 PLACEHOLDER: Final = re.compile(r"\{[^}]*\}|<[^>]*>|\[+[^\]]*\]+|(?<=/):[A-Za-z_]\w*[?*+]?")
 
-# What stands in a regular expression, and in no path: a group, a class, any number of anything, both ends.
+# Characters of a regular expression that occur in no path: a group, a class, repetition, both anchors.
 EXPRESSION: Final = re.compile(r"\(\?|\\|^\^|\$$|(?<!\*)\.[*+]|\[[^\]]*\][*+?{]")
 
-# Functions of ours that make what an option takes.
+# Our functions that create option values.
 MAKERS: Final = {
     "by_header": "by_header('X-Api-Key')",
     "by_argument": "by_argument('user')",
@@ -38,7 +38,7 @@ MAKERS: Final = {
 
 
 def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an option that nobody knows."""
+    """Refuse an unknown option."""
     names = list(known)
     for name in given:
         if name not in names:
@@ -46,31 +46,31 @@ def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """The tail of an error: the nearest known word, or all of them."""
+    """Return the tail of an error: the closest known word, or all of them."""
     words = list(known)
     return did_you_mean(word, words) or f": it is one of {', '.join(words)}"
 
 
 def check_function(option: str, given: Any, arguments: int, write: str) -> None:
-    """Refuse what cannot be called with so many arguments, or only by who awaits it."""
+    """Refuse anything that cannot be called with this many arguments, or that has to be awaited."""
     maker = getattr(given, "__name__", "")
     if maker in MAKERS and str(getattr(given, "__module__", "")).startswith("onefold.http."):
         raise UsageError(f"{option}={maker} is not called: write {option}={MAKERS[maker]}")
     if not callable(given):
-        raise UsageError(f"{option}={given!r:.60} is no function: write {write}")
+        raise UsageError(f"{option}={given!r:.60} is not a function: write {write}")
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
         raise UsageError(f"{option}= is an async function, and nobody awaits it: write a plain function")
     try:
         inspect.signature(given).bind(*[None] * arguments)
     except ValueError:
-        # It is written in C, and tells nothing.
+        # It is written in C, and has no signature.
         return
     except TypeError as error:
         raise UsageError(f"{option}= is a function that cannot be called ({error}): write {write}") from error
 
 
 def check_not_awaited(option: str, found: object) -> None:
-    """Refuse what a function gave that looks plain, and is not."""
+    """Refuse an awaitable returned by a function that looks plain."""
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
             found.close()
@@ -84,46 +84,46 @@ def check_yes_or_no(option: str, given: object) -> None:
 
 def check_bytes(option: str, given: object) -> None:
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise UsageError(f"{option}={given!r:.60} is no number of bytes: write {option}=1_048_576, or 0 for no body")
+        raise UsageError(f"{option}={given!r:.60} is not a number of bytes: write {option}=1_048_576, or 0 for no body")
 
 
 def one_of(option: str, given: object, words: tuple[str, ...]) -> str:
-    """One of these words."""
+    """Return one of these words."""
     if given not in words:
         near = did_you_mean(given, words)
-        raise UsageError(f"{option}={given!r:.60} is none of {', '.join(map(repr, words))}{near}")
+        raise UsageError(f"{option}={given!r:.60} is not one of {', '.join(map(repr, words))}{near}")
     return str(given)
 
 
 def check_link(option: str, given: object) -> None:
-    """A URL that can stand in a header."""
+    """Check that a URL can be put into a header."""
     if given is None:
         return
     if not isinstance(given, str) or not re.fullmatch(r"[!#-;=?-~]+", given):
-        raise UsageError(f"{option}={given!r:.60} is no URL: write {option}='https://example.com/idempotency'")
+        raise UsageError(f"{option}={given!r:.60} is not a URL: write {option}='https://example.com/idempotency'")
 
 
 def header_name(maker: str, name: object) -> str:
-    """The name of a header. Another one would never be found."""
+    """Return the name of a header. An invalid one would never be found."""
     if not isinstance(name, str) or not TOKEN.fullmatch(name):
         raise UsageError(f"{maker}({name!r:.60}) has to name a header: write {MAKERS[maker]}")
     return name
 
 
 def methods(option: str, given: Any) -> frozenset[str]:
-    """The methods, in capitals."""
+    """Return the methods, in upper case."""
     example = f"{option}=['POST', 'PATCH']"
     if isinstance(given, str):
         raise UsageError(f"{option}={given!r:.60} takes several methods: write {option}=[{given.upper()!r:.60}]")
     found = _several(option, given, f"write {example}")
     if not found:
-        raise UsageError(f"{option}= names no method, so that nothing would be guarded: write {example}")
+        raise UsageError(f"{option}= names no method, so nothing would be guarded: write {example}")
     return frozenset(_method(option, one, example) for one in found)
 
 
 def _method(option: str, given: object, example: str) -> str:
     if not isinstance(given, str) or not TOKEN.fullmatch(given):
-        raise UsageError(f"{option}= has {given!r:.60}, which is no HTTP method: write {example}")
+        raise UsageError(f"{option}= has {given!r:.60}, which is not an HTTP method: write {example}")
     method = given.upper()
     near = "" if method in METHODS_KNOWN else did_you_mean(method, METHODS_KNOWN, SLIP)
     if near:
@@ -132,20 +132,20 @@ def _method(option: str, given: object, example: str) -> str:
 
 
 def paths(option: str, given: Any) -> tuple[str, ...]:
-    """Paths. One that can be nobody's is refused: requests would pass it by without a word."""
+    """Return the paths. An impossible one is refused: it would silently match no request."""
     if isinstance(given, str):
         raise UsageError(f"{option}={given!r} takes several paths: write {option}=[{given!r}]")
     found = _several(option, given, f"write paths such as {option}=['/payments']")
     for one in found:
         if not isinstance(one, str):
-            raise UsageError(f"{option}= has {one!r:.60}, which is no path: write '/payments'")
+            raise UsageError(f"{option}= has {one!r:.60}, which is not a path: write '/payments'")
         if not one.startswith(("/", "*")):
             raise UsageError(f"{option}= has {one!r}, and a path begins with a slash: write {_path_of(one)!r}")
     return found
 
 
 def patterns(option: str, given: Any) -> tuple[str, ...]:
-    """Paths in which `*` stands for any text."""
+    """Return the path patterns, in which `*` matches any text."""
     found = given if isinstance(given, str) else _several(option, given, f"write paths such as {option}=['/payments']")
     for one in () if isinstance(found, str) else found:
         if isinstance(one, str):
@@ -154,7 +154,7 @@ def patterns(option: str, given: Any) -> tuple[str, ...]:
 
 
 def _check_pattern(option: str, one: str) -> None:
-    """Refuse what looks like a pattern, and matches no path: nobody would be asked for a key."""
+    """Refuse what looks like a pattern, but matches no path: nobody would be asked for a key."""
     if EXPRESSION.search(one):
         raise UsageError(
             f"{option}= has {one!r}, a regular expression, which no path matches. `*` stands for any text: '/orders/*'"
@@ -169,7 +169,7 @@ def _check_pattern(option: str, one: str) -> None:
 
 
 def matching(chosen: tuple[str, ...]) -> Callable[[str], bool]:
-    """Whether a path is one of them. A slash at the end makes no other path, in the pattern or in the request."""
+    """Return a predicate for these paths. A trailing slash makes no difference, in the pattern or in the request."""
     both = [(pattern, bare(pattern)) for pattern in chosen]
 
     def matches(path: str) -> bool:
@@ -180,12 +180,12 @@ def matching(chosen: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def bare(path: str) -> str:
-    """The path without a slash at its end: for most frameworks both are one, or the one leads to the other."""
+    """Return the path without a trailing slash: for most frameworks both are one, or one redirects to the other."""
     return path.rstrip("/") or "/"
 
 
 def _path_of(text: str) -> str:
-    """What was meant, of a path without its slash, or of a whole URL."""
+    """Return what was meant by a path without its slash, or by a whole URL."""
     return "/" + (urlsplit(text).path if "://" in text else text).lstrip("/")
 
 

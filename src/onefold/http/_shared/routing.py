@@ -1,8 +1,8 @@
-"""Recognize what a router answered by itself: no handler has run, so that nothing is remembered. Pure.
+"""Recognize responses that come from a router: no handler has run, so nothing is remembered. Pure.
 
-Three answers are a router's: 405; a redirect to the same URL with, or without, the slash at the end of its path; and a
-404 where the framework says that no route has matched. Any other answer is the application's: what is taken for a
-router's though a handler made it is not remembered, and each retry has its effect again.
+Three responses are a router's: 405; a redirect to the same URL with or without its trailing slash; and a 404 if the
+framework says that no route has matched. Any other response is the application's: if a handler's response is mistaken
+for a router's, it is not remembered, and each retry has its effect again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from urllib.parse import SplitResultBytes, unquote_to_bytes, urlsplit
 
 from onefold.http._shared.messages import Answer, Request
 
-# A handler that has done something sends its client on with 302 or 303, and these are not here.
+# A handler that has done something redirects its client with 302 or 303, which are not here.
 REDIRECTS: Final = frozenset({301, 307, 308})
 NOT_FOUND: Final = 404
 METHOD_NOT_ALLOWED: Final = 405
 
-# Of these it counts whether the framework has found a route.
+# For these it matters whether the framework has found a route.
 TOLD_BY_THE_FRAMEWORK: Final = REDIRECTS | {NOT_FOUND}
 
-# What some frameworks leave out of a URL, and others do not.
+# Default ports, which some frameworks leave out of a URL, and others do not.
 DEFAULT_PORT: Final = re.compile(r":(80|443)?$")
 
 
 def is_of_routing(answer: Answer, request: Request, *, unmatched: bool | None) -> bool:
-    """Whether a router made this answer to the request.
+    """Return whether a router made this response to the request.
 
-    `unmatched` is what the framework tells: it has found no route, or (False) a handler has run. None: nothing.
+    `unmatched` is what the framework says: it has found no route, or (False) a handler has run. None: nothing.
     """
     if answer.status in REDIRECTS:
         places = [value for name, value in answer.headers if name.lower() == b"location"]
@@ -39,9 +39,9 @@ def is_of_routing(answer: Answer, request: Request, *, unmatched: bool | None) -
 
 
 def _adds_or_takes_a_slash(location: bytes, request: Request) -> bool:
-    """Whether this is where the request was sent, but for the slash at the end of the path.
+    """Return whether this is where the request was sent, except for the trailing slash.
 
-    A router keeps the host and the query as they are.
+    A router keeps the host and the query unchanged.
     """
     try:
         there = urlsplit(location.strip())
@@ -63,13 +63,13 @@ def _host(text: str) -> str:
 
 
 def _paths_of(request: Request) -> list[str]:
-    """Return the path that was sent, and what a mount that takes its prefix away has left: its router knows no more."""
+    """Return the path that was sent, and what a prefix-stripping mount has left: its router knows no more."""
     left = request.path_below_mounts
     return [request.path] if left is None else [request.path, left]
 
 
 def _differs_by_a_slash(there: SplitResultBytes, path: str) -> bool:
-    # A URL of nothing but a host has the path "/"; a path that does not begin there is none of a router's.
+    # A URL with only a host has the path "/"; a router's path always begins there.
     found = unquote_to_bytes(there.path) or b"/"
     # ASGI decodes a path as UTF-8, WSGI as Latin-1.
     candidates = [path.encode(encoding, "replace") for encoding in ("utf-8", "latin-1")]
@@ -77,9 +77,9 @@ def _differs_by_a_slash(there: SplitResultBytes, path: str) -> bool:
 
 
 def unmatched_asgi(scope: Mapping[str, Any]) -> bool | None:
-    """Whether a router of Starlette (and so FastAPI's) has seen this scope, and matched none of its routes.
+    """Return whether a router of Starlette (and so FastAPI's) has seen this scope, and matched none of its routes.
 
-    False: it has found a handler. None: nobody knows.
+    False: it has found a handler. None: unknown.
     """
     if "router" not in scope:
         return None
@@ -91,14 +91,14 @@ def unmatched_asgi(scope: Mapping[str, Any]) -> bool | None:
 
 
 def _matches_nothing(endpoint: Any, scope: Mapping[str, Any]) -> bool | None:
-    """Whether a mount has matched, and no route inside of it.
+    """Return whether a mount has matched, and no route inside it.
 
-    The scope does not tell: a middleware inside of the mount may have handed on a copy, in which a route was found. So
-    the routes are asked.
+    The scope does not say: a middleware inside the mount may have passed on a copy, in which a route was found. So the
+    routes are checked.
     """
     routes = getattr(endpoint, "routes", None)
     if routes is None:
-        # Another application may have a router of its own.
+        # Another application may have its own router.
         return False if inspect.isroutine(endpoint) or inspect.isclass(endpoint) else None
     for route in routes:
         match, found = route.matches(dict(scope))
@@ -108,7 +108,10 @@ def _matches_nothing(endpoint: Any, scope: Mapping[str, Any]) -> bool | None:
 
 
 def unmatched_wsgi(environ: Mapping[str, Any]) -> bool | None:
-    """Whether Flask has seen this request, and found no rule for it. False: it has found a view. None: nobody knows."""
+    """Return whether Flask has seen this request, and found no rule for it. False: it has found a view.
+
+    None: unknown.
+    """
     request = environ.get("werkzeug.request")
     if getattr(request, "routing_exception", None) is not None:
         return True

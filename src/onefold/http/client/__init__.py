@@ -1,4 +1,4 @@
-"""A client that retries safely: one key for all retries of a call, kept over a crash of the client where it is wanted.
+"""Retry HTTP requests safely: one key for all retries of a call, kept across a crash of the client on request.
 
     client = httpx.Client(transport=Transport())                  # httpx, AsyncTransport for its AsyncClient
     session.mount("https://", Adapter())                          # requests

@@ -1,7 +1,8 @@
-"""Decide when an answer counts: after it was read to its end, and after its redirect, if it is one, was followed.
+"""Decide when a response counts: after it was read to its end, and after its redirect, if it is one, was followed.
 
-Whoever closes an answer early, or gets an error while it is read (a cut, a timeout, a cancellation, an encoding that
-cannot be decoded), has no answer and will ask again. So the request has to keep its key until then.
+A client that closes a response early, or gets an error while reading it (a dropped connection, a timeout, a
+cancellation, an encoding that cannot be decoded), has no response and will ask again. So the request has to keep its
+key until then.
 """
 
 from __future__ import annotations
@@ -17,39 +18,39 @@ from onefold.http.client._retrying import settles
 # Clients follow these, if they have a Location.
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
-# Answers without a body, whatever their headers say.
+# Responses without a body, whatever their headers say.
 BODYLESS: Final = frozenset({204, 304})
 
 
 class Answer:
-    """One answer to a request, while it is read and, if it is a redirect, followed."""
+    """One response to a request, while it is read and, if it is a redirect, followed."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes | None, on_reopened: Callable[[], None]):
-        # The redirect that is to be followed, if it is one: its target may fail, and then there is no answer.
+        # The redirect to follow, if it is one: its target may fail, and then there is no response.
         self.leads_on = status in REDIRECTS and "Location" in headers
         self._is_final = settles(status, headers, body)
         self._has_ended = False
         self._has_broken_off = False
-        # Weak: a request holds its answer.
+        # Weak: a request holds its response.
         self._on_reopened = WeakMethod(on_reopened)
         # Who has asked, or read last; None: nobody waits for anything more.
         self._caller: Caller | None = Caller()
-        # Whether somebody is at this moment inside of a call that reads from it.
+        # Whether somebody is inside a call that reads from it at this moment.
         self._is_being_read = False
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing else can come of its request."""
+        """Whether its request is settled for good."""
         return self._is_final and self._has_ended and not self.leads_on
 
     @property
     def is_awaited_elsewhere(self) -> bool:
-        """Whether another task or thread is reading it, or following it: then an equal request is no retry."""
+        """Whether another task or thread is reading or following it: then an equal request is not a retry."""
         return self._is_left_elsewhere and self._is_in_use
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether another task or thread has it, and may read on, or have dropped it: nobody can tell."""
+        """Whether another task or thread has it, and may read on, or have dropped it: we cannot tell."""
         return not self.leads_on and self._is_left_elsewhere and not self._is_in_use
 
     @property
@@ -62,7 +63,7 @@ class Answer:
         return self._is_being_read or (self._caller is not None and self._caller.is_in_call)
 
     def ended(self) -> None:
-        """Note that it was read to its end. What was closed before that has none."""
+        """Note that it was read to its end. If it was closed before, it has none."""
         if self._has_broken_off:
             return
         self._has_ended = True
@@ -82,19 +83,19 @@ class Answer:
             self.broke_off()
 
     def not_followed(self) -> None:
-        """Note that a redirect was handed out, and is itself the answer."""
+        """Note that a redirect was returned, and is itself the response."""
         self.leads_on = False
         if self._has_ended:
             self._caller = None
 
     def left_to_reader(self) -> None:
-        """Note that the client hands it out before it is read. Its call would keep it, if nobody reads it."""
+        """Note that the client returns it before it is read. Its call would keep it, if nobody reads it."""
         if self._caller is not None and not self.leads_on:
             self._caller.leaves_call()
 
     @contextmanager
     def being_read(self) -> Iterator[None]:
-        """Mark that somebody reads from it in here: until this ends an equal request elsewhere is no retry."""
+        """Mark that somebody reads from it in this block: until it ends an equal request elsewhere is not a retry."""
         if not self._is_being_read and self._caller is not None:
             self._caller = Caller()
         outer, self._is_being_read = self._is_being_read, True
@@ -115,7 +116,7 @@ class Answer:
 
 @contextmanager
 def breaking_off(answer: Answer) -> Iterator[None]:
-    """Watch a part of an answer being read: whatever is raised inside, it has no end."""
+    """Watch a part of a response being read: if anything is raised inside, it has no end."""
     try:
         with answer.being_read():
             yield
@@ -130,7 +131,7 @@ def breaking_off(answer: Answer) -> Iterator[None]:
 
 @contextmanager
 def watching(answer: Answer) -> Iterator[None]:
-    """Watch an answer being read to its end."""
+    """Watch a response being read to its end."""
     with breaking_off(answer):
         yield
     answer.ended()

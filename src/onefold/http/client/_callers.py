@@ -1,9 +1,9 @@
-"""Tell who asked, and whether the client's call that asked is still running.
+"""Tell who sent a request, and whether the client's call that sent it is still running.
 
-A client follows redirects, and reads most answers, inside of one call. It tells nobody when that call gives up, so its
-frame is asked whether it is executed. A thread that is alive says nothing: one of a pool goes on.
+A client follows redirects, and reads most responses, inside one call. It does not say when that call gives up, so we
+check whether its frame is still executing. A live thread proves nothing: a pool's thread continues.
 
-Never by `sys._current_frames()`: it can deadlock with a thread that starts or ends (CPython 3.11).
+Never with `sys._current_frames()`: it can deadlock with a thread that starts or ends (CPython 3.11).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from types import FrameType
 from typing import Any, Final
 from weakref import ref
 
-# The packages that follow redirects, and read answers.
+# The packages that follow redirects, and read responses.
 CLIENTS: Final = frozenset({"httpx", "requests"})
 
-# A generator of a client is not its call: it is left and entered again.
+# A client's generator is not its call: it is left and re-entered.
 GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class Caller:
-    """The task or thread that asked, or reads, and the client's call in which it does."""
+    """The task or thread that sent, or reads, and the client's call in which it does."""
 
     def __init__(self) -> None:
-        # Weak: what is remembered of a request must not keep a task.
+        # Weak: what we remember of a request must not keep a task alive.
         self._who = ref(_running_here())
         self._call = _client_call()
 
@@ -40,19 +40,19 @@ class Caller:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the client's call in which it asked has not returned or raised yet."""
+        """Whether the client's call in which it was sent has not returned or raised yet."""
         if self._call is not None and not _is_executed(self._call, self._who()):
-            # It never comes back, and what it holds is not ours to keep.
+            # It never comes back, and we must not keep what it holds.
             self._call = None
         return self._call is not None
 
     def leaves_call(self) -> None:
-        """Note that the client hands it on, and its call has no more to do with it."""
+        """Note that the client passes it on, and its call is done with it."""
         self._call = None
 
 
 def _running_here() -> Any:
-    """Return the running task, or the thread outside of one."""
+    """Return the running task, or the thread outside one."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -77,12 +77,12 @@ def _client_call() -> FrameType | None:
 
 
 def _is_executed(call: FrameType, who: Any) -> bool:
-    """Whether this frame, which was entered by that task or thread, has not been left for good."""
+    """Return whether this frame, entered by that task or thread, has not been left for good."""
     if call.f_code.co_flags & inspect.CO_COROUTINE:
         return isinstance(who, asyncio.Task) and _is_inside(call, who.get_coro())
     try:
-        # The way to ask a frame: one that is executed, in whatever thread, refuses it. It is the client's own, and
-        # nobody needs its variables any more.
+        # The way to ask a frame: an executing one, in any thread, refuses it. It is the client's own, and its variables
+        # are no longer needed.
         call.clear()
     except RuntimeError:
         return True
@@ -90,7 +90,7 @@ def _is_executed(call: FrameType, who: Any) -> bool:
 
 
 def _is_inside(call: FrameType, coroutine: Any) -> bool:
-    """Whether this coroutine is suspended inside of that frame, or runs: in another thread, where we cannot look."""
+    """Return whether this coroutine is suspended inside that frame, or runs in another thread, where we cannot look."""
     while coroutine is not None:
         if getattr(coroutine, "cr_running", False) or getattr(coroutine, "cr_frame", None) is call:
             return True

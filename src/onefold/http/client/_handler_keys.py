@@ -1,8 +1,8 @@
-"""The key of a request: the given one, one derived from the delivery whose handler sends it, or a new one.
+"""Choose the key of a request: the given one, one derived from the delivery whose handler sends it, or a new one.
 
-In a handler the name of a request is its method, its URL, a digest of its body, and for whom it is; equal ones are
-numbered. So a rerun sends the same keys, and one key never stands for two requests: a rerun may leave one out, or send
-them in another order. What follows from a request (a redirect, a challenge, a retry) keeps its key.
+In a handler the name of a request consists of its method, its URL, a digest of its body, and its account; equal ones
+are numbered. So a rerun sends the same keys, and one key never stands for two requests: a rerun may omit one, or send
+them in another order. Follow-up requests (a redirect, a challenge, a retry) keep the key.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from onefold.http.client._answers import Answer
 from onefold.http.client._identity import caller, for_whom
 from onefold.http.client._retrying import mint
 
-# A longer name is taken by its digest: `key_for` takes a short one.
+# A longer name is replaced by its digest: `key_for` takes a short one.
 NAME_MAX: Final = 1_000
 
-# Of the digest of a body: 128 bits.
+# Hexadecimal digits of a body's digest: 128 bits.
 DIGEST_DIGITS: Final = 32
 
-# How many requests without a final answer are remembered for each name, so that a retry of one gets its key.
+# How many requests without a final response are remembered per name, so that a retry of one gets its key.
 UNSETTLED_MAX: Final = 100
 
 # After these the same request may come again with other credentials.
 UNAUTHORIZED: Final = frozenset({401, 403})
 
-# A client sends the same request to where these lead; a PATCH also after 301. After the others it sends a GET.
+# A client repeats the request at the target of these; a PATCH also after 301. After the others it sends a GET.
 SENT_ON: Final = frozenset({307, 308})
 MOVED: Final = 301
 
@@ -45,30 +45,30 @@ PORTS: Final = {"http": ":80", "https": ":443"}
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request that is about to be sent, whatever its client."""
+    """A request that is about to be sent, for any client."""
 
     method: str
     url: str
     body: bytes
     content_type: str = ""
-    # The key that it carries already.
+    # The key that it already carries.
     given: str | None = None
-    # The call whose key it carries, where that key is ours: the client's object was sent before, or copied from one.
+    # The call whose key it carries, if that key is ours: the client's object was sent before, or copied from one.
     carried: Keyed | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
-        """The name of its key: `POST https://api.example.com/payments 44136fa355b3678a1146ad16f7e8649e`."""
+        """Return the name of its key: `POST https://api.example.com/payments 44136fa355b3678a1146ad16f7e8649e`."""
         scheme, host, path, query, _ = urlsplit(self.url)
-        # Credentials are changed now and then, and a fragment is not sent.
+        # Credentials change from time to time, and a fragment is not sent.
         url = urlunsplit((scheme, host.rpartition("@")[2].lower(), path or "/", query, ""))
         name, whose = f"{self.method} {url} {self.digest.hex()[:DIGEST_DIGITS]}", for_whom(self.headers)
         return f"{name} {whose}" if whose else name
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of the body, in which the random boundary of a multipart body does not count."""
+        """Return a digest of the body, ignoring the random boundary of a multipart body."""
         parts = [self.body]
         if boundary := _boundary(self.content_type):
             parts = self.body.split(b"--" + boundary)
@@ -84,11 +84,11 @@ class Request:
 
 
 class Keyed:
-    """One request under one key, until its answer is final: retried, sent on, sent again with credentials."""
+    """One request under one key, until its response is final: retried, redirected, sent again with credentials."""
 
     def __init__(self, key: str, request: Request, place: object = None, *, is_ours: bool = True) -> None:
         self.key = key
-        # A key of the caller's own is used as it is.
+        # The caller's own key is used as it is.
         self.is_ours = is_ours
         # Where it is sent from: the delivery and its step, or an intent. The same object elsewhere is another request.
         self.place = place
@@ -105,22 +105,22 @@ class Keyed:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its answer is final, and was read to its end."""
+        """Whether its response is final, and was read to its end."""
         return self._answer is not None and self._answer.is_settled
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is on its way, or somebody else still reads or follows its answer: nobody retries it yet."""
+        """Whether it is in flight, or somebody else still reads or follows its response: nobody retries it yet."""
         return self.is_on_its_way or (self._answer is not None and self._answer.is_awaited_elsewhere)
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether somebody else has its answer, and may have dropped it: nobody can tell what retries it."""
+        """Whether somebody else has its response, and may have dropped it: we cannot tell what retries it."""
         return not self.is_on_its_way and self._answer is not None and self._answer.is_in_doubt
 
     @property
     def redirect(self) -> Answer | None:
-        """The redirect that is being followed by GET, if one is: it is settled by the answer from there."""
+        """The redirect that is being followed by GET, if one is: it is settled by the response from there."""
         return self._answer if self._is_led_on and not self.is_settled else None
 
     def go_on(self, request: Request) -> None:
@@ -131,7 +131,7 @@ class Keyed:
         self.callers.add(caller(request.headers))
 
     def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Note an answer, and return it. The body of a problem document is the decoded one; None: it was not read."""
+        """Note a response, and return it. The body of a problem document is the decoded one; None: it was not read."""
         self._is_unauthorized = status in UNAUTHORIZED
         goes_on = status in SENT_ON or (status == MOVED and self.method != "POST")
         location = headers.get("Location") if goes_on else None
@@ -141,20 +141,23 @@ class Keyed:
         return answer
 
     def heard_there(self, status: int, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Note the answer from where its redirect leads, and return it."""
+        """Note the response from its redirect's target, and return it."""
         self._answer = Answer(status, headers, body, self.reopened)
         return self._answer
 
     def reopened(self) -> None:
-        """Note that its answer turned out to be none, after it had counted as one."""
+        """Note that its response turned out to be none, after it had counted as one."""
 
     def again(self) -> Self:
-        """Ask for it once more: until then no equal request is a retry of it."""
+        """Request it once more: until then no equal request is a retry of it."""
         self.is_on_its_way = True
         return self
 
     def is_continued_by(self, request: Request, place: object) -> bool:
-        """Whether this request follows from the one that was sent, and is no new one. Raises where nobody can tell."""
+        """Return whether this request follows from the one that was sent, and is not a new one.
+
+        Raises if it is ambiguous.
+        """
         if self.is_on_its_way or self.place != place:
             return False
         if self.is_sent_on_as(request) and self._leads_to == _plain(request.url):
@@ -165,14 +168,14 @@ class Keyed:
         return True
 
     def is_sent_on_as(self, request: Request) -> bool:
-        """Whether a client may make this request of the redirect that was heard, wherever that leads."""
+        """Return whether a client may make this request from the received redirect, wherever that leads."""
         if self._leads_to is None or self.method != request.method:
             return False
-        # Some leave out the body after 301.
+        # Some omit the body after 301.
         return not request.body or request.digest == self._digest
 
     def check_known(self, request: Request) -> None:
-        """Raise `UsageError` where nobody can tell whether an equal request is a retry, or a second one."""
+        """Raise `UsageError` if it is ambiguous whether an equal request is a retry, or a second one."""
         if self.is_in_doubt:
             raise UsageError(
                 f"this {request.method} is equal to an earlier one, sent with the key {self.key}, whose answer another "
@@ -182,17 +185,17 @@ class Keyed:
             )
 
     def is_retried_by(self, who: str) -> bool:
-        """Whether an equal request by this caller is a retry: another caller's is another request."""
+        """Return whether an equal request by this caller is a retry: another caller's is another request."""
         if self.is_busy:
             return False
-        # Credentials that were refused are renewed. Where there are none, callers cannot be told apart.
+        # Credentials that were refused are renewed. Without credentials, callers cannot be told apart.
         return self._is_unauthorized or not who or who in self.callers or "" in self.callers
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The client has an answer, or has given up.
+        # The client has a response, or has given up.
         self.is_on_its_way = False
 
 
@@ -213,7 +216,7 @@ class HandlerCall(Keyed):
 
 
 class HandlerCalls:
-    """The requests of one name, which are equal, that one run of a handler has sent."""
+    """The equal requests of one name that one run of a handler has sent."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -229,8 +232,8 @@ class HandlerCalls:
         who = caller(request.headers)
         retried = [call for call in self.unsettled if call.is_retried_by(who)]
         if retried:
-            # A handler that retries by itself means the same request. One of which nobody can tell comes last: equal
-            # requests may take each other's keys.
+            # A handler that retries by itself means the same request. An ambiguous one comes last: equal requests may
+            # take each other's keys.
             call = min(retried, key=lambda call: call.is_in_doubt)
             call.check_known(request)
             call.go_on(request)
@@ -258,15 +261,15 @@ class DeliveryCalls:
 
 _calls: WeakKeyDictionary[Current, DeliveryCalls] = WeakKeyDictionary()
 
-# Reentrant: the collector may close an answer that nobody reads while this is held.
+# Reentrant: the garbage collector may close an unread response while this is held.
 _mutex = threading.RLock()
 
 
 def keyed(request: Request) -> Keyed:
-    """Choose the key of a request outside of an intent: the given one, that of the running handler, or a new one."""
+    """Choose the key of a request outside an intent: the given one, that of the running handler, or a new one."""
     delivery = _running(request)
     place = _place(delivery)
-    # Its body is digested here, and not while others wait.
+    # Its body is digested here, not while others wait.
     _ = request.name
     with _mutex:
         carried = request.carried
@@ -282,7 +285,7 @@ def keyed(request: Request) -> Keyed:
 
 @contextmanager
 def following(redirected: Keyed | None) -> Iterator[None]:
-    """Watch the request to where a redirect leads, if it is one: whatever is raised inside, there is no answer."""
+    """Watch the request to a redirect's target, if it is one: if anything is raised inside, there is no response."""
     try:
         yield
     except BaseException:
@@ -292,7 +295,7 @@ def following(redirected: Keyed | None) -> Iterator[None]:
 
 
 def _given(delivery: Current | None, request: Request, place: object) -> Keyed:
-    """Use the given key. One that was copied from a request of this handler by hand goes on with that request."""
+    """Use the given key. One that was copied by hand from a request of this handler continues that request."""
     key = request.given or ""
     calls = _calls.get(delivery) if delivery is not None else None
     copied = calls.by_key.get(key) if calls is not None else None
@@ -303,7 +306,7 @@ def _given(delivery: Current | None, request: Request, place: object) -> Keyed:
 
 
 def _place(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str | None]:
-    # Weak: what is remembered of a delivery must not keep it.
+    # Weak: what we remember of a delivery must not keep it alive.
     return (None, None) if delivery is None else (ref(delivery), delivery.step_name)
 
 

@@ -1,4 +1,4 @@
-"""httpx: transports that keep one key over all retries of a call."""
+"""Transports for httpx that keep one key across all retries of a call."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CARRIED: Final = "onefold.carried"
 # These come before the first byte of a request: the server has seen nothing of it.
 NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
-# The limits are the caller's own, and so is the time for which it waits for a free connection.
+# The limits are the caller's own, and so is the time that it waits for a free connection.
 NOT_AGAIN: Final = (httpx.PoolTimeout,)
 
 
@@ -63,7 +63,7 @@ class _Sending:
         self._retries = retries
 
     def _follow(self, request: httpx.Request) -> Work[httpx.Response]:
-        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        """Send a request that needs no key. A redirect of one that has a key is settled by the response from there."""
         redirected = _redirected(request)
         with following(redirected):
             response: httpx.Response = yield partial(self._handle, request)
@@ -90,7 +90,7 @@ class _Sending:
     def _ask(
         self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
     ) -> Work[httpx.Response]:
-        """Send until the answer is final. `lost`: how the last one was lost, if one was there."""
+        """Send until the response is final. `lost`: how the last one was lost, if there was one."""
         errors = [] if lost is None else [lost]
         try:
             response: httpx.Response = yield partial(self._retrying(how), self._attempt, call, request, errors)
@@ -197,7 +197,7 @@ def _asked(request: httpx.Request, body: bytes) -> Request:
 
 
 def _with_key(request: httpx.Request, chosen: Keyed) -> httpx.Request:
-    """Return a copy with the key: the caller may send its own object again, even at the same time.
+    """Return a copy with the key: the caller may send its own object again, even concurrently.
 
     That one gets the key, too, because redirects are copied from it, and because people look at `response.request`; but
     it says that the key is ours.
@@ -214,7 +214,7 @@ def _with_key(request: httpx.Request, chosen: Keyed) -> httpx.Request:
 
 
 def _let_go(state: tenacity.RetryCallState) -> None:
-    """Close the answer that is asked for again: its connection must not be taken while nobody reads from it."""
+    """Close the response that is requested again: it must not hold its connection while nobody reads from it."""
     response = unwanted(state)
     if response is not None:
         response.close()

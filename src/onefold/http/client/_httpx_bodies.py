@@ -1,4 +1,4 @@
-"""httpx: the bodies of answers, read before they are handed out, or asked for again where they break off."""
+"""Read httpx response bodies before they are returned, or request them again if they break off."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onefold.http.client._answers import BODYLESS, Answer, watching
 from onefold.http.client._resuming import Another, HandedOut, Rest
 from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, Call, is_problem
 
-# What the wire does. A wrong URL, or a request that cannot be written, is not among them.
+# Network errors. A wrong URL, or a request that cannot be written, is not among them.
 LOST: Final = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 
 
 def read(response: httpx.Response) -> httpx.Response:
-    """Read a short answer in whole, and give its connection back. A longer one is handed on as a stream."""
+    """Read a short response in whole, and release its connection. A longer one is passed on as a stream."""
     assert isinstance(response.stream, httpx.SyncByteStream)
     parts: list[bytes] = []
     stream, size = iter(response.stream), 0
@@ -30,7 +30,7 @@ def read(response: httpx.Response) -> httpx.Response:
                 return with_stream(response, _Rest(parts, stream, response))
         response.close()
     except BaseException:
-        # A part that is not read would keep its connection for ever.
+        # An unread part would hold its connection forever.
         response.close()
         raise
     return with_stream(response, httpx.ByteStream(b"".join(parts)))
@@ -54,7 +54,7 @@ async def read_async(response: httpx.Response) -> httpx.Response:
 
 
 class _Rest(httpx.SyncByteStream):
-    """What was read of a long answer, and then the rest of it."""
+    """The part of a long response that was read, and then the rest of it."""
 
     def __init__(self, parts: list[bytes], stream: Iterator[bytes], response: httpx.Response) -> None:
         self._parts, self._stream, self._response = parts, stream, response
@@ -68,7 +68,7 @@ class _Rest(httpx.SyncByteStream):
 
 
 class _AsyncRest(httpx.AsyncByteStream):
-    """The same for an async client."""
+    """The async counterpart of `_Rest`."""
 
     def __init__(self, parts: list[bytes], stream: AsyncIterator[bytes], response: httpx.Response) -> None:
         self._parts, self._stream, self._response = parts, stream, response
@@ -84,12 +84,12 @@ class _AsyncRest(httpx.AsyncByteStream):
 
 
 def with_stream(response: httpx.Response, stream: Any) -> httpx.Response:
-    """Return the same response with this stream for its body, as it was sent."""
+    """Return the response with this stream as its body, as it was sent."""
     return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
 
 
 def problem(response: httpx.Response) -> bytes | None:
-    """Return the decoded body of a problem document; None where it cannot be read. Of others nothing is needed."""
+    """Return the decoded body of a problem document; None if it cannot be read. Other bodies are not needed."""
     if not is_problem(response.headers):
         return b""
     if not isinstance(response.stream, httpx.ByteStream):
@@ -102,7 +102,7 @@ def problem(response: httpx.Response) -> bytes | None:
     except httpx.DecodingError:
         return None
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
-    # httpx hands out an encoding that it does not know as it came.
+    # httpx returns an encoding that it does not know unchanged.
     return None if encoding not in ("", "identity") and body == sent else body
 
 
@@ -140,7 +140,7 @@ class _Resuming:
 
 
 class Resumed(_Resuming, httpx.SyncByteStream):
-    """The body of an answer that is read by the client: where it breaks off, it is asked for again."""
+    """The body of a response that the client reads: if it breaks off, it is requested again."""
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
@@ -183,7 +183,7 @@ def give_up(error: httpx.TransportError, call: Call) -> NoReturn:
 
 
 class Watched(httpx.SyncByteStream):
-    """The body of an answer, which notes how far it was read."""
+    """The body of a response, which notes how far it was read."""
 
     def __init__(self, stream: Any, answer: Answer) -> None:
         self._stream, self._answer, self._is_closed = stream, answer, False
@@ -211,7 +211,7 @@ class Watched(httpx.SyncByteStream):
 
 
 class AsyncWatched(httpx.AsyncByteStream):
-    """The same for an async client."""
+    """The async counterpart of `Watched`."""
 
     def __init__(self, stream: Any, answer: Answer) -> None:
         self._stream, self._answer, self._is_closed = stream, answer, False
@@ -241,11 +241,11 @@ ANSWER: Final = "onefold.answer"
 
 
 class Response(httpx.Response):
-    """A response that notes what is found out about its answer after its body was received."""
+    """A response that notes what is discovered about its answer after its body was received."""
 
     @classmethod
     def of(cls, response: httpx.Response, stream: Any, answer: Answer) -> Self:
-        """Return a response with this stream. One whose body is here already has ended."""
+        """Return a response with this stream. If its body is already here, it has ended."""
         if isinstance(response.stream, httpx.ByteStream) or response.status_code in BODYLESS:
             answer.ended()
             stream = response.stream
@@ -258,7 +258,7 @@ class Response(httpx.Response):
 
     @next_request.setter
     def next_request(self, request: httpx.Request | None) -> None:
-        # A client sets it where it does not follow a redirect.
+        # A client sets it if it does not follow a redirect.
         self._next_request = request
         if request is not None and ANSWER in self.extensions:
             self.extensions[ANSWER].not_followed()
@@ -274,7 +274,7 @@ class Response(httpx.Response):
 
     @contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Watch a body being decoded: what cannot be decoded shows after it was received, too."""
+        """Watch a body being decoded: decoding may fail after it was received, too."""
         try:
             yield
         except GeneratorExit:

@@ -1,7 +1,7 @@
-"""Tell from the headers of a request for whom it is, and by whom it is sent.
+"""Identify the account and the caller of a request from its headers.
 
-Never uses what may change between two runs of a handler for the same request: a renewed token, a signature, a trace id,
-the version of a client. A key that changes with them would be a second charge.
+Never use anything that may change between two runs of a handler for the same request: a renewed token, a signature, a
+trace id, the version of a client. A key that changes with them would be a second charge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-# A header with one of these words in its name says for whom a request is: Stripe-Account, X-Tenant-Id, X-User-Id.
+# A header with one of these words in its name identifies the account: Stripe-Account, X-Tenant-Id, X-User-Id.
 FOR_WHOM: Final = re.compile(
     "(^|[-_])(account|company|customer|merchant|org|organi[sz]ation|project|shop|store|subaccount|team|tenant|user|"
     "workspace)(id)?($|[-_])"
@@ -30,26 +30,26 @@ NOT_FOR_WHOM: Final = re.compile(
 # Stripe's successor of Stripe-Account.
 ALSO_FOR_WHOM: Final = frozenset({"stripe-context"})
 
-# What a caller is known by.
+# What identifies a caller.
 CREDENTIALS: Final = ("authorization", "x-api-key", "api-key")
 
-# Schemes whose value is the same for each request. Others (AWS, OAuth 1, Digest) are made anew for each one.
+# Schemes whose value is the same for each request. Others (AWS, OAuth 1, Digest) create a new one each time.
 FIXED_SCHEMES: Final = frozenset({"bearer", "token", "apikey", "api-key"})
 
-# Of the claims of a JSON Web Token those that a new token repeats.
+# The claims of a JSON Web Token that a new token repeats.
 CLAIMS: Final = ("iss", "sub", "client_id", "azp")
 
 JWT_PARTS: Final = 3
 
 
 def for_whom(headers: Mapping[str, str]) -> str:
-    """Return the headers that say for whom a request is, in one text: `stripe-account: acct_1`. Empty: none does."""
+    """Return the headers that identify the account, in one string: `stripe-account: acct_1`. Empty: none does."""
     found = {name.lower(): value for name, value in headers.items() if _says_for_whom(name.lower())}
     return ", ".join(f"{name}: {found[name]}" for name in sorted(found))
 
 
 def caller(headers: Mapping[str, str]) -> str:
-    """Return a digest of what the credentials say about the caller. Empty: they cannot tell one from another."""
+    """Return a digest of what the credentials say about the caller. Empty: they do not tell callers apart."""
     found = [_credential(name.lower(), value) for name, value in headers.items() if name.lower() in CREDENTIALS]
     known = sorted(one for one in found if one)
     return hashlib.sha256("\n".join(known).encode(errors="surrogatepass")).hexdigest() if known else ""
@@ -64,7 +64,7 @@ def _credential(name: str, value: str) -> str:
         return f"{name} {value}"
     scheme, _, rest = value.strip().partition(" ")
     if scheme.lower() == "basic":
-        # Passwords are changed now and then.
+        # Passwords change from time to time.
         return f"basic {_decoded(rest).partition(b':')[0]!r}"
     if scheme.lower() not in FIXED_SCHEMES:
         return ""

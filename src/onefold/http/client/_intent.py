@@ -1,7 +1,7 @@
-"""What a client means to do, kept over its crash: the key and the digest of the request, under a name of its own.
+"""Keep what a client means to do across its crash: the key and the digest of the request, under a name.
 
-It ends when a final answer was received and its block was left without an error. Until then, whoever enters an intent
-of this name (another process after a crash, say) sends the same key, and is refused if the request is another.
+It ends when a final response was received and its block was left without an error. Until then, entering an intent of
+this name (in another process after a crash, say) sends the same key, and is refused if the request differs.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._identity import for_whom
 from onefold.http.client._retrying import mint
 
-# A key is minted in no time; who finds another at it waits that long, and then takes over.
+# A key is created in no time; a process that finds another one at it waits that long, and then takes over.
 POLICY: Final = Policy(keep="forever", lease=10, wait=15)
 
-# Whoever looks whether a key is still the own one does not wait for another's.
+# Checking whether a key is still our own does not wait for another's.
 LOOKING: Final = POLICY.but(wait=0)
 
-# A record that was moved to another store between two looks is looked for again.
+# A record that was moved to another store between two reads is read again.
 FORGET_ROUNDS: Final = 3
 
 
 class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42", store=...)
-    """`with intent("pay-order-42", store="sqlite:///intents.db"):` or, around an async client, `async with`.
+    """Keep one POST or PATCH under one key, whatever happens to the process.
 
-    One intent is one POST or PATCH, whatever happens to the process. `store` is what a guard takes, or a guard. A block
-    that ends without an error although no request came by raises `UsageError`.
-    `server_keeps` is how long the server remembers a key, by its published policy. An intent that is older raises
+    `with intent("pay-order-42", store="sqlite:///intents.db"):` or, around an async client, `async with`. `store` is
+    what a guard takes, or a guard. A block that ends without an error although no request came by raises `UsageError`.
+    `server_keeps` is how long the server remembers a key, by its published policy. An older intent raises
     `OutcomeUnknown` and sends nothing: the server would take it for a new request.
     """
 
@@ -54,7 +54,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         self._server_keeps = seconds(server_keeps, "server_keeps")
         # The last request that came by.
         self._call: Keyed | None = None
-        # Whether a request of a client of ours came by, or somebody has ended it by hand.
+        # Whether a request of one of our clients came by, or somebody has ended it by hand.
         self._is_used = False
         self._store = store
         self._sent: list[Any] | None = None
@@ -95,7 +95,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             self._check_used()
 
     def end(self) -> None:
-        """End it by hand, where it is known what became of it: the next one of this name is a new request."""
+        """End it by hand, once its outcome is known: the next one of this name is a new request."""
         guard, self._is_used = self._blocking(), True
         try:
             run(self._end(guard, _nothing_kept))
@@ -113,7 +113,10 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
                 await guard.aclose()
 
     def key_for(self, request: Request) -> str:
-        """The key of this request: minted once, kept before it is sent. Raises `KeyReused` for another request."""
+        """Return the key of this request: created once, stored before it is sent.
+
+        Raises `KeyReused` for another request.
+        """
         self._is_used = True
         if not isinstance(self._guard, Guard):
             raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
@@ -141,11 +144,11 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     @property
     def settled(self) -> bool:
-        """Whether an answer came, and was read to its end, after which nothing else can come."""
+        """Whether a final response came, and was read to its end."""
         return self._call is not None and self._call.is_settled
 
     def call_for(self, request: Request) -> Keyed:
-        """Return the call of this request. Until its answer is settled, the intent does not end."""
+        """Return the call of this request. Until its response is settled, the intent does not end."""
         call = self._call = Keyed(self.key_for(request), request, self)
         return call
 
@@ -171,7 +174,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             if record is None or record.state != "done":
                 return
             try:
-                # Our key is never minted again: where it is found after the reading, it was there at the reading.
+                # Our key is never created again: if it is found after the read, it was there at the read.
                 found = yield look
             except (_NothingKept, InProgress, KeyReused):
                 return
@@ -198,7 +201,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         _current.reset(self._outer)
 
     def _check_used(self) -> None:
-        """A request that came by another way had no key, or another one, and a retry would be a second operation."""
+        """Raise if no request came by: sent another way, it had no key of ours, and a retry would run twice."""
         if not self._is_used:
             raise UsageError(
                 f"intent({self.name!r}) was left, and no POST or PATCH came by inside it: what was sent, if anything, "
@@ -208,7 +211,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             )
 
     def _is_sent_on(self, request: Request) -> bool:
-        """Whether it is our own request on its way to where a redirect leads. Another key is another intent."""
+        """Return whether it is our own request on its way to a redirect's target. Another key is another intent."""
         if request.carried is not None:
             # The client's object was sent before, here or elsewhere: its key was not given by anybody.
             sent = request.carried
@@ -247,7 +250,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         return f"await {named}.aend()" if isinstance(self._guard, AsyncGuard) else f"{named}.end()"
 
     def _kept(self, found: Outcome[str], record: Record | None) -> str:
-        """The key, if a restart would find it again, and if the server still knows it."""
+        """Return the key, if a restart would find it again, and if the server still knows it."""
         if not found.remembered:
             raise StoreUnavailable(f"intent({self.name!r}) could not be kept over a crash. Nothing was sent")
         if record is not None and record.age >= self._server_keeps:
@@ -277,7 +280,7 @@ async def _mint_async() -> str:
 
 
 def _old(age: float) -> str:
-    """An age as a person reads it: nobody wants the milliseconds of a day."""
+    """Format an age for people: nobody wants the milliseconds of a day."""
     return in_words(float(round(age)) if age >= 1 else age)
 
 
@@ -285,5 +288,5 @@ _current: ContextVar[intent | None] = ContextVar("onefold_intent", default=None)
 
 
 def current_intent() -> intent | None:
-    """The intent that is entered around us."""
+    """Return the intent that is entered around us."""
     return _current.get()

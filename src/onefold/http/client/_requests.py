@@ -1,4 +1,4 @@
-"""requests: an adapter that keeps one key over all retries of a call."""
+"""An adapter for requests that keeps one key across all retries of a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ try:
 except ImportError as missing:
     raise UsageError("Adapter needs requests: pip install 'onefold[client]' requests") from missing
 
-# What the wire does. A broken certificate is a connection error too, and never gets better.
+# Network errors. A broken certificate is a connection error too, and never gets better.
 LOST: Final = (
     requests.exceptions.ConnectionError,
     requests.exceptions.Timeout,
@@ -57,7 +57,10 @@ READ_BYTES: Final = 1 << 16
 
 
 class Adapter(HTTPAdapter):
-    """`session.mount("https://", Adapter())`. A response's `onefold` is a `Sent`: its key, and every attempt."""
+    """Mount it with `session.mount("https://", Adapter())`.
+
+    A response's `onefold` is a `Sent`: its key, and every attempt.
+    """
 
     # What is kept in a copy and a pickle.
     __attrs__ = [*HTTPAdapter.__attrs__, "_retries"]  # noqa: RUF012 - as there
@@ -84,7 +87,7 @@ class Adapter(HTTPAdapter):
         return pool
 
     def _follow(self, request: requests.PreparedRequest, args: Any, kwargs: Any) -> requests.Response:
-        """Send what needs no key. A redirect of a request that has one is settled by the answer from there."""
+        """Send a request that needs no key. A redirect of one that has a key is settled by the response from there."""
         redirected = _redirected(request)
         with following(redirected):
             response = super().send(request, *args, **kwargs)
@@ -113,7 +116,7 @@ class Adapter(HTTPAdapter):
             response = super().send(request, *args, **kwargs)
             try:
                 if not _is_streamed(args, kwargs):
-                    # Here, and not by the session: an answer that breaks off is asked for again.
+                    # Here, and not by the session: a response that breaks off is requested again.
                     _ = response.content
                 elif is_problem(response.headers):
                     _read_problem(response)
@@ -128,7 +131,7 @@ class Adapter(HTTPAdapter):
 
 
 class _WholeHead(http.client.HTTPResponse):
-    """An answer whose headers have an end: for http.client one that is cut inside of them is an answer."""
+    """A response whose headers have an end: http.client accepts one that is cut inside them."""
 
     def begin(self) -> None:
         fp: Any = self.fp
@@ -160,7 +163,7 @@ class _Lines:
 
 @cache
 def _careful(connections: Any) -> Any:
-    """Return a class of such connections whose answers have whole headers."""
+    """Return a class of such connections whose responses have complete headers."""
     if getattr(connections, "response_class", None) is not http.client.HTTPResponse:
         # It is ours already, or speaks another protocol.
         return connections
@@ -175,9 +178,9 @@ def _asked(request: requests.PreparedRequest, body: bytes) -> Request:
 
 
 class _OwnHeaders(CaseInsensitiveDict):  # type: ignore[type-arg]
-    """The headers of a request whose key is ours. They are copied with it, and tell whose it is.
+    """The headers of a request whose key is ours. They are copied with it, and mark the key as ours.
 
-    The mark is theirs, and not the key's: one that is read from them, and sent in another request, is a given one.
+    The mark belongs to them, not to the key: a key that is read from them, and sent in another request, is a given one.
     """
 
     call: Keyed
@@ -209,7 +212,7 @@ def _carried(request: requests.PreparedRequest) -> Keyed | None:
 
 
 def _with_key(request: requests.PreparedRequest, chosen: Keyed) -> requests.PreparedRequest:
-    """Return a copy with the key: the caller may send its own object again, even at the same time.
+    """Return a copy with the key: the caller may send its own object again, even concurrently.
 
     That one gets the key, too, because redirects are copied from it.
     """
@@ -226,32 +229,35 @@ def _as_text(value: str | bytes) -> str:
 
 
 def _let_go(state: tenacity.RetryCallState) -> None:
-    """Close the answer that is asked for again: its connection must not be taken while nobody reads from it."""
+    """Close the response that is requested again: it must not hold its connection while nobody reads from it."""
     response = unwanted(state)
     if response is not None:
         response.close()
 
 
 def _was_sent(error: BaseException) -> bool:
-    """Whether anything of the request can have reached the server. What requests raises wraps what urllib3 has met."""
+    """Return whether anything of the request can have reached the server.
+
+    An error of requests wraps that of urllib3.
+    """
     if isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.ProxyError)):
         return False
     met: Any = error.args[0] if error.args else None
     reason = met.reason if isinstance(met, urllib3.exceptions.MaxRetryError) else met
     if isinstance(reason, urllib3.exceptions.SSLError):
-        # A certificate is looked at before the first byte.
+        # A certificate is checked before the first byte.
         return not isinstance(reason.args[0] if reason.args else None, ssl.SSLCertVerificationError)
     return not isinstance(reason, NOT_SENT)
 
 
 def _problem(response: requests.Response) -> bytes | None:
-    """Return the decoded body of a problem document; None where it was not read. Of others nothing is needed."""
+    """Return the decoded body of a problem document; None if it was not read. Other bodies are not needed."""
     if not is_problem(response.headers):
         return b""
     body: Any = vars(response)["_content"]
     if not isinstance(body, bytes) or len(body) > PROBLEM_MAX:
         return None
-    # urllib3 hands out an encoding that it does not know as it came.
+    # urllib3 returns an encoding that it does not know unchanged.
     return body if _is_decoded(response) else None
 
 
@@ -261,7 +267,7 @@ def _is_decoded(response: requests.Response) -> bool:
 
 
 def _read_problem(response: requests.Response) -> None:
-    """Read a short problem document of a streamed answer; it is streamed from memory. A longer one stays a stream."""
+    """Read a short problem document of a streamed response, and stream it from memory. A longer one stays a stream."""
     parts: list[bytes] = []
     stream, size = response.iter_content(READ_BYTES), 0
     for part in stream:
@@ -274,7 +280,7 @@ def _read_problem(response: requests.Response) -> None:
 
 
 class _Rest:
-    """What was read of a long answer, and then the rest of it; everything else is urllib3's own."""
+    """The part of a long response that was read, and then the rest of it; everything else is urllib3's own."""
 
     def __init__(self, parts: list[bytes], stream: Iterator[bytes], raw: Any) -> None:
         self._left, self._raw = chain(parts, stream), raw
@@ -283,7 +289,7 @@ class _Rest:
         yield from self._left
 
     def read(self, amt: int | None = None, **_: Any) -> bytes:
-        """Return the next part, which is no longer than this, or all that is left."""
+        """Return the next part, at most this long, or all that is left."""
         if amt is None or amt < 0:
             return b"".join(self._left)
         part = next(self._left, b"") if amt else b""
@@ -303,26 +309,26 @@ class _Rest:
 
 
 def _watch(response: requests.Response, answer: Answer) -> None:
-    """Note when an answer was read to its end. A streamed one is its reader's, who asks again for what breaks off."""
+    """Note when a response was read to its end. A streamed one is its reader's, who repeats what breaks off."""
     raw: Any = response.raw
     if isinstance(vars(response)["_content"], bytes) or getattr(raw, "length_remaining", None) == 0:
         answer.ended()
         return
     answer.left_to_reader()
-    # Its class, and not its methods: those would hold it, and one that is dropped would not be closed.
+    # Its class, not its methods: those would hold it, and a dropped one would not be closed.
     kind: Any = type(raw)
     raw.__class__ = _watched(kind)
     raw.onefold_answer = answer
 
 
-# What reads from an answer of urllib3, and what all of these read through. Not every version has all of them.
+# The methods that read from a urllib3 response, and the one they all read through. Not every version has all of them.
 READING: Final = ("read", "read1", "_raw_read")
 READING_IN_PARTS: Final = ("stream", "read_chunked")
 
 
 @cache
 def _watched(raws: Any) -> Any:
-    """Return a class of such answers that note how far they were read."""
+    """Return a class of such responses that note how far they were read."""
     methods = {name: _watched_read(getattr(raws, name)) for name in READING if hasattr(raws, name)}
     methods |= {name: _watched_parts(getattr(raws, name)) for name in READING_IN_PARTS if hasattr(raws, name)}
 
@@ -362,7 +368,7 @@ def _watched_parts(parts: Any) -> Any:
 
 
 def _note_end(raw: Any) -> None:
-    """Note the end of an answer, if it was received in whole: one that breaks off is an error instead."""
+    """Note the end of a response, if it was received in whole: one that breaks off is an error instead."""
     if raw.length_remaining == 0 or raw.isclosed():
         raw.onefold_answer.ended()
 
@@ -378,7 +384,7 @@ def _is_streamed(args: Any, kwargs: Any) -> bool:
 
 
 def _whole_body(request: requests.PreparedRequest) -> bytes:
-    """The body as bytes, so that it can be sent again."""
+    """Return the body as bytes, so that it can be sent again."""
     body: Any = request.body
     if body is None or isinstance(body, (bytes, str)):
         return body.encode() if isinstance(body, str) else body or b""

@@ -1,7 +1,7 @@
-"""An answer that breaks off after a part of it was handed out is asked for again, and goes on where it broke off.
+"""Resume a response that breaks off after a part of it was returned: request it again, and continue there.
 
-The server repeats its answer under the same key. One that does not begin with what was handed out, or has another
-status or encoding, is not the same answer: the error is raised then, and nobody gets a mixture of two answers.
+The server repeats its response under the same key. If it does not begin with what was returned, or has another status
+or encoding, it is not the same response: then the error is raised, and nobody gets a mixture of two.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 
 from onefold.http.client import _retrying
 
-# A stream of events has no repetition: it goes on with what is new.
+# An event stream is not repeated: it continues with new events.
 LIVE: Final = frozenset({"text/event-stream"})
 
 
 class Another(Exception):
-    """The answer is not a repetition of the one that broke off."""
+    """The response is not a repetition of the one that broke off."""
 
 
 class HandedOut:
-    """What was handed out of an answer: its status and encoding, and the size and digest of its body so far."""
+    """The part of a response that was returned: its status and encoding, and the size and digest of its body so far."""
 
     def __init__(self, status: int, headers: Mapping[str, str]) -> None:
         self.size = 0
@@ -31,7 +31,7 @@ class HandedOut:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it is worth while to ask again."""
+        """Whether it is worthwhile to ask again."""
         return not self._is_live and self.size <= _retrying.ANSWER_MAX
 
     def add(self, part: bytes) -> bytes:
@@ -41,14 +41,14 @@ class HandedOut:
         return part
 
     def rest_of(self, status: int, headers: Mapping[str, str]) -> Rest:
-        """Begin to read this answer, or its repetition. Raises `Another` if it cannot be one."""
+        """Begin to read this response, or its repetition. Raises `Another` if it cannot be one."""
         if _head(status, headers) != self._head:
             raise Another
         return Rest(self.size, self._digest.digest())
 
 
 class Rest:
-    """Skips what was handed out before. Raises `Another` where it is not the same."""
+    """Skips what was returned before. Raises `Another` if it is not the same."""
 
     def __init__(self, size: int, digest: bytes) -> None:
         self._left, self._digest = size, digest

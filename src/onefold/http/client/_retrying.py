@@ -1,4 +1,4 @@
-"""When a request is sent again, how long to wait before, and what is told of it. Pure: `tenacity` counts and waits."""
+"""Decide when a request is sent again, how long to wait, and what to report. Pure: `tenacity` counts and waits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ except ImportError as error:
 
 HEADER: Final = "Idempotency-Key"
 
-# The methods of which a repetition is dangerous; the others are passed on as they are.
+# The methods that are dangerous to repeat; the others are passed on unchanged.
 METHODS: Final = frozenset({"POST", "PATCH"})
 
-# An answer up to here is read before it is handed out, if its length is known, or if it is a problem document: one that
-# breaks off is asked for again.
+# A response up to this size is read before it is returned, if its length is known, or if it is a problem document: one
+# that breaks off is requested again.
 ANSWER_MAX: Final = 1 << 20
 
-# A problem document says what it means in less; a longer one is not decoded, because it could be anything.
+# A problem document is shorter; a longer one is not decoded, because it could be anything.
 PROBLEM_MAX: Final = 1 << 16
 
-# A Content-Length of more digits is no length; Python refuses to read one of thousands.
+# A Content-Length with more digits is invalid; Python refuses to parse thousands of digits.
 LENGTH_DIGITS_MAX: Final = 15
 
-# Longer than every server's memory of a key. A pause beyond it is a mistake, and the clock cannot wait for ever.
+# Longer than any server remembers a key. A longer pause is a mistake, and the clock cannot wait forever.
 PAUSE_SECONDS_MAX: Final = 24 * 3600.0
 
-# Pauses grow to their maximum before that, whatever it is: 2 to the power of a large number is no float.
+# Pauses reach their maximum before that, whatever it is: 2 to the power of a large number is not a float.
 DOUBLINGS_MAX: Final = 60
 
 CONFLICT: Final = 409
@@ -46,23 +46,23 @@ SERVER_ERROR: Final = 500
 AGAIN: Final = frozenset({408, 425})
 AGAIN_IF_ASKED_TO: Final = frozenset({CONFLICT, 429})
 
-# After these the same request may get another answer, here or where it is sent on to: an intent goes on.
+# After these the same request may get another response, here or at the redirect's target: an intent continues.
 UNSETTLED: Final = frozenset({307, 308, 401, 403, 408, 425, 429})
 
-# Refusals of ours that say: it is done, or failed, for good.
+# Refusals of ours that mean: it is done, or failed, for good.
 SETTLED_CODES: Final = frozenset({"result_not_kept", "failed"})
 
 
 class Retries(msgspec.Struct, frozen=True):
-    """How often, and how patiently. Pauses double from `pause` to `pause_max`, with jitter, after `Retry-After`.
+    """How often to retry, and how patiently. Pauses double from `pause` to `pause_max`, plus jitter and `Retry-After`.
 
-    Raises `UsageError` for what cannot be meant. Pauses are seconds.
+    Raises `UsageError` for invalid values. Pauses are seconds.
     """
 
     attempts: int = 5
     pause: float = 0.2
     pause_max: float = 10.0
-    # A server that asks for more does not mean a client that waits.
+    # A server that asks for more does not expect a client to wait.
     retry_after_max: float = 60.0
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Retries(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt: the status that came back, or the error that did not. `sent`: whether anything was sent."""
+    """One attempt: the status or the error that came back. `sent`: whether anything was sent."""
 
     status: int | None = None
     error: str | None = None
@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What happened to one call: its key, every attempt, and whether its answer is a replay."""
+    """The history of one call: its key, every attempt, and whether its response is a replay."""
 
     key: str
     attempts: list[Attempt]
@@ -94,7 +94,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Wanted(Exception):
-    """An answer that is to be asked for again; it carries the response."""
+    """A response that is to be requested again; it carries the response."""
 
     def __init__(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
         super().__init__(f"status {status}")
@@ -103,21 +103,21 @@ class Wanted(Exception):
 
 
 def mint() -> str:
-    """A new key in the form of the draft: a string in quotes."""
+    """Create a new key in the form of the draft: a quoted string."""
     return f'"{uuid.uuid4()}"'
 
 
 def is_wanted_again(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether asking again may bring something better."""
+    """Return whether asking again may bring something better."""
     if status in AGAIN_IF_ASKED_TO:
         return "Retry-After" in headers
     return status >= SERVER_ERROR or status in AGAIN
 
 
 def settles(status: int, headers: Mapping[str, str], body: bytes | None = b"") -> bool:
-    """Whether nothing else can come of this key any more, so that an intent may end.
+    """Return whether this key is settled for good, so that an intent may end.
 
-    The body is the decoded one; it counts in a problem document only. None: it could not be read.
+    The body is the decoded one; it counts only in a problem document. None: it could not be read.
     """
     code = _code_of(body) if is_problem(headers) else ""
     if code is None:
@@ -126,7 +126,7 @@ def settles(status: int, headers: Mapping[str, str], body: bytes | None = b"") -
     if code:
         return code in SETTLED_CODES
     if status == CONFLICT:
-        # Of the first answer nobody knows whether it is the handler's own, or a guard's.
+        # A first response may be the handler's own, or a guard's: we cannot tell.
         return is_replay(headers)
     return status < SERVER_ERROR and status not in UNSETTLED
 
@@ -140,32 +140,32 @@ def is_replay(headers: Mapping[str, str]) -> bool:
 
 
 def is_short(headers: Mapping[str, str]) -> bool:
-    """Whether it is known that the body can be read at once."""
+    """Return whether the body is known to be short enough to read at once."""
     length = headers.get("Content-Length") or ""
     return length.isdecimal() and len(length) <= LENGTH_DIGITS_MAX and int(length) <= ANSWER_MAX
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds that the server asks for, in either form of the header: at most PAUSE_SECONDS_MAX."""
+    """Return the seconds that the server asks for, in either form of the header: at most PAUSE_SECONDS_MAX."""
     value = (headers.get("Retry-After") or "").strip()
     try:
         asked = float(value) if value.isdecimal() else _seconds_until(email.utils.parsedate_to_datetime(value))
     except (ValueError, TypeError, OverflowError):
-        # No date, or one that no calendar has.
+        # Not a date, or one that no calendar has.
         return 0.0
     return min(max(asked, 0.0), PAUSE_SECONDS_MAX)
 
 
 def _seconds_until(moment: datetime) -> float:
-    # "-0000": the time is in UTC, and nobody says where.
+    # "-0000": the time is in UTC, in an unknown zone.
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
 
 def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[type[BaseException], ...] = ()) -> Any:
-    """The arguments for tenacity: these errors are lost connections, but not those among them."""
+    """Return the arguments for tenacity: these errors are lost connections, except those in `but`."""
     given: object = retries
     if not isinstance(given, Retries):
-        raise UsageError(f"retries={given!r:.60} is no Retries: write retries=Retries(attempts=5)")
+        raise UsageError(f"retries={given!r:.60} is not a Retries: write retries=Retries(attempts=5)")
 
     def again(error: BaseException) -> bool:
         return isinstance(error, (Wanted, *lost)) and not isinstance(error, but)
@@ -185,19 +185,19 @@ def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[typ
 
 
 def resumed(plan: Any, retries: Retries, call: Call) -> Any:
-    """The arguments for tenacity after an answer broke off: its error is the first attempt, and the rest is left."""
+    """Return the arguments for tenacity after a response broke off: its error counts as the first attempt."""
     return {**plan, "stop": tenacity.stop_after_attempt(retries.attempts - len(call.attempts) + 1)}
 
 
 class Call:
-    """One call on its way: its key, and what has become of it so far."""
+    """One call in progress: its key, and what has happened to it so far."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.attempts: list[Attempt] = []
 
     def answered(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
-        """Note the answer. Raises `Wanted` where it is to be asked for again."""
+        """Note the response. Raises `Wanted` if it is to be requested again."""
         self.attempts.append(Attempt(status=status))
         if is_wanted_again(status, headers):
             raise Wanted(response, status, headers)
@@ -206,15 +206,15 @@ class Call:
         self.attempts.append(Attempt(error=type(error).__name__, sent=sent))
 
     def broke_off(self, error: BaseException) -> None:
-        """Note that the last answer was not received in whole, after it was handed out."""
+        """Note that the last response was not received in whole, after it was returned."""
         self.attempts[-1] = Attempt(error=type(error).__name__)
 
     def sent(self, headers: Mapping[str, str]) -> Sent:
-        # Not a copy: an answer that breaks off while its body is read is asked for again.
+        # Not a copy: a response that breaks off while its body is read is requested again.
         return Sent(self.key, self.attempts, replayed=is_replay(headers))
 
     def gave_up(self, error: BaseException) -> None:
-        """The last error: it carries what happened, too."""
+        """Attach what happened to the last error."""
         error.onefold = self.sent({})  # type: ignore[attr-defined]
         sent = sum(attempt.sent for attempt in self.attempts)
         if not sent:
@@ -226,13 +226,13 @@ class Call:
 
 
 def unwanted(state: tenacity.RetryCallState) -> Any:
-    """The response that is asked for again, if one came: whoever waits for the next one lets go of it first."""
+    """Return the response that is requested again, if one came: release it before waiting for the next one."""
     error = state.outcome.exception() if state.outcome is not None else None
     return error.response if isinstance(error, Wanted) else None
 
 
 def _code_of(problem: bytes | None) -> str | None:
-    """The code of a problem of ours; of others there is none. None: it was not read."""
+    """Return the code of a problem of ours; others have none. None: it was not read."""
     if problem is None:
         return None
     try:

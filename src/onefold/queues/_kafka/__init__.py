@@ -1,1 +1,1 @@
-"""Share the rules of Kafka between its clients: partitions, offsets, and what each client calls them."""
+"""Share the rules of Kafka between its clients: partitions, offsets, and messages."""

@@ -1,4 +1,4 @@
-"""Messages of aiokafka: dead letters and sent ones, each confirmed by its broker within a bound."""
+"""Send dead letters and messages with aiokafka, each confirmed by its broker within a bound."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["AIOKafkaConsumer", "ConsumerRebalanceListener", "DeadLetters", "Kafk
 
 
 class DeadLetters(DeadLettersBase):
-    """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
+    """A topic for messages that can never be handled: unchanged, with their origin and the reason in their headers."""
 
     sends_by = "send_and_wait"
 
@@ -42,7 +42,7 @@ class DeadLetters(DeadLettersBase):
         super().__init__(producer, topic, within=within)
 
     async def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
-        """Whether the broker has confirmed it."""
+        """Produce the dead letter. Return whether the broker has confirmed it."""
         message = delivery.native
         headers = letter_headers(message.headers, delivery.spot, operation, reason)
 
@@ -65,10 +65,10 @@ async def send(
     key_header: str = KEY_HEADER,
     within: Duration = WITHIN,
 ) -> str:
-    """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
+    """Produce one message with an idempotency key, new unless you pass one, and wait until it is confirmed.
 
-    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
-    `key` you send it with again.
+    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`; send the
+    message again with its `key`.
     """
     chosen, pairs = sent_headers(headers, key, key_header)
     why = await _confirmed(producer, topic, _bytes(value), _bytes(partition_by), pairs, seconds(within, "within"))
@@ -78,7 +78,7 @@ async def send(
 
 
 async def _confirmed(producer: AIOKafkaProducer, topic: str, value: Any, key: Any, headers: Any, within: float) -> Any:
-    """None once the broker has confirmed it; else why it has not."""
+    """Produce a message. Return None once the broker has confirmed it; else why it has not."""
     try:
         async with asyncio.timeout(within):
             await producer.send_and_wait(topic, value, key, headers=headers)
@@ -99,7 +99,7 @@ def _bytes(value: bytes | str | None) -> bytes | None:
 
 
 def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
-    """The handler, and the next offset in its transaction."""
+    """Wrap the handler to save the next offset in its transaction."""
 
     async def handle(message: Any, *, tx: Any) -> None:
         await handler(message, tx=tx)

@@ -1,4 +1,4 @@
-"""The partitions of an AIOKafkaConsumer: it performs the steps of the ledger, and tells it who comes and goes.
+"""Perform the ledger's steps on the partitions of an AIOKafkaConsumer, and report rebalances to it.
 
 Partitions come and go while a handler runs: what ends after that, ends nothing.
 """
@@ -37,7 +37,7 @@ from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
-    """What is done to the partitions, and heard of them."""
+    """The partitions of one consumer: what is done to them, and what is reported about them."""
 
     _takes = AIOKafkaConsumer
     _letters = DeadLetters
@@ -143,7 +143,7 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
         return {Partition(*one) for one in self._consumer.assignment()}
 
     def _set_alarm(self) -> None:
-        """`getone` and `async for` do not come back while all partitions wait: the loop's clock wakes them."""
+        """Set a timer to wake `getone` and `async for`, which do not return while all partitions wait."""
         if self._alarm is not None:
             self._alarm.cancel()
         due = self._ledger.next_due()

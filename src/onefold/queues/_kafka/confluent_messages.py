@@ -1,4 +1,4 @@
-"""Messages of confluent-kafka: dead letters and sent ones, each confirmed by its delivery report within a bound."""
+"""Send dead letters and messages with confluent-kafka, each confirmed by its delivery report within a bound."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOO_LATE: Final = "Set max.poll.interval.ms above your longest handler, or poll,
 
 
 class DeadLetters(DeadLettersBase):
-    """A topic for what can never be handled: the message as it was, with where it was and why in its headers."""
+    """A topic for messages that can never be handled: unchanged, with their origin and the reason in their headers."""
 
     sends_by = "produce"
 
@@ -52,7 +52,7 @@ class DeadLetters(DeadLettersBase):
         super().__init__(producer, topic, within=within)
 
     def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
-        """Whether the broker has confirmed it."""
+        """Produce the dead letter. Return whether the broker has confirmed it."""
         message = delivery.native
         headers = letter_headers(message.headers(), delivery.spot, operation, reason)
         whole = not isinstance(delivery.message.headers, Unreadable)
@@ -74,10 +74,10 @@ def send(
     key_header: str = KEY_HEADER,
     within: Duration = WITHIN,
 ) -> str:
-    """Produce one message with an idempotency key, minted here unless you have one, and wait until it is confirmed.
+    """Produce one message with an idempotency key, new unless you pass one, and wait until it is confirmed.
 
-    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`, whose
-    `key` you send it with again.
+    `partition_by` is what Kafka calls the message's key: equal ones keep their order. Raises `NotConfirmed`; send the
+    message again with its `key`.
     """
     chosen, pairs = sent_headers(headers, key, key_header)
     why = _confirmed(producer, topic, value, partition_by, pairs, seconds(within, "within"))
@@ -87,7 +87,7 @@ def send(
 
 
 def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: Any, within: float) -> object:
-    """None once the broker has confirmed it; else why it has not."""
+    """Produce a message. Return None once the broker has confirmed it; else why it has not."""
     reports: list[object] = []
 
     def report(error: object, _message: object) -> None:
@@ -125,7 +125,7 @@ def _headers_of(message: Any) -> Any:
 
 
 def is_news(message: Any) -> bool:
-    """Not a message, but what the client has to say. What it cannot recover from is raised."""
+    """Return whether this is not a message, but an event of the client. An unrecoverable one is raised."""
     error = message.error()
     if error is not None and error.fatal():
         raise KafkaException(error)
@@ -136,7 +136,7 @@ def is_news(message: Any) -> bool:
 
 
 def saving(handler: Callable[..., Any], offsets: Offsets) -> Callable[..., Any]:
-    """The handler, and the next offset in its transaction."""
+    """Wrap the handler to save the next offset in its transaction."""
 
     def handle(message: Any, *, tx: Any) -> None:
         handler(message, tx=tx)

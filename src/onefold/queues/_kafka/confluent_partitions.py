@@ -1,4 +1,4 @@
-"""The partitions of a confluent-kafka Consumer: it performs the steps of the ledger, and tells it who comes and goes.
+"""Perform the ledger's steps on the partitions of a confluent-kafka Consumer, and report rebalances to it.
 
 A partition that is not ours any more is forgotten, and nothing is committed for it: `store_offsets` refuses it.
 """
@@ -28,7 +28,7 @@ from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions(GuardedConsumer):
-    """What is done to the partitions, and heard of them."""
+    """The partitions of one consumer: what is done to them, and what is reported about them."""
 
     _takes = Consumer
     _letters = DeadLetters
@@ -120,7 +120,7 @@ class Partitions(GuardedConsumer):
         return Ends(here.offset if here.offset >= 0 else None, found[1] if found else None)
 
     def _commit(self, offsets: dict[Partition, int]) -> None:
-        """Asked for, and not waited for: a commit that gets lost makes a duplicate, and the next one covers it."""
+        """Request a commit without waiting: a lost commit makes a duplicate, and the next one covers it."""
         next_ones = [(one, TopicPartition(*one, offset)) for one, offset in offsets.items()]
         ours = [at for one, at in next_ones if self._tried(one, partial(self._consumer.store_offsets, offsets=[at]))]
         if ours:

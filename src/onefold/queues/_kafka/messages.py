@@ -1,4 +1,4 @@
-"""Kafka's messages, for both clients: what keys see of one, what a dead letter carries, what a sender adds. Pure."""
+"""Kafka's messages, for both clients: as keys see them, as dead letters, and as they are sent. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NotConfirmed(RuntimeError):
 
 
 def check_undecoded(consumer: object) -> None:
-    """A body that cannot be decoded would raise in the poll, where nobody can bury it."""
+    """Refuse a consumer with a deserializer: it would raise in the poll, where nobody can bury the message."""
     names = ("_value_deserializer", "_key_deserializer")
     if any(getattr(consumer, name, None) is not None for name in names):
         raise UsageError(
@@ -44,7 +44,7 @@ def check_undecoded(consumer: object) -> None:
 
 
 def check_wait(wait: Duration, interval_ms: object) -> None:
-    """While a duplicate waits in place nothing is polled, and the broker gives the partitions to another."""
+    """Refuse a wait longer than the poll interval: while a duplicate waits in place nothing is polled."""
     if isinstance(interval_ms, int) and seconds(wait, "wait") * 1000 >= interval_ms:
         raise UsageError(
             f"wait={wait!r} is not below the consumer's max_poll_interval_ms={interval_ms}: a duplicate that waits so "
@@ -53,7 +53,7 @@ def check_wait(wait: Duration, interval_ms: object) -> None:
 
 
 def check_letters(producer: object, method: str, topic: object) -> None:
-    """What a dead letter is sent with has to be there, and to leave it as it was."""
+    """Check that a dead letter's producer exists, and leaves the message unchanged."""
     if not hasattr(producer, method) or not isinstance(topic, str) or not topic:
         raise UsageError(f"DeadLetters(producer, topic) takes a producer with {method}(), and the name of a topic")
     if any(getattr(producer, name, None) is not None for name in ("_value_serializer", "_key_serializer")):
@@ -68,7 +68,7 @@ def check_consumer(consumer: object, kind: type) -> None:
 
 
 def dead_letter_stops(dead_letter: object, kind: type) -> bool:
-    """Whether the consumer stops at what can never be handled. Nothing is dropped because nobody was told."""
+    """Return whether the consumer stops at a message that can never be handled. Nothing is dropped by default."""
     if isinstance(dead_letter, kind):
         return False
     if dead_letter == "stop":
@@ -77,7 +77,7 @@ def dead_letter_stops(dead_letter: object, kind: type) -> bool:
 
 
 def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | Unreadable | None, spot: Spot) -> Message:
-    """A message as the keys see it. Of headers with one name the last counts, as everywhere in Kafka."""
+    """Return a message as the keys see it. Of headers with one name the last counts, as everywhere in Kafka."""
     known = headers if isinstance(headers, Unreadable) else dict(headers or ())
     return Message(body or b"", known, position=f"{'/'.join(map(str, spot.partition))}/{spot.offset}")
 
@@ -85,7 +85,7 @@ def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | Unreadab
 def letter_headers(
     headers: Iterable[tuple[str, Any]] | None, spot: Spot, operation: str, reason: str
 ) -> list[tuple[str, Any]]:
-    """What a dead letter carries besides what its message had."""
+    """Return the headers that a dead letter has in addition to its message's."""
     origin = {"topic": spot.partition.topic, "partition": spot.partition.number, "offset": spot.offset}
     facts = {**origin, "operation": operation, "reason": reason}
     ours = [(f"x-onefold-{name}", str(value).encode(errors="replace")) for name, value in facts.items()]
@@ -93,14 +93,14 @@ def letter_headers(
 
 
 class Letter(NamedTuple):
-    """What a dead letter is produced with."""
+    """The content with which a dead letter is produced."""
 
     value: bytes | None
     headers: list[tuple[str, Any]]
 
 
 def letter_forms(value: bytes | None, headers: list[tuple[str, Any]], *, whole: bool = True) -> Iterator[Letter]:
-    """Yield the dead letter as it was, then the forms to try where the producer refuses to write that.
+    """Yield the dead letter unchanged, then the forms to try if the producer refuses to write it.
 
     A client can read what it cannot write: aiokafka refuses a message with neither a value nor a key. Only such a
     letter is changed, and says so in a header. It may lose its headers, never its value.
@@ -143,7 +143,7 @@ class DeadLettersBase:
 
 
 class Unreadable(Mapping[str, Any]):
-    """The headers of a message whose names are not text: whoever asks for its key there gets a reason for a letter."""
+    """The headers of a message whose names are not text: asking for its key there gives a reason for a dead letter."""
 
     def __getitem__(self, name: str) -> Any:
         raise MissingKey(UNREADABLE)
@@ -158,6 +158,6 @@ class Unreadable(Mapping[str, Any]):
 def sent_headers(
     headers: Mapping[str, str | bytes] | None, key: Key | None, name: str
 ) -> tuple[str, list[tuple[str, bytes]]]:
-    """The idempotency key, minted where none is given here or among the headers, and the headers that carry it."""
+    """Return the idempotency key, new if none is given here or among the headers, and the headers that carry it."""
     chosen, carried = with_key(headers, key, name)
     return chosen, [(one, value.encode() if isinstance(value, str) else value) for one, value in carried.items()]

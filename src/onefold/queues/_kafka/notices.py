@@ -1,6 +1,6 @@
-"""What is told of Kafka's messages: lines in the log that lead to a record, and the event of a dead letter.
+"""Report what happens to Kafka's messages: log lines that lead to a record, and the event of a dead letter.
 
-A key is told as its digest. Nothing here shows a key, a payload or what a handler's error says.
+A key is shown as its digest. Nothing here shows a key, a payload or the text of a handler's error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AddressOf = Callable[[Message], Address]
 class Undeliverable(RuntimeError):
     """A message can never be handled, and there are no dead letters for it: the consumer was told to stop.
 
-    `digest` is that of its key, as `onefold show` takes it; empty where it has none.
+    `digest` is that of its key, as `onefold show` takes it; empty if it has none.
     """
 
     def __init__(self, words: str, spot: Spot, address: Address, reason: str) -> None:
@@ -47,14 +47,14 @@ def unaddressed(_message: Message) -> Address:
 
 
 class Notices:
-    """Tells what becomes of messages; of what makes many of them wait, once in a while."""
+    """Reports what happens to messages; a cause that makes many of them wait, only once in a while."""
 
     def __init__(self, address_of: AddressOf, clock: Callable[[], float]) -> None:
         self._address_of = address_of
         self._waits = Waits(clock)
 
     def name(self, delivery: Delivery) -> str:
-        """Where it is in Kafka, and where its record is."""
+        """Return where it is in Kafka, and where its record is."""
         (topic, number), offset, _ = delivery.spot
         return found_at(f"{topic}/{number} offset {offset}", self._address_of(delivery.message))
 
@@ -64,16 +64,16 @@ class Notices:
         log.warning("%s: %s failed: %s", name, attempt, what)
 
     def waits(self, delivery: Delivery, later: Later) -> None:
-        """Its partition waits for this message."""
+        """Report that its partition waits for this message."""
         self._waits.tell(log, self.name(delivery), later)
 
     def buried(self, delivery: Delivery, reason: str) -> None:
-        """The broker has confirmed the dead letter."""
+        """Report that the broker has confirmed the dead letter."""
         log.error("%s: to the dead letters: %s", self.name(delivery), reason)
         buried(self._address_of(delivery.message), reason)
 
     def unread(self, partition: Partition, count: int, silent_for: float) -> None:
-        """Tell of a partition that is ours, and is not read although it has messages."""
+        """Report a partition that is ours, and is not read although it has messages."""
         place = f"{partition.topic}/{partition.number}"
         log.warning(
             "%s is assigned to this consumer, has %d messages, and none was read for %.0f s: it was paused and not "

@@ -1,7 +1,7 @@
-"""What both Kafka clients share: which partition waits for which message, what is committed, what is buried. Pure.
+"""Decide, for both Kafka clients, which partition waits for which message, and what is committed or buried. Pure.
 
-Kafka redelivers nothing: a message that is not finished is read again because its partition goes back to it. The steps
-are yielded, and the client's shell performs them. An offset above an unfinished message is never among them.
+Kafka redelivers nothing: an unfinished message is read again because its partition seeks back to it. The steps are
+yielded, and the client's shell performs them. An offset above an unfinished message is never among them.
 """
 
 from __future__ import annotations
@@ -49,43 +49,43 @@ INTERRUPTED: Final = Later(0.0, "interrupted")
 
 
 class Bury(NamedTuple):
-    """Produce it to the dead letters. The answer: whether that was confirmed."""
+    """Produce it to the dead letters. Reply with whether that was confirmed."""
 
     delivery: Delivery
     reason: str
 
 
 class Commit(NamedTuple):
-    """These are the next offsets. What is not ours any more is left out."""
+    """Commit these next offsets. Partitions that are no longer ours are left out."""
 
     offsets: dict[Partition, int]
 
 
 class GoBack(NamedTuple):
-    """Pause the partition, and seek to the offset. The answer: whether that was done."""
+    """Pause the partition, and seek to the offset. Reply with whether that was done."""
 
     partition: Partition
     offset: int
 
 
 class Resume(NamedTuple):
-    """Read on. The answer: whether that was done; False where the partition is not ours."""
+    """Resume reading. Reply with whether that was done; False if the partition is not ours."""
 
     partition: Partition
 
 
 class Position(NamedTuple):
-    """The answer: the offset after the message that was read last; less than that since the partition went back."""
+    """Reply with the offset after the last message that was read; less than that after the partition went back."""
 
     partition: Partition
 
 
 class Assigned(NamedTuple):
-    """The answer: the partitions that are ours now, as a set."""
+    """Reply with the partitions that are ours now, as a set."""
 
 
 class FindEnds(NamedTuple):
-    """The answer: where the partition is read next, and where it ends, as `Ends`."""
+    """Reply with where the partition is read next, and where it ends, as `Ends`."""
 
     partition: Partition
 
@@ -95,7 +95,7 @@ Steps = Generator[Step, Any, Any]
 
 
 class Options(TypedDict, total=False):
-    """What `guarded` and `guarded_batches` of both clients take besides."""
+    """Further options of `guarded` and `guarded_batches` of both clients."""
 
     # A message without a key: to the dead letters, or run without a guard.
     missing_key: MissingKeyRule
@@ -111,7 +111,7 @@ class Options(TypedDict, total=False):
 
 
 def asked_of(key: KeyOf, options: Options, policy: Policy | None) -> dict[str, Any]:
-    """What the guard is asked with, one by one and in polls."""
+    """Return the arguments for the guard, one by one and in polls."""
     missing_key, fingerprint = options.get("missing_key", "never"), options.get("fingerprint")
     return {"key": key, "missing_key": missing_key, "fingerprint": fingerprint, "policy": policy}
 
@@ -127,7 +127,7 @@ class Waiting:
 
 
 class Ledger:
-    """What one consumer knows of its partitions. Attempts are counted here, in memory: Kafka counts nothing."""
+    """The state of one consumer's partitions. Attempts are counted here, in memory: Kafka counts nothing."""
 
     def __init__(
         self,
@@ -164,12 +164,12 @@ class Ledger:
         return Spot(partition, offset, self._turns[partition])
 
     def assigned(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Note that these came, or came back: they are read, whatever was waited for before."""
+        """Note that these were assigned, perhaps again: they are read, whatever was waited for before."""
         self.forget(partitions)
         self._strays_due = self._clock()
 
     def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """These went to another consumer, or came back: what is still under way for them ends nothing."""
+        """Forget these: they were revoked or reassigned, and what is still in progress for them has no effect."""
         gone = {Partition(*partition) for partition in partitions}
         for partition in gone:
             self._turns[partition] += 1
@@ -179,7 +179,7 @@ class Ledger:
                 del counter[place]
 
     def paused_by_user(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Note a pause of the user's own: it stays when the time of a message has come."""
+        """Note a pause by the user: it stays when the time of a message has come."""
         self._users |= {Partition(*partition) for partition in partitions}
 
     def resumed_by_user(self, partitions: Iterable[tuple[str, int]]) -> set[Partition]:
@@ -189,7 +189,7 @@ class Ledger:
         return {one for one in resumed if one not in self._waiting or self._waiting[one].resumed}
 
     def wake(self) -> Steps:
-        """Let the partitions go on whose time has come."""
+        """Resume the partitions whose time has come."""
         for partition, waiting in list(self._waiting.items()):
             if not waiting.sought:
                 self._paused.add(partition)
@@ -222,12 +222,15 @@ class Ledger:
             self._notices.unread(partition, count, self._readings.silent_for(partition))
 
     def next_due(self) -> float | None:
-        """In how many seconds `wake` has something to do. None: not before another message."""
+        """Return in how many seconds `wake` has something to do. None: not before another message."""
         due = [waiting.due for waiting in self._waiting.values() if not waiting.resumed]
         return max(min(due) - self._clock(), 0.0) if due else None
 
     def admit(self, spot: Spot) -> Steps:
-        """Whether this message may be handled now. One that was read before its partition went back comes again."""
+        """Return whether this message may be handled now.
+
+        One that was read before its partition went back comes again.
+        """
         waiting = self._waiting.get(spot.partition)
         if waiting is None or spot.offset < waiting.offset:
             return True
@@ -247,7 +250,7 @@ class Ledger:
         return True
 
     def settle(self, deliveries: Sequence[Delivery], verdicts: Sequence[Verdict]) -> Steps:
-        """Finish what is finished, up to the first message of each partition that is not; go back to that one."""
+        """Finish messages up to the first unfinished one of each partition, and go back to that one."""
         done: dict[Partition, int] = {}
         back: dict[Partition, Waiting] = {}
         stopped: Exception | None = None
@@ -287,7 +290,7 @@ class Ledger:
         return ACK
 
     def _told(self, delivery: Delivery, later: Later) -> Exception | None:
-        """What the caller has to know, because the loop must not go on; the others are told that it waits."""
+        """Return the error that has to end the loop, if any; the other messages are reported as waiting."""
         if isinstance(later.error, (Undeliverable, UsageError)):
             # A worker's own mistake would bury every message, or make every one wait.
             return later.error

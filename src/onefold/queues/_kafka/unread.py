@@ -1,6 +1,6 @@
-"""Which partitions are read: one that is ours, has messages and is not read is found out. Pure.
+"""Detect partitions that are ours and have messages, but are not read. Pure.
 
-Whoever pauses a partition and forgets it silences it until a restart, and nothing else says so.
+Pausing a partition and forgetting it silences it until a restart, and nothing else says so.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LOOK_SECONDS_MAX: Final = 1.0
 
 
 class Ends(NamedTuple):
-    """Where a partition is read next, and where it ends. None: it is not known."""
+    """Where a partition is read next, and where it ends. None: unknown."""
 
     position: int | None
     end: int | None
 
 
 class Readings:
-    """When a message of each partition was seen last."""
+    """The last time at which a message of each partition was seen."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What a message is to aio-pika: read, sent until the broker has confirmed it, and buried."""
+"""Read, send and bury messages with aio-pika; sending waits until the broker has confirmed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onefold.queues.keys import Key, with_key
 
 
 def delivery_of(message: AbstractIncomingMessage) -> Delivery:
-    """A message as handlers see it."""
+    """Return a message as handlers see it."""
     return Delivery(
         message.body,
         message.headers,
@@ -39,13 +39,13 @@ def encoded_size(properties: dict[str, Any]) -> int:
 
 
 def frame_max_of(connection: AbstractConnection) -> int:
-    """Return what the broker and this connection have agreed on; the usual where aio-pika does not tell."""
+    """Return the frame size negotiated with the broker; the default if aio-pika does not say."""
     tuned = getattr(connection, "connection_tune", None)
     return int(getattr(tuned, "frame_max", 0) or 0)
 
 
 async def bury(connection: AbstractConnection, dead: Dead) -> None:
-    """Send a dead letter, on a channel of its own: what goes wrong there closes no consumer."""
+    """Send a dead letter, on a channel of its own: an error there closes no consumer."""
     dead = fitted(dead, encoded_size, frame_max_of(connection))
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
     try:
@@ -65,10 +65,10 @@ async def send(
     headers: Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> str:
-    """Send a message until the broker has confirmed it, and give its key: the one that you named, or a new one.
+    """Send a message until the broker has confirmed it, and return its key: the one that you passed, or a new one.
 
     On a robust channel it is sent again after a lost connection, always with the same key. Raises aio-pika's own error
-    once its tries are used up, and at once if no queue takes the message.
+    once its attempts are used up, and at once if no queue takes the message.
     """
     if not channel.publisher_confirms:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""RabbitMQ, whichever client: what its messages look like, and what a verdict means to the broker. Pure, but for logs.
+"""The rules of a RabbitMQ consumer, for both clients: its messages, and what a verdict means. Pure, except for logs.
 
 A message that has to come later stays unacknowledged and is delivered again in place: the broker counts nothing, and
-nothing goes round in circles. Only what is given back is counted (`x-delivery-count`, on quorum queues).
+nothing goes round in circles. Only messages that are given back are counted (`x-delivery-count`, on quorum queues).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from onefold.stores.base import Address
 
 log = logging.getLogger("onefold.queues.rabbitmq")
 
-# What begins so is said by us.
+# The prefix of our headers.
 REASON_HEADER: Final = "x-onefold-reason"
-# Of the key, as logs and `onefold show` have it.
+# The digest of the key, as in logs and `onefold show`.
 DIGEST_HEADER: Final = "x-onefold-digest"
 DROPPED_HEADER: Final = "x-onefold-dropped-headers"
 OPERATION_HEADER: Final = "x-onefold-operation"
 EXCHANGE_HEADER: Final = "x-onefold-exchange"
 ROUTING_KEY_HEADER: Final = "x-onefold-routing-key"
-# What a dead letter says of itself. A sender's header whose name only begins like that is the sender's.
+# The headers of a dead letter. A sender's header whose name only begins like that is the sender's.
 OURS: Final = frozenset({REASON_HEADER, DIGEST_HEADER, OPERATION_HEADER, EXCHANGE_HEADER, ROUTING_KEY_HEADER})
 
-# As often as `Policy.attempts_max`: then the message goes to the dead letters.
+# The same as `Policy.attempts_max`: then the message goes to the dead letters.
 ATTEMPTS: Final = 5
 
 # Between two attempts: doubled each time.
@@ -50,19 +50,19 @@ DOUBLINGS_MAX: Final = 10
 CONSUMER_TIMEOUT: Final = 30 * 60.0
 UNACKED_MAX: Final = 15 * 60.0
 
-# A dead-letter queue that does not take a message is asked again.
+# The pause before a dead-letter queue that does not take a message is tried again.
 DEAD_LETTER_DELAY: Final = 5.0
 
-# How many failing messages a consumer counts where the broker does not: the oldest are forgotten.
+# How many failing messages a consumer counts if the broker does not: the oldest are forgotten.
 FAILING_MAX: Final = 10_000
 
-# All properties of a message have to fit into one frame, 128 KiB by default: with our headers added to them, too.
+# All properties of a message, including our headers, have to fit into one frame, 128 KiB by default.
 FRAME_MAX: Final = 131_072
-# A sixteenth of it is for the frame itself, and for what a broker adds to a message that it hands on.
+# A sixteenth of it is for the frame itself, and for what a broker adds to a message that it passes on.
 FRAME_SHARE: Final = 15 / 16
 REASON_MAX: Final = 1_000
 
-# What AMQP allows in a property.
+# The limit of AMQP for a property.
 SHORT_MAX: Final = 255
 
 # A sender outlives a restart of the broker: half a minute.
@@ -70,29 +70,29 @@ SEND_TRIES: Final = 12
 SEND_DELAY: Final = 0.1
 SEND_DELAY_MAX: Final = 5.0
 
-# A broker that has not confirmed a message by then is asked again.
+# A message that the broker has not confirmed by then is sent again.
 CONFIRM_SECONDS_MAX: Final = 30.0
 
 # Kept on the broker's disk.
 PERSISTENT: Final = 2
 
-# What a dead letter keeps: not `expiration`, by which it would be gone, and not `user_id`, which is the sender's.
+# The properties that a dead letter keeps: not `expiration`, which would remove it, nor `user_id`, the sender's.
 COPIED: Final = (
     *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id", "timestamp"),
     *("type", "app_id"),
 )
 
-# These mean something to the broker that routes a message: a copy of it must not be routed by them, nor be counted.
+# These mean something to the broker that routes a message: a copy must neither be routed nor counted by them.
 NOT_COPIED: Final = {"CC", "BCC", "x-delivery-count", "x-acquired-count"}
 
 
 class DeadLetter(enum.Enum):
-    """What may stand for the name of a dead-letter queue."""
+    """Stands for the name of a dead-letter queue."""
 
     OWN_EXCHANGE = "the exchange that the queue itself names"
 
 
-# The message is rejected: the queue's own `x-dead-letter-exchange` takes it, or, where it has none, it is gone.
+# The message is rejected: the queue's own `x-dead-letter-exchange` takes it; without one, it is gone.
 OWN_EXCHANGE: Final = DeadLetter.OWN_EXCHANGE
 
 
@@ -115,13 +115,13 @@ class Delivery(NamedTuple):
 
     @property
     def broker_count(self) -> int | None:
-        """How often a quorum queue has delivered it before. None: it is new, or the queue does not count."""
+        """Return how often a quorum queue has delivered it before. None: it is new, or the queue does not count."""
         count = self.headers.get("x-delivery-count")
         return count if isinstance(count, int) and count >= 0 else None
 
 
 class Step(NamedTuple):
-    """What an adapter does with a message, after it has kept it unacknowledged for the delay."""
+    """The action of an adapter on a message, after it has kept it unacknowledged for the delay."""
 
     # `again`: deliver it in place. `give back`: to its queue. `bury`: send it to the dead letters, then acknowledge it.
     action: Literal["ack", "again", "give back", "bury", "reject"]
@@ -143,7 +143,10 @@ class Dead(NamedTuple):
 
 @dataclass
 class Rules:
-    """What a consumer does with its messages. It remembers which of them have failed, where the broker does not."""
+    """Decides what a consumer does with its messages.
+
+    It remembers which of them have failed, if the broker does not.
+    """
 
     operation: str
     dead_letter: str | DeadLetter
@@ -153,7 +156,10 @@ class Rules:
     _failures: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
     def after(self, verdict: Verdict, delivery: Delivery, unacked_for: float, address: Address | None = None) -> Step:
-        """What to do with a message that was delivered so many seconds ago. The address is that of its record."""
+        """Decide what to do with a message that was delivered this many seconds ago.
+
+        The address is that of its record.
+        """
         where = self.found_at(delivery, address)
         match verdict:
             case Ack():
@@ -168,7 +174,7 @@ class Rules:
                 return self._never(reason, where)
 
     def found_at(self, delivery: Delivery, address: Address | None) -> str:
-        """By what a message is found in the log. Its own id is not said: it may be the key."""
+        """Return how a message is identified in the log. Its own id is not shown: it may be the key."""
         return found_at(delivery.routing_key, address or Address("", self.operation, ""))
 
     def _later(self, later: Later, where: str, unacked_for: float) -> Step:
@@ -199,12 +205,12 @@ class Rules:
         return Step("reject" if isinstance(self.dead_letter, DeadLetter) else "bury", reason=reason)
 
     def buried(self, reason: str, address: Address | None) -> None:
-        """It is a dead letter now: whoever listens is told."""
+        """Report that it is a dead letter now."""
         buried(address or Address("", self.operation, ""), reason)
 
     def _attempt(self, delivery: Delivery) -> int:
         digest = _digest(delivery)
-        # A classic queue hands on a count that its message has brought along, and never adds to it.
+        # A classic queue passes on a count that its message brought along, and never adds to it.
         attempt = max(self._failures.pop(digest, 0), delivery.broker_count or 0) + 1
         self._failures[digest] = attempt
         if len(self._failures) > FAILING_MAX:
@@ -212,7 +218,7 @@ class Rules:
         return attempt
 
     def dead(self, delivery: Delivery, reason: str, address: Address | None = None) -> Dead:
-        """The message as a dead letter: as it came, why it is dead, and by what its record is found."""
+        """Return the message as a dead letter: unchanged, with the reason, and the digest of its record."""
         headers = {name: value for name, value in delivery.headers.items() if name not in NOT_COPIED}
         headers |= {
             REASON_HEADER: _plain(reason)[:REASON_MAX],
@@ -228,7 +234,10 @@ class Rules:
         )
 
     def refused(self, error: Exception, reason: str, unacked_for: float, where: str) -> Step:
-        """What to do with a message that its dead-letter queue has not taken. It is never lost for that."""
+        """Decide what to do with a message that its dead-letter queue has not taken.
+
+        It is never lost because of that.
+        """
         log.error("%s: %s does not take a dead letter: %s", where, self.dead_letter, type(error).__name__)
         if unacked_for + DEAD_LETTER_DELAY > self.unacked_max:
             return GIVEN_BACK
@@ -236,7 +245,7 @@ class Rules:
 
 
 def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_max: Duration, waits: Waits) -> Rules:
-    """The rules, once what a user wrote has been checked."""
+    """Check the options, and return the rules."""
     if not dead_letter or not isinstance(dead_letter, (str, DeadLetter)):
         raise UsageError("dead_letter= is the name of a queue, or OWN_EXCHANGE for the one that the queue itself names")
     kept = seconds(unacked_max, "unacked_max")
@@ -249,7 +258,7 @@ def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_
 
 
 def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: str | None) -> dict[str, Any]:
-    """The properties of a message that is sent: the key is in its header, and, if it fits, in `message_id`."""
+    """Return the properties of a message to send: the key is in its header and, if it fits, in `message_id`."""
     return {
         "headers": {**(headers or {}), KEY_HEADER: key},
         "message_id": key if len(key.encode()) <= SHORT_MAX else None,
@@ -259,7 +268,7 @@ def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: s
 
 
 def pauses() -> list[float]:
-    """How long a sender waits between its tries."""
+    """Return how long a sender waits between its attempts."""
     return [min(SEND_DELAY * 2**number, SEND_DELAY_MAX) for number in range(SEND_TRIES - 1)]
 
 
@@ -287,7 +296,7 @@ def confirmed(
 def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max: int) -> Dead:
     """Return the dead letter as it can be written: without what is too large for a frame, or has no form in AMQP.
 
-    It is measured by the client's own encoder. A message that cannot be buried would end its connection, again and
+    It is measured with the client's own encoder. A message that cannot be buried would end its connection, again and
     again: it loses its headers and properties, never its body.
     """
     room = (frame_max or FRAME_MAX) * FRAME_SHARE
@@ -326,6 +335,6 @@ def _plain(text: str) -> str:
 
 
 def _digest(delivery: Delivery) -> bytes:
-    """Two orders may look the same, but for the key, wherever that is."""
+    """Digest a message with its key: two orders may be equal except for the key, wherever that is."""
     headers = sorted((name, repr(value)) for name, value in delivery.headers.items() if name not in NOT_COPIED)
     return hashlib.sha256(f"{delivery.message_id}\n{headers}\n".encode(errors="replace") + delivery.body).digest()

@@ -1,4 +1,4 @@
-"""What a message is to pika: read, sent until the broker has confirmed it, and buried."""
+"""Read, send and bury messages with pika; sending waits until the broker has confirmed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Job:
     tag: int
     delivery: Delivery
     since: float
-    # That of its record, once something is to be said of it.
+    # The address of its record, once something has to be reported about it.
     address: Address | None = None
 
     @property
@@ -35,7 +35,7 @@ class Job:
 
 
 def delivery_of(method: Any, properties: BasicProperties, body: bytes) -> Delivery:
-    """A message as handlers see it."""
+    """Return a message as handlers see it."""
     return Delivery(
         body,
         properties.headers or {},
@@ -55,13 +55,13 @@ def encoded_size(properties: dict[str, Any]) -> int:
 
 
 def frame_max_of(connection: BlockingConnection) -> int:
-    """Return what the broker and this connection have agreed on."""
-    # Private, for want of a public word.
+    """Return the frame size that the broker and this connection have negotiated."""
+    # Private, for lack of a public name.
     return int(vars(connection)["_impl"].params.frame_max)
 
 
 def bury(connection: BlockingConnection, dead: Dead) -> None:
-    """Send a dead letter, on a channel of its own: what goes wrong there closes no consumer."""
+    """Send a dead letter, on a channel of its own: an error there closes no consumer."""
     dead = fitted(dead, encoded_size, frame_max_of(connection))
     with connection.channel() as channel:
         channel.confirm_delivery()
@@ -78,17 +78,17 @@ def send(
     headers: Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> str:
-    """Send a message until the broker has confirmed it, and give its key: the one that you named, or a new one.
+    """Send a message until the broker has confirmed it, and return its key: the one that you passed, or a new one.
 
-    With a function that gives an open channel, it is sent again after a lost connection, always with the same key.
-    Raises pika's own error once its tries are used up, and at once if no queue takes the message.
+    With a function that returns an open channel, it is sent again after a lost connection, always with the same key.
+    Raises pika's own error once its attempts are used up, and at once if no queue takes the message.
     """
     chosen, carried = with_key(headers, key)
     properties = BasicProperties(**_rabbitmq.sent_properties(chosen, carried, content_type))
 
     def publish() -> None:
         here = channel() if callable(channel) else channel
-        # Private, for want of a public word: a second call would be logged as an error.
+        # Private, for lack of a public name: a second call would be logged as an error.
         if not vars(here).get("_delivery_confirmation"):
             here.confirm_delivery()
         here.basic_publish(exchange, routing_key, body, properties, mandatory=True)

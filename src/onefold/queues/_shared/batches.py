@@ -1,6 +1,6 @@
-"""Whole polls: all messages under a guard at once, and a verdict for each. For clients that hand out many at a time.
+"""Deliver whole batches: all messages under a guard at once, and a verdict for each.
 
-`Polls` gives them to `run_batch`. In one transaction of the caller's: `transactional_batches`.
+`Polls` passes them to `run_batch`. In one transaction of the caller's: `transactional_batches`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Numbers = list[int]
 
 
 class Sorted:
-    """The messages of one poll by their numbers: those with a key, those that run without, and the verdicts."""
+    """The messages of one poll by index: those with a key, those that run without, and the verdicts."""
 
     def __init__(
         self, deliveries: Sequence[OnItsWay], key: KeyOf, missing_key: MissingKeyRule, fingerprint: PayloadOf | None
@@ -37,7 +37,7 @@ class Sorted:
         self.keys: dict[int, str] = {}
         self._payloads: dict[int, object] = {}
         self.unguarded: Numbers = []
-        # The keys whose handler was called, and those that a transaction of the caller's has recorded.
+        # The keys whose handler was called, and those that a caller's transaction has recorded.
         self.begun: set[str] = set()
         self.recorded: list[str] = []
         self.verdicts: list[Verdict] = [ACK] * len(deliveries)
@@ -61,7 +61,7 @@ class Sorted:
         return self._payloads.__getitem__ if self._payloads else None
 
     def take(self, results: Sequence[Any], operation: str, policy: Policy) -> None:
-        """The outcomes or errors of those with a key, in order."""
+        """Take the outcomes or errors of messages with a key, in order."""
         for (number, key), result in zip(self.keys.items(), results, strict=True):
             if isinstance(result, Exception):
                 called = key in self.begun
@@ -69,14 +69,14 @@ class Sorted:
                 self.verdicts[number] = verdict_of(result, begun=begun, called=called, **facts)
 
     def take_fresh(self, fresh: Fresh[int]) -> Numbers:
-        """The numbers of those that are to be worked on."""
+        """Return the indexes of the messages to process."""
         for number, problem in zip(fresh.unsettled, fresh.problems, strict=True):
             self.verdicts[number] = verdict_of(problem, begun=self._is_to_blame(number))
         self.recorded = [self.keys[number] for number in fresh.new]
         return sorted([*fresh.new, *self.unguarded])
 
     def _is_to_blame(self, number: int) -> bool:
-        """Whether it was the message, and not the worker, before its handler was called."""
+        """Return whether the message, and not the worker, is at fault before its handler was called."""
         return not can_be_compared(self._payloads.get(number))
 
     @property
@@ -85,7 +85,7 @@ class Sorted:
 
 
 def verdict_of(error: Exception, **facts: Any) -> Verdict:
-    """A claim that was lost is looked at when the message comes again."""
+    """Return the verdict on an error. A lost claim is checked when the message comes again."""
     verdict = of_error(error, **facts)
     return Later(SOON, "another worker has taken it over") if verdict is None else verdict
 

@@ -1,6 +1,6 @@
 """One message on its way: its key, its handler under a guard, and the verdict. Shared by every adapter, sync and async.
 
-It never raises what a message can cause: a consumer lives on, whatever it is sent.
+It never raises an error that a message can cause: a consumer survives anything that it is sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAIT: Final = 5.0
 
 
 class Call:
-    """The call of a handler for one message. How far it came says whose mistake an error is."""
+    """The call of a handler for one message. Its progress says whose mistake an error is."""
 
     __slots__ = ("arguments", "asked", "begun", "key", "payload")
 
@@ -40,13 +40,13 @@ class Call:
         self.arguments = arguments
         self.key: str | None = None
         self.payload: object = None
-        # The message was read, and the guard was asked; then the handler was called.
+        # The message was read, and the guard was called; then the handler was called.
         self.asked = False
         self.begun = False
 
     @property
     def is_to_blame(self) -> bool:
-        """Whether the message or its handler is, and not the worker: a guard that is closed, a store that cannot."""
+        """Whether the message or its handler is at fault, and not the worker (a closed guard, a store that cannot)."""
         return self.begun or not self.asked or not can_be_compared(self.payload)
 
 
@@ -79,7 +79,7 @@ class _Prepared(Generic[G]):
         self._policy = (policy or guard.policy).but(wait=seconds(wait, "wait"))
         self._with_tx = self._transactional() if takes_tx(handler) else None
         if self._with_tx is None:
-            # What a guard from a file refuses (another operation, a claim) is raised now, and not for each message.
+            # What a guard from a file refuses (another operation, a claim) is raised now, not for each message.
             guard.idempotent(operation, key="key")
 
     def _transactional(self) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ class _Prepared(Generic[G]):
         raise NotImplementedError
 
     def address_of(self, message: Message) -> Address:
-        """By what this message is found in logs, events and records. Without a usable key: an empty one."""
+        """Return the address of this message in logs, events and records. Without a usable key: an empty one."""
         try:
             key = usable(self._key(message))
         except Exception:  # noqa: BLE001 - its verdict has said so
@@ -142,7 +142,7 @@ class _Prepared(Generic[G]):
         return address_of(self._guard, self._operation, key)
 
     def _read(self, call: Call, message: Message) -> None:
-        """What the message says by itself; then the guard is asked."""
+        """Read what the message itself says; then the guard is called."""
         call.key = usable(self._key(message))
         if call.key is not None and self._fingerprint is not None:
             call.payload = self._fingerprint(message)
@@ -150,7 +150,7 @@ class _Prepared(Generic[G]):
 
     @property
     def _compared(self) -> str | None:
-        """The argument of a transactional handler that is compared with that of the first delivery."""
+        """Return the argument of a transactional handler that is compared with that of the first delivery."""
         return None if self._fingerprint is None else "payload"
 
     def _verdict_of(self, error: Exception, call: Call, held_before: int) -> Verdict | None:
@@ -160,13 +160,13 @@ class _Prepared(Generic[G]):
 
 
 class Consuming(_Prepared[Guard]):
-    """What `guarded` of every blocking adapter works with."""
+    """The implementation of `guarded` for every sync adapter."""
 
     awaited = False
     takes = Guard
 
     def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
-        """Run the handler once for this message's key, with these arguments; what becomes of the message."""
+        """Run the handler once for this message's key, with these arguments; return the verdict on the message."""
         return run(self._deliver(Call(arguments), message, held_before))
 
     def _with_transaction(self) -> Callable[..., Any]:
@@ -186,7 +186,7 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
     takes = AsyncGuard
 
     async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
-        """Await the handler once for this message's key, with these arguments; what becomes of the message."""
+        """Await the handler once for this message's key, with these arguments; return the verdict on the message."""
         return await run_async(self._deliver(Call(arguments), message, held_before))
 
     def _with_transaction(self) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ def throw_away_key() -> str:
 
 
 def nothing(value: object) -> None:
-    """A queue has nobody to answer: results are not kept. But what has not run yet is no result."""
+    """Drop a result: a queue has nobody to answer. But refuse an object of which nothing has run yet."""
     if inspect.iscoroutine(value):
         value.close()
     if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -212,7 +212,7 @@ def nothing(value: object) -> None:
 
 
 async def finished(handling: Awaitable[object]) -> None:
-    """Await a handler. It has failed where something inside was cancelled; its consumer was not, and lives on."""
+    """Await a handler. It has failed if something inside was cancelled; its consumer was not, and lives on."""
     try:
         nothing(await handling)
     except asyncio.CancelledError as error:

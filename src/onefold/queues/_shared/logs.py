@@ -1,7 +1,7 @@
-"""What a consumer says of its messages: in its log, by queue, operation and digest, and to whoever listens.
+"""Report what happens to a consumer's messages: in its log, by queue, operation and digest, and to listeners.
 
-It never says a key, a body, or what a handler's own error says. A store that is away makes every message wait: of one
-cause there is one line a minute, with a count.
+It never shows a key, a body, or the text of a handler's own error. A store that is down makes every message wait: each
+cause is logged once a minute, with a count.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from onefold.stores.base import Address
 
 SELDOM: Final = 60.0
 
-# So many causes are remembered; then the oldest is forgotten, and told once more.
+# How many causes are remembered; then the oldest is forgotten, and logged once more.
 CAUSES_MAX: Final = 1_000
 
-# One cause is one, whichever message it makes wait, and for how long.
+# A cause is the same, whichever message it makes wait, and for how long.
 _VARYING: Final = re.compile(r"\[key [0-9a-f]+\]|\d+")
 
 
 def address_of(guard: Any, operation: str, key: str | None) -> Address:
-    """Where the record of a message is. Without a usable key: the operation alone, and an empty key."""
+    """Return the address of a message's record. Without a usable key: only the operation, and an empty key."""
     try:
         return guard.address(operation, key)  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 - what is wrong with it was said before; it is told all the same
@@ -39,14 +39,14 @@ def address_of(guard: Any, operation: str, key: str | None) -> Address:
 
 
 def found_at(queue: str, address: Address) -> str:
-    """By what a message is found: `charges: charge [key 5a1f…]`."""
+    """Return how a message is identified: `charges: charge [key 5a1f…]`."""
     shown = queue if queue.isprintable() else ascii(queue)
     whose = f"{address.operation} [key {address.digest}]" if address.key else address.operation
     return f"{shown}: {whose}" if queue else whose
 
 
 def buried(address: Address, reason: str) -> None:
-    """A message went to the dead letters, or was given up in its broker's way."""
+    """Report that a message went to the dead letters, or was dropped in its broker's way."""
     tell(Kind.BURIED, address, detail=reason)
 
 
@@ -57,7 +57,7 @@ class _Told:
 
 
 class Waits:
-    """Tells why messages wait, for the consumers of one guard."""
+    """Reports why messages wait, for the consumers of one guard."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -66,11 +66,11 @@ class Waits:
         self._one_at_a_time = threading.Lock()
 
     def tell(self, log: logging.Logger, where: str, later: Later, *, delay: float | None = None) -> None:
-        """One line: what waits, for how long, and why. What the store's driver says is told at DEBUG."""
+        """Log one line: what waits, for how long, and why. The driver's own error is logged at DEBUG."""
         error, pause = later.error, later.delay if delay is None else delay
         when = f"again in {pause:.3g} s" if pause else "to be tried again"
         if not isinstance(error, (StoreUnavailable, UsageError)):
-            # A person has to look at what is on hold; that another worker is at it is daily business.
+            # A person has to look at a message on hold; that another worker is running it is normal.
             level = logging.WARNING if later.limited and self._is_new(later.reason) else logging.INFO
             log.log(level, "%s: %s: %s", where, when, later.reason)
             return
@@ -89,7 +89,7 @@ class Waits:
         return is_new
 
     def _before(self, cause: str) -> int | None:
-        """How many were not told since the last one was. None: that was a moment ago."""
+        """Return how many were not logged since the last one was. None: that was a moment ago."""
         with self._one_at_a_time:
             told = self._told.get(cause)
             if told is None:
@@ -113,5 +113,5 @@ _waits: WeakKeyDictionary[Any, Waits] = WeakKeyDictionary()
 
 
 def waits_of(guard: Any) -> Waits:
-    """The one that all consumers of a guard share."""
+    """Return the instance that all consumers of a guard share."""
     return _waits.setdefault(guard, Waits())

@@ -1,4 +1,4 @@
-"""What a user gives to an adapter: refused before the first message where it would fail for every one. Pure."""
+"""Check an adapter's options before the first message, if they would fail for every one. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onefold.stores.opening import without_transactions
 
 
 def takes_tx(handler: Callable[..., Any]) -> bool:
-    """Whether the handler wants the transaction in which its record is written."""
+    """Return whether the handler takes the transaction in which its record is written."""
     signature = _signature_of(handler)
     return signature is not None and "tx" in signature.parameters
 
@@ -27,7 +27,7 @@ def check(
     policy: object = None,
     awaited: bool = False,
 ) -> None:
-    """Refuse, before the first message, what would fail for every one of them."""
+    """Refuse, before the first message, options that would fail for every one of them."""
     if not isinstance(guard, kind):
         client = "async" if awaited else "blocking"
         raise UsageError(f"this client is {client}: it takes {kind.__name__}, and this is {type(guard).__name__}")
@@ -42,7 +42,7 @@ def check(
         have, want = ("async def", "def") if is_async else ("def", "async def")
         raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
     check_options(missing_key, policy)
-    # What the guard refuses of it is raised now, and not for each message.
+    # What the guard refuses is raised now, not for each message.
     cast("Any", guard).check_policy(policy)
     if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
         raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
@@ -56,7 +56,7 @@ def check_options(missing_key: object, policy: object) -> None:
 
 
 def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
-    """Refuse a handler with tx where the guard's store has no transactions, if that is known before it is opened."""
+    """Refuse a handler with tx if the guard's store is known to have no transactions, before it is opened."""
     kind = without_transactions(guard.source) if takes_tx(handler) else ""
     if kind:
         raise UsageError(
@@ -72,18 +72,18 @@ def whole(name: str, value: object, least: int) -> int:
 
 
 def check_arguments(handler: Callable[..., Any]) -> None:
-    """A handler that cannot be called would send every message to the dead letters."""
+    """Refuse a handler that cannot be called: it would send every message to the dead letters."""
     signature = _signature_of(handler)
     if signature is None:
         return
     try:
         signature.bind(None, **({"tx": None} if takes_tx(handler) else {}))
     except TypeError as error:
-        raise UsageError(f"the handler is called with the message alone, or with tx=... besides: {error}") from error
+        raise UsageError(f"the handler is called with only the message, or also with tx=...: {error}") from error
 
 
 def _signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
-    """None: it is written in C, and tells nothing."""
+    """Return the signature. None: it is written in C, and has none."""
     try:
         return inspect.signature(handler)
     except ValueError:

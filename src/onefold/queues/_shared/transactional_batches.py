@@ -1,7 +1,7 @@
-"""Whole polls in one transaction of the caller's: their new messages are worked on, and recorded, in it.
+"""Deliver whole batches in one transaction of the caller's: their new messages are processed, and recorded, in it.
 
-Where it fails, each message gets one of its own, so that one poison message fails alone. Whether it was committed is
-looked at before anybody may count a message as finished: a transaction that nobody commits would lose them all.
+If it fails, each message gets its own transaction, so that one poison message fails alone. Before a message counts as
+finished, the commit is verified: a transaction that nobody commits would lose them all.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address, Joinable
 from onefold.transactions import join
 
-# What a poll of these messages has finished, for an offset that is kept with the work.
+# Called with what a poll has finished, for an offset that is kept with the work.
 Finished = Callable[[Any, Numbers], Any]
 
-# A record that was just committed is there at once; between the nodes of a cluster it may take a moment.
+# A record that was just committed is visible at once; between the nodes of a cluster it may take a moment.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0)
 
 NOT_COMMITTED: Final = (
@@ -40,7 +40,7 @@ NOT_COMMITTED: Final = (
 
 
 class Misused(UsageError):
-    """The worker is wrong, and no message is to blame: the caller is told, and the poll comes again."""
+    """The worker is wrong, and no message is to blame: raised to the caller, and the poll comes again."""
 
 
 class Ways(NamedTuple):
@@ -159,7 +159,10 @@ class JoinedPolls:
                 return await join(tx, None, awaited=True).read(self._address(key)) is not None
 
     def _not_committed(self) -> UsageError:
-        """One that has committed before was taken back by the handler; the messages are then looked at one by one."""
+        """Return the error of a missing commit.
+
+        If one has committed before, the handler is at fault: go message by message.
+        """
         return UsageError(NOT_COMMITTED) if self._commits else Misused(NOT_COMMITTED)
 
     def _fresh(self, tx: Any, sort: Sorted) -> Any:
@@ -178,7 +181,7 @@ class JoinedPolls:
 
 
 class StoreAway(Exception):
-    """No transaction could be opened, or no record be written: the database is away, and no message has failed."""
+    """No transaction could be opened, or no record be written: the database is down, and no message has failed."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -191,7 +194,7 @@ def _check_transaction(transaction: Any) -> None:
     owner = getattr(transaction, "__self__", transaction)
     if type(owner).__module__.partition(".")[0] != "sqlalchemy":
         return
-    # A connection or a session that is closed without a word is rolled back.
+    # A connection or a session that is closed silently is rolled back.
     if owner is transaction or transaction.__name__ in ("connect", "raw_connection"):
         name = type(owner).__name__ if owner is transaction else f"{type(owner).__name__}.{transaction.__name__}"
         raise UsageError(
@@ -213,13 +216,13 @@ def _opening() -> Iterator[None]:
     except Misused:
         raise
     except Exception as error:
-        # What a driver says about a login may hold one.
+        # A driver's message about a login may contain one.
         raise StoreAway(_away(StoreUnavailable(f"no transaction could be opened: {type(error).__name__}"))) from error
 
 
 @contextmanager
 def _asking() -> Iterator[None]:
-    """Before the handler is called, what is wrong is the transaction's or the guard's, and no message's."""
+    """Mark errors before the handler is called: they are the transaction's or the guard's, not a message's."""
     try:
         yield
     except StoreUnavailable as error:
@@ -233,7 +236,7 @@ def _away(error: Exception) -> Verdict:
 
 
 def _settled(error: Exception, count: int) -> list[Verdict] | None:
-    """What follows for so many messages from what went wrong; None: each gets a transaction of its own."""
+    """Return the verdicts on this many messages after an error; None: each gets its own transaction."""
     if isinstance(error, (Misused, NotOneDelivery)):
         raise error
     if isinstance(error, StoreAway):
@@ -244,7 +247,7 @@ def _settled(error: Exception, count: int) -> list[Verdict] | None:
 
 
 def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
-    """For one message alone: finished is also what was finished before it."""
+    """Narrow it to one message: what was finished before it counts as finished, too."""
     if then is None:
         return None
     done = [at for at, verdict in enumerate(before) if verdict == ACK]

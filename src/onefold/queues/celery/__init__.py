@@ -3,8 +3,9 @@
     @guarded(app, guard, "send-welcome", acks_late=True)
     def send_welcome(user_id): ...
 
-The sender puts the key into a header. A duplicate gets the stored result, and hands it on to its chain or chord. What
-has to come later is sent again with its retries uncounted; Celery's own Retry, Ignore and Reject stay Celery's.
+The sender puts the key into a header. A duplicate gets the stored result, and passes it on to its chain or chord. A
+task that has to come later is sent again with its retries uncounted; Celery's own Retry, Ignore and Reject stay
+Celery's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = ["OnefoldTask", "guarded", "send"]
 
 
 class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
-    """The base class of guarded tasks. `guard` and `operation` are needed; the rest has the meaning of `guarded`."""
+    """The base class of guarded tasks. `guard` and `operation` are required; the rest has the meaning of `guarded`."""
 
     abstract = True
     guard: Guard
@@ -60,18 +61,18 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         @functools.wraps(self.run)
         def run(*args: Any, **kwargs: Any) -> Any:
             self.request.update({BEGUN: True})
-            # What `autoretry_for` has made of it by now: its Retry has to release the claim.
+            # The function that `autoretry_for` has wrapped by now: its Retry has to release the claim.
             return self.run(*args, **kwargs)
 
         way = kind.guard.transactional if self._transactional else kind.guard.idempotent
         known = functools.partial(way, kind.operation, key=lambda *_, **__: vars(self.request)[KEY], policy=policy)
         self._first, self._again = known(fingerprint=kind.fingerprint)(run), known(fingerprint=None)(run)
         if self._transactional:
-            # Celery checks the arguments of a sender, who has no transaction.
+            # Celery checks the arguments of a sender, which has no transaction.
             self.__header__ = inspect.signature(self._first).bind
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In a worker, a delivery; anywhere else a call of the function, unguarded."""
+        """Deliver in a worker; anywhere else call the function, unguarded."""
         request = self.request
         if request.called_directly or KEY in vars(request):
             return super().__call__(*args, **kwargs)
@@ -110,14 +111,14 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None,
                     link: Any = None, link_error: Any = None, *more: Any, **options: Any) -> Any:  # fmt: skip
-        """As Celery's own, with the key in a header: the one that you give, or the task's id."""
+        """Send the task as Celery does, with the key in a header: the one that you pass, or the task's id."""
         task_id = task_id or uuid()
         options["headers"] = _celery.keyed(options.get("headers"), task_id)
         link, link_error = (_celery.links_of(self.app, task_id, links) for links in (link, link_error))
         return super().apply_async(args, kwargs, task_id, producer, link, link_error, *more, **options)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """As Celery's own, with a key too."""
+        """Apply the task as Celery does, with a key too."""
         options["task_id"] = options.get("task_id") or uuid()
         options["headers"] = _celery.keyed(options.get("headers"), options["task_id"])
         return super().apply(args, kwargs, *more, **options)
@@ -126,14 +127,14 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 def guarded(
     app: Celery, guard: Guard, operation: str, *, base: type[OnefoldTask] = OnefoldTask, **options: Any
 ) -> Callable[[Callable[..., Any]], OnefoldTask]:
-    """`app.task` for a function that runs once for each key. A parameter `tx` makes it transactional.
+    """Decorate a function as `app.task` does, to run once for each key. A parameter `tx` makes it transactional.
 
     `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `fingerprint` names the
     arguments that must be the same under one key. `docs/queues/celery.md` explains each; all others are Celery's.
     """
 
     def decorate(handler: Callable[..., Any]) -> OnefoldTask:
-        # Celery makes the task later, when the app is used; what cannot work is said now.
+        # Celery creates the task later, when the app is used; errors are raised now.
         _celery_checked.prepared(guard, operation, handler, base, options)
         made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
         return made(handler)
@@ -142,7 +143,7 @@ def guarded(
 
 
 def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | None = None, **options: Any) -> str:
-    """Send a task or a signature under this key, or a new one. Returns the key, to send it again with.
+    """Send a task or a signature under this key, or a new one. Return the key, to send it again.
 
     For an `AsyncResult`, name the task too: `send(…, key=key, task_id=key)`, then `task.AsyncResult(key)`.
     """

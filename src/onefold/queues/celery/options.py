@@ -1,4 +1,4 @@
-"""What a task of Celery's is made with: refused with its name, before a message comes. Pure."""
+"""Check the options of a Celery task, under its name, before a message comes. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onefold.queues import keys
 from onefold.queues._shared.options import check, check_options, check_transactions, takes_tx
 from onefold.queues.keys import KeyOf
 
-# What `guarded` takes besides Celery's own.
+# The options of `guarded` in addition to Celery's.
 OPTIONS: Final = ("key", "missing_key", "wait", "policy", "fingerprint")
 
 # A task has few arguments: one that is only a little alike is another one.
@@ -24,14 +24,14 @@ ALIKE: Final = 0.8
 
 
 def check_class(kind: Any) -> None:
-    """What can be said of a base class when it is defined: a guard and an operation may still come."""
+    """Check what can be checked when a base class is defined: a guard and an operation may still come."""
     given = {name: getattr(kind, name, None) for name in ("guard", "operation", *OPTIONS)}
     with _named(kind.name or kind.__qualname__):
         _check_given(given)
 
 
 def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, options: Mapping[str, Any]) -> KeyOf:
-    """How a message of this task is asked for its key; what would fail for every message is refused."""
+    """Return how to find the key of this task's messages; refuse options that would fail for every message."""
     given = {name: getattr(base, name) for name in OPTIONS} | dict(options)
     with _named(str(given.get("name") or getattr(base, "name", None) or getattr(run, "__name__", base.__qualname__))):
         if guard is None:
@@ -44,7 +44,7 @@ def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, opt
         _check_ends(given["policy"] or guard.policy)
         _check_names(given["fingerprint"], run)
         for option in given:
-            # Celery takes any word.
+            # Celery accepts any option.
             if not hasattr(base, option) and (meant := did_you_mean(option, OPTIONS, ALIKE)):
                 raise UsageError(f"unknown option {option!r}{meant}")
         # A guard from a file refuses an operation that is not in it.
@@ -54,7 +54,7 @@ def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, opt
 
 @contextmanager
 def _named(task: str) -> Iterator[None]:
-    """Celery makes a task when its app is used first: far from the line that is wrong."""
+    """Add the task's name to errors: Celery creates a task when its app is first used, far from the wrong line."""
     try:
         yield
     except UsageError as error:
@@ -78,7 +78,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 
 
 def _check_ends(policy: Policy) -> None:
-    """Refuse a policy that takes Celery's own words for an end: a task that asks for a retry is not done."""
+    """Refuse a policy that treats Celery's own exceptions as an outcome: a task that asks for a retry is not done."""
     kinds = (*policy.remember, *(() if policy.after_crash == "rerun" else policy.unknown))
     for kind in kinds:
         if isinstance(kind, type) and any(issubclass(word, kind) for word in (Retry, Ignore, Reject)):

@@ -1,4 +1,4 @@
-"""What Celery's messages are made of: their keys, their links, and the message that comes again."""
+"""Celery's messages: their keys, their links, and sending them again."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ from onefold.queues._shared.verdict import HELD_DELAY, Later, Verdict, of_error,
 from onefold.queues.keys import KEY_HEADER
 from onefold.stores.base import Address
 
-# Set in a request that is under way: a task that calls itself calls a function.
+# Set in a request that is in progress: a task that calls itself calls a function.
 KEY: Final = "onefold_key"
 # Set once its function is called.
 BEGUN: Final = "onefold_begun"
 
-# How often a message has come again, and how often of these because it was on hold.
+# How often a message has come again, and how many of these times because it was on hold.
 TIMES: Final = "x-onefold-times"
 HELD: Final = "x-onefold-held"
 
-# RabbitMQ's notes of a message that came back from the dead letters: sent again, it would take it for a loop.
+# RabbitMQ's headers of a message that came back from the dead letters: sent again, it would look like a loop.
 DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
 
-# Each time it waits twice as long, from a second up to a minute: a task of an hour keeps no worker busy with its twin.
+# Each wait is twice as long, from a second up to a minute: a task of an hour does not keep a worker busy with
+# duplicates.
 DOUBLINGS_MAX: Final = 10
 
-# A connection that is given up has so long to say goodbye.
+# How long closing an abandoned connection may take.
 CLOSE_SECONDS_MAX: Final = 1.0
 
-# A queue that is full refuses what is sent again, and has the message back at once: so long it is left in peace.
+# A full queue refuses what is sent again, and gets the message back at once: wait this long before.
 REFUSED_SECONDS_MAX: Final = 1.0
 
 log = logging.getLogger("onefold.queues.celery")
 
 
 def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
-    """The headers with a key. The id of a task is fixed when its chain is sent: so is the key of each of its steps."""
+    """Return the headers with a key. A task's id is fixed when its chain is sent, and so is the key of each step."""
     given = dict(headers or {})
     return given if any(keys.is_header(name, KEY_HEADER) for name in given) else {KEY_HEADER: task_id, **given}
 
 
 def links_of(app: Any, task_id: str, links: Any) -> list[Any] | None:
-    """The callbacks of a task, with ids that follow from its own: a replay sends the same ones again, not others."""
+    """Return the callbacks of a task, with ids derived from its own: a replay sends the same ones again."""
     if not links:
         return None
     several = links if isinstance(links, (list, tuple)) else [links]
@@ -71,22 +72,25 @@ def _with_id(link: Any, name: str) -> Any:
     return link.clone().set(task_id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
 
 
-# What JSON cannot say, or msgspec not write.
+# Values that JSON cannot express, or msgspec cannot write.
 UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """The arguments by name, as JSON, for keys that are read from them. A wrong call raises what it always would."""
+    """Return the arguments by name, as JSON, for keys that are read from them.
+
+    A wrong call raises what it always would.
+    """
     arguments = _spread(run, _bound(run, args, kwargs))
     try:
         return msgspec.json.encode(arguments)
     except UNWRITABLE:
-        # An amount of more than 64 bits is no reason to miss the key beside it.
+        # An amount of more than 64 bits is no reason to miss the key next to it.
         return msgspec.json.encode({name: found for name, found in arguments.items() if _can_be_written(found)})
 
 
 def _spread(run: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as the sender has named them: what `**options` has caught stands beside the others."""
+    """Return the arguments as the sender has named them: those caught by `**options` are next to the others."""
     kinds = inspect.signature(run).parameters.values()
     rest = next((one.name for one in kinds if one.kind is one.VAR_KEYWORD), None)
     return arguments if rest is None else {**arguments, **arguments.get(rest, {})}
@@ -109,7 +113,7 @@ def _bound(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the message or its task is, and not the worker: a guard that is closed, a store that cannot."""
+    """Return whether the message or its task is at fault, and not the worker (a closed guard, a store that cannot)."""
     known = vars(task.request)
     if not isinstance(error, UsageError) or KEY not in known or BEGUN in known:
         return True
@@ -124,24 +128,24 @@ def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict
 
 
 def address_of(task: Any) -> Address:
-    """Of the record of the running task; an empty key where its message has none that can be used."""
+    """Return the address of the running task's record; with an empty key if its message has no usable one."""
     return _address_of(task.guard, task.operation, vars(task.request).get(KEY))
 
 
 def found_at(task: Any) -> str:
-    """By what its message is found in the log. The id of the task is not said: it may be the key."""
+    """Return how its message is identified in the log. The id of the task is not shown: it may be the key."""
     return _found_at(str((task.request.delivery_info or {}).get("routing_key") or ""), address_of(task))
 
 
 def rejected(task: Any, reason: str) -> Reject:
-    """What ends a message for good: to the dead-letter exchange of its queue, or to nowhere."""
+    """Return the exception that ends a message for good: to the dead-letter exchange of its queue, or to nowhere."""
     log.error("%s: rejected, never again: %s", found_at(task), reason)
     buried(address_of(task), reason)
     return Reject(reason, requeue=False)
 
 
 def sent_again(task: Any, later: Later) -> Exception:
-    """Send the running task again, with the same id, key, chain, group and retries; what ends this message."""
+    """Send the running task again, with the same id, key, chain, group and retries; return what ends this message."""
     request = task.request
     headers = {name: found for name, found in (request.headers or {}).items() if not name.startswith(DEATHS)}
     times = _number_in(headers, TIMES)
@@ -152,7 +156,7 @@ def sent_again(task: Any, later: Later) -> Exception:
         again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
         _confirmed(task.app, again)
     except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
-        # A time limit of Celery's that ends the pause must not end the message.
+        # One of Celery's time limits that ends the pause must not end the message.
         with suppress(Exception):
             time.sleep(min(delay, REFUSED_SECONDS_MAX))
         return Reject(error, requeue=True)
@@ -162,14 +166,14 @@ def sent_again(task: Any, later: Later) -> Exception:
 def _confirmed(app: Any, again: Any) -> None:
     """Send it, and wait until the broker has it: the message that it replaces is acknowledged next.
 
-    Celery waits for no confirmation by itself. On RabbitMQ one that is killed, or cut off, would lose the only copy.
+    Celery itself waits for no confirmation. On RabbitMQ a broker that is killed, or cut off, would lose the only copy.
     """
     with app.producer_or_acquire() as pooled:
         if not hasattr(pooled.channel, "basic_publish_confirm"):
             # Others answer each message, as Redis does.
             again.apply_async(add_to_parent=False, producer=pooled)
             return
-        # A channel of its own: one that has begun to confirm confirms whatever else is sent through it.
+        # A channel of its own: once it is in confirm mode, it confirms everything else that is sent through it.
         channel = pooled.connection.channel()
         confirm = channel.basic_publish_confirm
         channel.basic_publish = lambda *sent, **how: confirm(*sent, **{**how, "timeout": CONFIRM_SECONDS_MAX})
@@ -177,7 +181,7 @@ def _confirmed(app: Any, again: Any) -> None:
             # Celery's own retry would take another channel, which confirms nothing.
             again.apply_async(add_to_parent=False, producer=Producer(channel), retry=False)
         except BaseException:
-            # Dropped, and not closed: a broker that is silent does not answer that either.
+            # Dropped, not closed: a silent broker does not answer that either.
             pooled.connection.collect(socket_timeout=CLOSE_SECONDS_MAX)
             raise
         channel.close()
@@ -188,13 +192,13 @@ def held_before(request: Any) -> int:
 
 
 def _number_in(headers: Mapping[str, Any] | None, name: str) -> int:
-    """A count in a header of ours; what is none, or another's, is 0."""
+    """Return a count from one of our headers; 0 if it is missing or invalid."""
     found = (headers or {}).get(name, 0)
     return found if isinstance(found, int) and found > 0 else 0
 
 
 def looked(task: Any) -> Verdict:
-    """Whose claim was lost: another worker's result is this one's too, once it is there."""
+    """Return the verdict after a lost claim: another worker's result is this one's too, once it is there."""
     try:
         record = task.guard.read(task.operation, vars(task.request)[KEY])
     except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
@@ -203,7 +207,7 @@ def looked(task: Any) -> Verdict:
 
 
 def somebody_waits(task: Any) -> bool:
-    """Whether a result that was not kept is still to be handed on: to a caller, or to the next step."""
+    """Return whether a result that was not kept is still needed: by a caller, or by the next step."""
     request = task.request
     wanted = request.chain or request.chord or request.callbacks or not request.ignore_result
     try:

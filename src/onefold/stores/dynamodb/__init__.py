@@ -1,8 +1,8 @@
 """DynamoDB: one item for each record, conditional writes, consistent reads.
 
-The clock is DynamoDB's own, as the `Date` of its replies tells it; the machine's time of day is never asked. What
-is past its stay is free at once, and is removed by DynamoDB later (time to live). It never hides a failure: what
-DynamoDB reports becomes `StoreUnavailable`, and nothing runs unclaimed.
+The clock is DynamoDB's own, from the `Date` of its replies; the machine's time of day is never used. An expired record
+is free at once, and is removed by DynamoDB later (time to live). It never hides a failure: errors of DynamoDB become
+`StoreUnavailable`, and nothing runs unclaimed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
     "open_store",
 ]
 
-# What DynamoDB takes as the name of a table.
+# Valid names of a table.
 TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
-# A reply takes milliseconds. Three attempts of so long end before a lease of ten seconds does.
+# A reply takes milliseconds. Three attempts of this length end before a lease of ten seconds does.
 TIMEOUT: Final = 2.0
 
 
@@ -65,10 +65,10 @@ class _Table:
 
 
 class DynamoDBStore(_Table):
-    """A `Store` and `Browsable` in one table; safe to share between threads, and over a fork.
+    """A `Store` and `Browsable` in one table; safe to share between threads, and across a fork.
 
-    `client` is a boto3 client, a `Table` or a session of your own; without one the store makes a client on first use,
-    and closes it in `close()`. Whoever uses the store after that gets a new one.
+    `client` is your own boto3 client, `Table` or session; without one the store creates a client on first use, and
+    closes it in `close()`. Using the store after that creates a new one.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class DynamoDBStore(_Table):
         return self._take(self._records.purge(limit))
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is ours, as all of the client's are. Any other came from a signal's handler."""
+        """Return whether an error is ours, as all of the client's are. Any other came from a signal handler."""
         return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._take(self._records.browse(query, limit))
 
     def facts(self) -> dict[str, Any]:
-        """What DynamoDB says of the table, which is looked for, and never made."""
+        """Return what DynamoDB reports about the table, which is looked up, and never created."""
         from onefold.stores.dynamodb.facts import facts_of
 
         return self._take(facts_of(self._records))
@@ -132,7 +132,7 @@ class DynamoDBStore(_Table):
         return self._take(self._records.exists())
 
     def now(self) -> Now:
-        """DynamoDB's time, as far as it is known. It asks where nothing is known yet."""
+        """Return DynamoDB's time, as far as it is known; ask if nothing is known yet."""
         return self._take(self._records.now())
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class DynamoDBStore(_Table):
         self._clients.close()
 
     def _take(self, steps: Steps[T]) -> T:
-        """Take the steps of an operation, one after the other."""
+        """Perform the steps of an operation, one after the other."""
         try:
             client = self._clients.get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
@@ -149,7 +149,7 @@ class DynamoDBStore(_Table):
 
 
 class AsyncDynamoDBStore(_Table):
-    """The same store, awaited, by aiobotocore. It has a client for each event loop, and closes it with the loop."""
+    """The async DynamoDB store, on aiobotocore. It has a client for each event loop, and closes it with the loop."""
 
     def __init__(
         self,
@@ -195,16 +195,16 @@ class AsyncDynamoDBStore(_Table):
         return await self._take(self._records.browse(query, limit))
 
     async def now(self) -> Now:
-        """DynamoDB's time, as far as it is known. It asks where nothing is known yet."""
+        """Return DynamoDB's time, as far as it is known; ask if nothing is known yet."""
         return await self._take(self._records.now())
 
     async def aclose(self) -> None:
-        """Close this event loop's clients, but not one of yours."""
+        """Close this event loop's clients, but not your own."""
         await self._renewing.aclose()
         await self._clients.aclose()
 
     async def _reserve(self) -> None:
-        """Make the client for renewals. Without it no claim is made: nobody could keep it alive."""
+        """Create the client for renewals. Without it no claim is made: nobody could keep it alive."""
         try:
             await self._renewing.get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
@@ -212,7 +212,7 @@ class AsyncDynamoDBStore(_Table):
                 self._records.raise_in_words(error)
 
     async def _take(self, steps: Steps[T], clients: AsyncClients | None = None) -> T:
-        """Take the steps of an operation, one after the other."""
+        """Perform the steps of an operation, one after the other."""
         try:
             client = await (clients or self._clients).get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
@@ -254,34 +254,34 @@ class AsyncSender(Sender):
 
 
 def open_store(url: str) -> DynamoDBStore:
-    """`dynamodb://TABLE?region=eu-central-1`, with the options of `DynamoDBStore`."""
+    """Open `dynamodb://TABLE?region=eu-central-1`, with the options of `DynamoDBStore`."""
     table, options = _parsed(url)
     return DynamoDBStore(table, **options)
 
 
 def open_async_store(url: str) -> AsyncDynamoDBStore:
-    """The same for an `AsyncGuard`."""
+    """Open a store for an `AsyncGuard`."""
     table, options = _parsed(url)
     return AsyncDynamoDBStore(table, **options)
 
 
 def adopt(client: Any, *, awaited: bool) -> DynamoDBStore | AsyncDynamoDBStore:
-    """The store on a client, `Table` or session of the caller's, which is not closed."""
+    """Create the store on the caller's own client, `Table` or session, which is not closed."""
     return AsyncDynamoDBStore(client=client) if awaited else DynamoDBStore(client=client)
 
 
 def check_client(client: Any, *, awaited: bool) -> None:
-    """Raise `UsageError` for what a guard of this colour does not take."""
+    """Raise `UsageError` for a client that a guard of this kind (sync or async) does not take."""
     clients.check_colour(client, awaited=awaited)
 
 
 def describe_schema(url: str) -> str:
-    """The table as a template of CloudFormation."""
+    """Return the table as a CloudFormation template."""
     return schema.template(_parsed(url)[0] or TABLE)
 
 
 def apply_schema(url: str) -> list[str]:
-    """Make the table as far as it is not there; what was done, line by line."""
+    """Create the table if it does not exist; return what was done, line by line."""
     store = open_store(url)
     try:
         done = store._take(schema.apply(store._records))

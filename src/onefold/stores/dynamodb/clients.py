@@ -1,7 +1,7 @@
-"""Where a store has its clients from: its own, one for each process or loop; or the caller's, which is not closed.
+"""Provide a store's clients: its own, one for each process or loop; or the caller's, which is not closed.
 
-A client of a parent process is never used by its child: they would read each other's replies. A client of an event loop
-is never used by another loop, and is closed with its own.
+A child never uses a client of its parent process: they would read each other's replies. A client of an event loop is
+never used by another loop, and is closed with its own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from onefold.errors import UsageError
 if TYPE_CHECKING:
     import asyncio
 
-# A request that fails on its way, or is throttled, is sent again by the client itself. Every write of ours may be.
+# The client itself repeats a request that fails on its way, or is throttled. Every write of ours may be repeated.
 ATTEMPTS_MAX: Final = 3
 
 # Ten, the default, is few for a busy worker with threads.
 CONNECTIONS_MAX: Final = 50
 
-# Which attributes hold items or values, on the way out and on the way back.
+# The attributes that hold items or values, in requests and in replies.
 VALUES: Final = ("Key", "Item", "ExpressionAttributeValues", "ExclusiveStartKey")
 REPLIED: Final = ("Item", "LastEvaluatedKey")
 
 
 class Settings(NamedTuple):
-    """What a client of our own is made with. What is not named comes from the AWS configuration."""
+    """The settings of our own client. Anything not set comes from the AWS configuration."""
 
     region: str | None
     endpoint_url: str | None
@@ -39,21 +39,21 @@ class Settings(NamedTuple):
 
 
 class Clients(Protocol):
-    """Gives the client for this process."""
+    """Provides the client for this process."""
 
     def get(self) -> Any: ...
     def close(self) -> None: ...
 
 
 class AsyncClients(Protocol):
-    """Gives the client for this event loop."""
+    """Provides the client for this event loop."""
 
     async def get(self) -> Any: ...
     async def aclose(self) -> None: ...
 
 
 class OwnClients:
-    """One client for each process, made on first use. It may be shared between threads."""
+    """One client for each process, created on first use. It may be shared between threads."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -70,7 +70,7 @@ class OwnClients:
             self._client = None
             self._reset()
         if self._client is None:
-            # A session may be the caller's, and is not safe between threads.
+            # A session may be the caller's, and is not thread-safe.
             with self._mutex:
                 if self._client is None:
                     self._client = self._make()
@@ -83,7 +83,7 @@ class OwnClients:
 
 
 class OwnAsyncClients:
-    """One client for each event loop, made on first use, and closed when the loop ends at the latest."""
+    """One client for each event loop, created on first use, and closed when the loop ends at the latest."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._make = make
@@ -126,7 +126,7 @@ class _Home:
         return self._client
 
     async def _live(self) -> AsyncIterator[Any]:
-        # A loop that ends closes its generators: so the client is closed in its own loop, though nobody asked for it.
+        # A loop that ends closes its generators: so the client is closed in its own loop, without being asked to.
         async with self._make() as client:
             yield client
 
@@ -146,11 +146,11 @@ class Brought:
         return self._client
 
     def close(self) -> None:
-        """It is the caller's."""
+        """Do nothing: it is the caller's."""
 
 
 class AsyncBrought:
-    """The same for an aiobotocore client, which belongs to the caller's event loop."""
+    """The caller's own aiobotocore client, which belongs to the caller's event loop."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -159,11 +159,11 @@ class AsyncBrought:
         return self._client
 
     async def aclose(self) -> None:
-        """It is the caller's."""
+        """Do nothing: it is the caller's."""
 
 
 class OfResource:
-    """The client of a boto3 resource, which takes and gives Python's own types, behind the face of a plain one."""
+    """The client of a boto3 resource, which uses Python types, behind the interface of a plain one."""
 
     def __init__(self, client: Any) -> None:
         from boto3.dynamodb.types import TypeDeserializer, TypeSerializer
@@ -211,7 +211,7 @@ def own_async(settings: Settings) -> OwnAsyncClients:
 
 
 def check_colour(client: Any, *, awaited: bool) -> None:
-    """Raise `UsageError` for a client of the other colour than the guard's."""
+    """Raise `UsageError` for a sync client on an async guard, or the reverse."""
     if _is_awaited(client) and not awaited:
         raise UsageError(f"{_name(client)} is awaited, and a Guard blocks: pass it to an AsyncGuard, or a boto3 client")
     if awaited and not _is_awaited(client):
@@ -221,7 +221,7 @@ def check_colour(client: Any, *, awaited: bool) -> None:
 
 
 def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
-    """The clients that come from what the caller has, and the name of the table if that says it."""
+    """Return the clients from what the caller has passed, and the name of the table if that says it."""
     check_colour(client, awaited=False)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
@@ -233,7 +233,7 @@ def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
 
 
 def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | None]:
-    """The same for an `AsyncGuard`."""
+    """Return the clients for an `AsyncGuard`; see `brought`."""
     check_colour(client, awaited=True)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
@@ -246,7 +246,7 @@ def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | 
 def for_renewals(client: Any, settings: Settings) -> AsyncClients:
     """Return clients on which claims are renewed: handlers may hold every connection of the one that they share.
 
-    A blocking client needs none: where its connections are all in use, botocore opens another.
+    A sync client needs none: when its connections are all in use, botocore opens another.
     """
     if client is None:
         return own_async(settings)
@@ -254,7 +254,7 @@ def for_renewals(client: Any, settings: Settings) -> AsyncClients:
 
 
 def _like(client: Any) -> AbstractAsyncContextManager[Any]:
-    """Return a client with the settings and the credentials of this one, and with connections of its own."""
+    """Return a client with the settings and the credentials of this one, and with its own connections."""
     session = _imported("aiobotocore.session").AioSession()
     # The object itself: it renews what expires.
     session._credentials = client._request_signer._credentials
@@ -269,7 +269,7 @@ def _like(client: Any) -> AbstractAsyncContextManager[Any]:
 
 
 def _checked_meta(client: Any) -> Any:
-    """What a client or a resource says of itself; it has to be one of DynamoDB."""
+    """Return the metadata of a client or a resource; it has to be one of DynamoDB."""
     meta = getattr(client, "meta", None)
     model = getattr(getattr(meta, "client", client), "meta", None)
     service = getattr(getattr(model, "service_model", None), "service_name", None)

@@ -1,11 +1,11 @@
-"""DynamoDB's clock, as far as its replies tell it: each is stamped with a `Date`, in whole seconds.
+"""DynamoDB's clock, derived from its replies: each has a `Date`, in whole seconds.
 
-Conditions in DynamoDB cannot ask for the time, so that a client has to bring it. The machine's own time of day is never
-used: it may be wrong. What is used is the machine's counter of seconds, and how far it is from the `Date` of replies.
+Conditions in DynamoDB cannot use the time, so a client has to provide it. The machine's own time of day is never used:
+it may be wrong. Instead the machine's monotonic counter is used, and its distance from the `Date` of replies.
 
-That distance lies between two bounds, and every reply may move them closer. So there is no "now", but an earliest and
-a latest one. What is promised (a lease, a stay) is counted from the latest, and whether it is over is asked of the
-earliest: whatever the two clients know, neither ends a lease before its time.
+That distance lies between two bounds, and every reply may tighten them. So there is no "now", but an earliest and a
+latest one. A promise (a lease, a stay) is counted from the latest, and is over only by the earliest: whatever two
+clients know, neither ends a lease before its time.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from typing import Final, NamedTuple, Protocol
 
 from onefold._forks import set_lock
 
-# A `Date` leaves out the part of the second that had passed.
+# A `Date` omits the fraction of the second.
 RESOLUTION: Final = 1.0
 
-# How far the clock of a machine of DynamoDB may be from the right time. They are kept within milliseconds; this is for
-# a bad day.
+# How far the clock of a DynamoDB machine may be off. They are kept within milliseconds; this is for a bad day.
 CLOCK_MARGIN: Final = 1.0
 
-# How much the machine's counter may be too quick or too slow: twice the 500 ppm by which time keeping slews it.
+# How much the machine's counter may be too fast or too slow: twice the 500 ppm by which time keeping slews it.
 DRIFT: Final = 0.001
 
-# After so long without a reply the bounds are too wide to be of use, and a reply is asked for: by then they have moved
-# apart by 1.8 s each.
+# After this long without a reply the bounds are too wide to be useful, and a reply is requested: by then they have
+# drifted apart by 1.8 s each.
 FRESH: Final = 1_800.0
 
 
 class Now(NamedTuple):
-    """The time, as far as it is known, in seconds since 1970; and what the machine's counter said."""
+    """The time, as far as it is known, in seconds since 1970; and the machine's counter."""
 
     earliest: float
     latest: float
@@ -42,46 +41,46 @@ class Now(NamedTuple):
 
 
 class Clock(Protocol):
-    """What a store needs of a clock."""
+    """A clock as a store sees it."""
 
     def ticks(self) -> float:
-        """The machine's counter of seconds."""
+        """Return the machine's counter of seconds."""
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it can say what time it is."""
+        """Return whether the time is known."""
 
     def now(self) -> Now: ...
 
     def hear(self, date: str | None, sent: float) -> None:
-        """A reply has come, with this `Date`, to a request that was sent when the counter said `sent`."""
+        """Note the `Date` of a reply to a request that was sent when the counter was `sent`."""
 
     def was_behind(self, now: Now) -> bool:
-        """Whether replies have shown since that it was later than `now` said: what was counted from it is too short."""
+        """Return whether replies have since shown a later time than `now`: what was counted from it is too short."""
 
 
 def count_seconds() -> float:
-    """Seconds that only go on. Where the system can, it counts those that the machine slept too."""
+    """Return monotonic seconds, including those that the machine slept if the system counts them."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 class _Bounds(NamedTuple):
-    """The time is at least `ticks + low` and at most `ticks + high`; known when the counter said `at`."""
+    """The time is at least `ticks + low` and at most `ticks + high`; known when the counter was `at`."""
 
     low: float
     high: float
     at: float
 
     def grown(self, ticks: float) -> _Bounds:
-        """The same bounds later: the counter may have gone wrong since."""
+        """Return the bounds at a later time, widened: the counter may have drifted since."""
         growth = abs(ticks - self.at) * DRIFT
         return _Bounds(self.low - growth, self.high + growth, ticks)
 
 
 class DateClock:
-    """The clock of DynamoDB, by the `Date` of its replies. Safe to share between threads, and over a fork."""
+    """DynamoDB's clock, by the `Date` of its replies. Safe to share between threads, and across a fork."""
 
     _mutex: threading.Lock
 
@@ -117,7 +116,7 @@ class DateClock:
 
 
 class GivenClock:
-    """A clock of the caller's own, which is believed to the letter: for tests that move it."""
+    """The caller's own clock, which is trusted completely: for tests that move it."""
 
     is_fresh = True
 
@@ -132,14 +131,17 @@ class GivenClock:
         return Now(read, read, read)
 
     def hear(self, date: str | None, sent: float) -> None:
-        """It has heard enough."""
+        """Do nothing: it needs no replies."""
 
     def was_behind(self, now: Now) -> bool:  # noqa: ARG002 - it never is
         return False
 
 
 def _closer(known: _Bounds, heard: _Bounds) -> _Bounds:
-    """What both say. Where they contradict each other, the machine slept uncounted, or was copied: the last counts."""
+    """Combine both bounds.
+
+    If they contradict each other, the machine slept uncounted, or was copied: the last counts.
+    """
     low, high = max(known.low, heard.low), min(known.high, heard.high)
     return _Bounds(low, high, heard.at) if low <= high else heard
 

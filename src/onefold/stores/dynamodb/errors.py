@@ -1,6 +1,6 @@
-"""What a client of DynamoDB can report, in one line that says what happened and what to do.
+"""Translate the errors of a DynamoDB client to one line that says what happened and what to do.
 
-Errors are known by their code or class, never by their text, and their text is not shown: it may hold a key, or an
+Errors are known by their code or class, never by their text, and their text is not shown: it may contain a key, or an
 access key. The original stays behind the error, as its cause.
 """
 
@@ -27,7 +27,7 @@ _CREDENTIALS: Final = (
 _THROTTLED: Final = "throttles requests. Raise the capacity or the limits of the table, or deliver more slowly"
 _BROKEN: Final = "failed inside. Deliver it again"
 
-# What to tell a person, by the code that DynamoDB gives.
+# Messages for people, by DynamoDB's error code.
 PROBLEMS: Final = {
     DENIED: "denies {action}. Give the role this permission: dynamodb:{action}",
     "UnrecognizedClientException": _CREDENTIALS,
@@ -50,14 +50,14 @@ PROBLEMS: Final = {
     "ServiceUnavailable": _BROKEN,
     "TransactionConflictException": "found a transaction of others on the record, again and again. Deliver it again",
     "ReplicatedWriteConflictException": "found the record being written in another region. Deliver it again",
-    NO_TABLE: "there is no such table any more. Make it with the command `onefold schema`",
+    NO_TABLE: "there is no such table any more. Create it with the command `onefold schema`",
     TOO_MANY_CHANGES: "refuses {action}: too many tables are being made or changed at once. Try again in a minute",
 }
 
 # After these, nothing was sent.
 UNREACHED: Final = frozenset({"EndpointConnectionError", "ProxyConnectionError", "ConnectTimeoutError"})
 
-# The same for what a client reports without having had an answer, by the name of the class.
+# Messages for errors without an answer, by the name of the class.
 UNANSWERED: Final = {
     "NoCredentialsError": "no credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile "
     "with profile=, or give the machine a role",
@@ -75,7 +75,7 @@ UNANSWERED: Final = {
     "ConnectionClosedError": "the connection was lost before the answer came. Deliver it again",
 }
 
-# And what is wrong before anything was sent.
+# And for mistakes before anything was sent.
 MISCONFIGURED: Final = {
     "NoRegionError": "no region is known. Name it with region=, or set AWS_DEFAULT_REGION",
     "InvalidRegionError": "region= is not the name of a region, such as eu-central-1",
@@ -88,7 +88,7 @@ MISCONFIGURED: Final = {
 
 
 class Problem(NamedTuple):
-    """An answer that is not a success: its code, the item in the way if one came along, and the error itself."""
+    """An answer that is not a success: its code, the existing item if it came along, and the error itself."""
 
     code: str
     item: dict[str, Any] | None
@@ -96,17 +96,17 @@ class Problem(NamedTuple):
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """The answer in an error of a client; None if there was no answer."""
+    """Return the answer in an error of a client; None if there was no answer."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return None
-    # Some services write a name space before the code.
+    # Some services put a namespace before the code.
     code = str(response.get("Error", {}).get("Code", "")).rpartition("#")[2]
     return Problem(code, response.get("Item") or None, error)
 
 
 def date_of(reply: Any) -> str | None:
-    """The `Date` of a reply, or of the answer in an error."""
+    """Return the `Date` of a reply, or of the answer in an error."""
     response = getattr(reply, "response", reply)
     if not isinstance(response, dict):
         return None
@@ -116,13 +116,13 @@ def date_of(reply: Any) -> str | None:
 
 
 def refused(problem: Problem, action: str, table: str) -> StoreUnavailable:
-    """What to raise for an answer that nobody expected."""
+    """Return the error for an unexpected answer."""
     words = PROBLEMS.get(problem.code, "refuses {action} with {code}. The cause is shown below this error")
     return StoreUnavailable(f"{place(table)}: {words.format(action=_as_permission(action), code=problem.code)}")
 
 
 def unanswered(error: Exception, table: str) -> OnefoldError | None:
-    """What to raise where no answer came; None for what has nothing to do with a client."""
+    """Return the error for a missing answer; None if it is not about a client."""
     for kind in type(error).__mro__:
         name = kind.__name__
         if name in MISCONFIGURED:
@@ -148,5 +148,5 @@ def place(table: str) -> str:
 
 
 def _as_permission(action: str) -> str:
-    """`put_item` as the console and the policies write it: `PutItem`."""
+    """Write `put_item` as the console and the policies do: `PutItem`."""
     return "".join(part.capitalize() for part in action.split("_"))

@@ -1,4 +1,4 @@
-"""What DynamoDB says of a table: descriptions, without a judgement. Nothing is made, and no item is read."""
+"""Collect what DynamoDB reports about a table, without a judgement. Nothing is created, and no item is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onefold.stores.dynamodb.errors import NO_TABLE, Problem, refused
 from onefold.stores.dynamodb.items import Request
 from onefold.stores.dynamodb.records import Records, Steps
 
-# What stands in for DynamoDB on a laptop does not know every action; a role may not be allowed all of them.
+# Emulators do not know every action; a role may not be allowed all of them.
 REFUSALS: Final = (
     "AccessDeniedException",
     "UnknownOperationException",
@@ -22,7 +22,7 @@ REFUSALS: Final = (
 
 
 def facts_of(records: Records) -> Steps[dict[str, Any]]:
-    """The facts of the table; `table` is None where there is none."""
+    """Return the facts of the table; `table` is None if there is none."""
     asked = time.time()
     described = yield from _told(records, "describe_table", NO_TABLE)
     answered = time.time()

@@ -1,9 +1,9 @@
-"""Records as items: the way from our words to requests, and from items to records.
+"""Convert records to items, and operations to requests, and back.
 
 Pure: no client, no I/O, no clock. Items are in DynamoDB's own form, `{"S": "text"}`.
 
-An item has one key, the address as text. Attributes that would say nothing (no result, no end) are left out, because
-each byte is stored and billed. A record without `expires` stays forever, to us and to DynamoDB's time to live.
+An item has one key, the address as text. Empty attributes (no result, no end) are left out, because each byte is stored
+and billed. A record without `expires` stays forever, for us and for DynamoDB's time to live.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from onefold.stores.dynamodb.clock import Now
 Item = dict[str, dict[str, Any]]
 Parameters = dict[str, Any]
 
-# The item that says which form the others have; absent, they have the first. No address can be written like this.
+# The item that holds the version of the others; if absent, they have the first. No address can be written like this.
 VERSION_KEY: Final = "onefold schema"
 
-# The form of the items that this code writes. A newer form whose `usable_from` is not above it is usable too.
+# The version of the items that this code writes. A newer one whose `usable_from` is not above it is usable too.
 VERSION: Final = 1
 
-# What DynamoDB takes as one item, names and values together.
+# The size limit of an item, names and values together.
 ITEM_MAX: Final = 409_600
 
-# What there is in an item besides result, notes and remark: names, address, token, fingerprint, numbers.
+# The size of an item without result, notes and remark: names, address, token, fingerprint, numbers.
 ITEM_RESERVE: Final = 4_096
 
-# More than three hundred years is forever: a number of seconds beyond would not be a time for anybody.
+# More than three hundred years is forever: a larger number of seconds is not a valid time.
 STAY_MAX: Final = 1e10
 
 FREE: Final = "attribute_not_exists(#address) OR #expires <= :now"
 OVER: Final = "#expires <= :now"
 ALIVE: Final = "(attribute_not_exists(#expires) OR #expires > :now)"
-# Also past its stay: as long as nobody else has taken it, the record is its owner's.
+# Even if it is expired: as long as nobody else has taken it, the record is its owner's.
 OURS: Final = "#token = :token"
 # Neither token nor revision alone would be enough.
 STILL: Final = "#token = :seen_token AND #revision = :seen_revision"
@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 def text_of(address: Address) -> str:
-    """The address as one text that people can read: `4.6/acme/charge/pay_7f3a`.
+    """Return the address as readable text: `4.6/acme/charge/pay_7f3a`.
 
     The lengths come first, so that no separator can be confused.
     """
@@ -127,7 +127,7 @@ class Requests:
         return self._scan(OVER, {":now": _moment(now.earliest)}, after, ProjectionExpression="#address")
 
     def scan(self, query: Query, now: Now, after: Item | None) -> Request:
-        """One part of the table. What it finds has to be looked at once more, with `matches`."""
+        """Scan one part of the table. Its results have to be checked once more, with `matches`."""
         conditions, values = ["attribute_exists(#token)", ALIVE], {":now": _moment(now.earliest)}
         if query.state is not None:
             conditions.append("#state = :state")
@@ -146,9 +146,9 @@ class Requests:
         state: State | None = None,
         notes: bytes | None = None,
     ) -> Request:
-        """A write under a token that is still the record's. What is None is taken away.
+        """Write under a token that is still the record's. None removes an attribute.
 
-        With `notes`, only where those of the record are not longer: a log only grows, and what comes late is older.
+        With `notes`, only if those of the record are not longer: a log only grows, and a late one is older.
         """
         sets = {"changed": _moment(now.earliest)} | {
             name: value for name, value in changes.items() if value is not None
@@ -173,7 +173,7 @@ class Requests:
         )
 
     def _request(self, action: str, condition: str, values: Item, **parameters: Any) -> Request:
-        """A conditional write; where it is refused, the item in the way comes back with the refusal."""
+        """Build a conditional write; if it is refused, the existing item comes back with the refusal."""
         used = {
             "TableName": self.table,
             "ConditionExpression": condition,
@@ -198,12 +198,12 @@ class Requests:
 
 
 def item_of(entry: Entry, revision: int, now: Now) -> Item:
-    """What a claim writes: a whole record."""
+    """Return the item that a claim writes: a whole record."""
     attributes = {
         "address": {"S": text_of(entry.address)},
         "state": {"S": entry.state.value},
         "attempt": _number(entry.attempt),
-        # An age counts towards the memory of a system downstream: rather too old than too young.
+        # An age counts against the memory of a system downstream: rather too old than too young.
         "began": _moment(now.earliest - entry.age),
         "changed": _moment(now.earliest),
         "lease_until": _until(now.latest + entry.lease) if entry.lease > 0 else None,
@@ -221,7 +221,7 @@ def item_of(entry: Entry, revision: int, now: Now) -> Item:
 
 
 def record_of(item: Item, now: Now) -> Record:
-    """The record of an item, with what is left of it now: of a lease and a stay rather more than less."""
+    """Return the record of an item, with what is left of it now: rather more than less of a lease and a stay."""
     return Record(
         address=address_of(item["address"]["S"]),
         token=item["token"]["B"],
@@ -241,7 +241,7 @@ def record_of(item: Item, now: Now) -> Record:
 
 
 def matches(record: Record, query: Query) -> bool:
-    """Whether a record that a scan has found belongs to the page."""
+    """Return whether a record that a scan has found belongs to the page."""
     wanted = zip((query.scope, query.operation, query.key), record.address.parts, strict=True)
     if record.is_expired or any(asked is not None and asked != found for asked, found in wanted):
         return False
@@ -249,7 +249,7 @@ def matches(record: Record, query: Query) -> bool:
 
 
 def too_large(*parts: bytes | str | None) -> int:
-    """How many bytes of result, notes and remark are more than an item can hold; zero if they fit."""
+    """Return by how many bytes result, notes and remark exceed what an item can hold; zero if they fit."""
     size = sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part is not None)
     return max(size - (ITEM_MAX - ITEM_RESERVE), 0)
 
@@ -259,7 +259,7 @@ def _key(text: str) -> Item:
 
 
 def _names(*expressions: str) -> dict[str, str]:
-    """Every name is written as #name, because many are reserved words. DynamoDB wants those that are used, only."""
+    """Return the names used: each is written as #name, because many are reserved words."""
     return {f"#{name}": name for expression in expressions for name in re.findall(r"#(\w+)", expression)}
 
 
@@ -273,7 +273,7 @@ def _until(moment: float) -> dict[str, str]:
 
 
 def _moment(moment: float) -> dict[str, str]:
-    # As DynamoDB keeps it, without zeros at the end: wherever a request that is sent again is compared, it is the same.
+    # As DynamoDB stores it, without trailing zeros: a repeated request compares equal.
     return {"N": f"{moment:.3f}".rstrip("0").rstrip(".")}
 
 

@@ -1,4 +1,4 @@
-"""The operations of a store, written once for both colours: generators that ask, and read the answers. No I/O.
+"""The operations of a store, for sync and async: generators that yield requests, and read the answers. No I/O.
 
 A generator yields a `Request` and is sent the reply, or a `Problem`; or a `Pause`, which is waited out. Every write is
 conditional on what it found or owns; every read is consistent.
@@ -44,18 +44,18 @@ from onefold.stores.dynamodb.items import (
 T = TypeVar("T")
 W = TypeVar("W", Entry, Ending)
 
-# The clock is known to a second or two: with a shorter lease, that would be most of it.
+# The clock is known to a second or two: that would be most of a shorter lease.
 LEASE_MIN: Final = 10.0
 
-# A transaction of others takes some ten milliseconds. Together less than a second: a handler may be waiting.
+# A foreign transaction takes some ten milliseconds. In total less than a second: a handler may be waiting.
 CONFLICT_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
-# A write by a clock that turns out to be behind is written again; the second one is by the reply to the first.
+# A write by a clock that turns out to be behind is repeated; the second one is by the reply to the first.
 ROUNDS_MAX: Final = 4
 
 
 class Pause(NamedTuple):
-    """Wait so long, then go on."""
+    """Wait this long, then continue."""
 
     seconds: float
 
@@ -76,16 +76,16 @@ class Records:
 
     @property
     def auto_schema(self) -> bool:
-        """Whether a table that is missing is made."""
+        """Whether a missing table is created."""
         return self.create is not None
 
     def exists(self) -> Steps[bool]:
-        """Return whether there is a table of this name, ours or another's; whoever reads it finds out whose it is."""
+        """Return whether there is a table of this name, ours or another's; reading it shows whose it is."""
         answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
         return not (isinstance(answer, Problem) and answer.code == NO_TABLE)
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> Steps[Record | Gone | None]:
-        # A lease of zero is over already: the record of a run that was abandoned elsewhere, and is moved here.
+        # A lease of zero is already over: the record of a run that was abandoned elsewhere, and is moved here.
         if entry.state is State.RUNNING and entry.lease > 0:
             _check_lease(entry.lease, entry.address)
         entry = fitting(entry, entry.address)
@@ -108,12 +108,12 @@ class Records:
                     return found
             if not self.clock.was_behind(now):
                 return None
-            # Its lease may look over to others. A new revision refuses whoever saw it so.
+            # Its lease may look over to others. A new revision refuses anyone who saw it so.
             still, revision = (entry.token, revision), revision + 1
         raise self._jumping()
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> Steps[bool]:
-        # A lease of zero ends it, for whoever comes next.
+        # A lease of zero ends it, for the next delivery.
         if claim.lease > 0:
             _check_lease(claim.lease, claim.address)
         _check_fit(claim.address, notes)
@@ -151,7 +151,7 @@ class Records:
         return self._alive(answer.get("Item"))
 
     def purge(self, limit: int) -> Steps[int]:
-        """It reads the whole table, part by part, until it has found enough."""
+        """Read the whole table, part by part, until enough is found."""
         removed = 0
         after: Item | None = None
         while removed < limit:
@@ -166,7 +166,7 @@ class Records:
         return removed
 
     def browse(self, query: Query, limit: int) -> Steps[list[Record]]:
-        """It reads the whole table, unless the query names one address, and keeps no more than `limit` of it."""
+        """Read the whole table, unless the query names one address, and keep at most `limit` of it."""
         if limit <= 0:
             return []
         if query.scope is not None and query.operation is not None and query.key is not None:
@@ -182,13 +182,13 @@ class Records:
                 return chosen
 
     def now(self) -> Steps[Now]:
-        """The time. The first to ask makes sure of the table too, in the same round trip."""
+        """Return the time. The first caller also makes sure of the table, in the same round trip."""
         if not self._found or not self.clock.is_fresh:
             yield from self._open()
         return self.clock.now()
 
     def ask(self, request: Request, *expected: str) -> Steps[Any]:
-        """The reply, or the `Problem` if it is of an expected code. Conflicts with transactions are waited out."""
+        """Return the reply, or the `Problem` if it has an expected code. Conflicts with transactions are waited out."""
         for pause in (*CONFLICT_PAUSES, None):
             answer = yield request
             if not isinstance(answer, Problem) or answer.code in expected:
@@ -200,14 +200,14 @@ class Records:
             yield Pause(pause)
         raise AssertionError("the last round answers or raises")
 
-    # What the senders tell: the two ways in which a request ends.
+    # Called by the senders: the two ways in which a request ends.
 
     def heard(self, reply: Reply, sent: float) -> Reply:
         self.clock.hear(date_of(reply), sent)
         return reply
 
     def failed(self, error: Exception, sent: float) -> Problem:
-        """The answer in the error; what had no answer is raised in our words."""
+        """Return the answer in the error; an error without an answer is translated and raised."""
         problem = problem_of(error)
         if problem is None:
             self.raise_in_words(error)
@@ -215,20 +215,20 @@ class Records:
         return problem
 
     def raise_in_words(self, error: Exception) -> NoReturn:
-        """Raise the error in our words; as it is where it is not about DynamoDB."""
+        """Raise the translated error; unchanged if it is not about DynamoDB."""
         told = None if isinstance(error, OnefoldError) else unanswered(error, self.table)
         if told is None:
             raise error
         raise told from error
 
     def _open(self) -> Steps[None]:
-        """Find the table, and what time it is."""
+        """Find the table, and the time."""
         answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
         if isinstance(answer, Problem) and answer.code == NO_TABLE:
             if self.create is None:
                 raise StoreUnavailable(
                     f"{place(self.table)}: there is no such table, and auto_schema=False. "
-                    "Make it with the command `onefold schema`"
+                    "Create it with the command `onefold schema`"
                 ) from answer.error
             yield from self.create(self)
             answer = yield from self.ask(self._requests.version(), INVALID)
@@ -238,7 +238,7 @@ class Records:
         if not self.clock.is_fresh:
             raise StoreUnavailable(
                 f"{place(self.table)}: the replies have no Date, and without it there is no clock. "
-                "Check what stands between this machine and endpoint_url="
+                "Check what is between this machine and endpoint_url="
             )
         self._found = True
 
@@ -250,7 +250,7 @@ class Records:
             )
 
     def _write(self, request: Callable[[Now], Request]) -> Steps[Problem | None]:
-        """Send a write that may be sent again; where the clock was behind, it is. The answer is why it was refused."""
+        """Send a write that may be repeated; if the clock was behind, it is. Return why it was refused."""
         for _ in range(ROUNDS_MAX):
             now = yield from self.now()
             answer = yield from self.ask(request(now), REFUSED)
@@ -262,8 +262,8 @@ class Records:
 
     def _jumping(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{place(self.table)}: the Date of its replies goes to and fro, so that no lease can be counted. "
-            "Check what stands between this machine and the endpoint"
+            f"{place(self.table)}: the Date of its replies jumps back and forth, so no lease can be counted. "
+            "Check what is between this machine and the endpoint"
         )
 
     def _too_old(self) -> StoreUnavailable:
@@ -279,7 +279,7 @@ class Records:
         return record.token == claim.token and record.state is State.HELD
 
     def _has_longer(self, problem: Problem, claim: Claim, notes: bytes) -> bool:
-        """Whether the record is ours, and knows more than these notes, which came late."""
+        """Return whether the record is ours, and has more than these notes, which came late."""
         if problem.item is None:
             return False
         record = record_of(problem.item, self.clock.now())
@@ -301,7 +301,7 @@ class Records:
 
 
 def fitting(written: W, address: Address) -> W:
-    """The entry or ending, without its result where the item would be too large: what happened has happened."""
+    """Return the entry or ending, without its result if the item would be too large: what happened has happened."""
     if written.result is None or not too_large(written.result, written.notes, written.remark):
         _check_fit(address, written.notes, written.remark)
         return written

@@ -1,7 +1,7 @@
-"""The table: what it looks like, how it is described to people, and how it is made. No I/O.
+"""Describe and create the table. No I/O.
 
-One key, a text; paid by request; and time to live on `expires`, by which DynamoDB clears away what is over. It is never
-made twice: of two processes that start together the second finds it being made, and waits.
+One key, a string; on-demand billing; and time to live on `expires`, by which DynamoDB removes expired items. It is
+never created twice: of two processes that start together the second finds it being created, and waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def properties(table: str) -> dict[str, Any]:
 
 
 def template(table: str) -> str:
-    """The table as a template of CloudFormation, which a person can read, change and apply."""
+    """Return the table as a CloudFormation template, which a person can read, change and apply."""
     resource = {
         "Type": "AWS::DynamoDB::Table",
         "DeletionPolicy": "Retain",
@@ -50,18 +50,18 @@ def template(table: str) -> str:
 
 
 def create(records: Records) -> Steps[None]:
-    """Make the table as far as it is not there."""
+    """Create the table if it does not exist."""
     yield from apply(records)
 
 
 def apply(records: Records) -> Steps[list[str]]:
-    """The same, and say what was done."""
+    """Create the table if it does not exist, and say what was done."""
     table = records.table
     made = yield from records.ask(Request("create_table", properties(table)), TABLE_IN_USE, DENIED)
     if isinstance(made, Problem) and made.code == DENIED:
         raise StoreUnavailable(
-            f"{place(table)}: there is no such table, and the role may not make it (dynamodb:CreateTable). "
-            "Make it with the command `onefold schema`"
+            f"{place(table)}: there is no such table, and the role may not create it (dynamodb:CreateTable). "
+            "Create it with the command `onefold schema`"
         ) from made.error
     yield from _wait_until_active(records)
     is_new = not isinstance(made, Problem)
@@ -73,7 +73,7 @@ def apply(records: Records) -> Steps[list[str]]:
 def _wait_until_active(records: Records) -> Steps[None]:
     for _ in range(TABLE_ROUNDS_MAX):
         found = yield from records.ask(Request("describe_table", {"TableName": records.table}), NO_TABLE)
-        # Right after it was made, a table may still be unknown here and there.
+        # Right after it was created, a table may still be unknown here and there.
         if not isinstance(found, Problem) and found["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
             _check_ours(found["Table"])
             return
@@ -85,14 +85,14 @@ def _wait_until_active(records: Records) -> Steps[None]:
 
 
 def _check_ours(found: dict[str, Any]) -> None:
-    """Before anything is changed: somebody may have named a table of the application's own."""
+    """Check, before anything is changed, that it is not one of the application's own tables."""
     wanted = properties(found["TableName"])
     if any(found[part] != wanted[part] for part in ("KeySchema", "AttributeDefinitions")):
         raise of_something_else(found["TableName"])
 
 
 def _turn_on_time_to_live(records: Records) -> Steps[bool]:
-    """True: it was turned on here. Another process may have been quicker."""
+    """Turn on time to live. True: it was turned on here. Another process may have been quicker."""
     if (yield from _lives(records)):
         return False
     request = Request("update_time_to_live", {"TableName": records.table, "TimeToLiveSpecification": TIME_TO_LIVE})

@@ -1,8 +1,8 @@
 """Redis and Valkey: one string for each record, one script for each operation, one round trip for each call.
 
-The clock is the server's, and so is the expiry of records. It never hides a failure: what the server or the client
-library reports becomes `StoreUnavailable`, and nothing runs unclaimed. What a server of this kind may lose (in a
-fail-over, by eviction, in a crash) is told in `docs/stores/redis.md`.
+The clock is the server's, and so is the expiry of records. It never hides a failure: errors of the server or the client
+library become `StoreUnavailable`, and nothing runs unclaimed. `docs/stores/redis.md` says what a server of this kind
+may lose (in a failover, by eviction, in a crash).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["KIND", "PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_asy
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# On Python 3.11 an enum gives its members out slowly.
+# On Python 3.11 accessing an enum's members is slow.
 RUNNING: Final = State.RUNNING
 
 # The prefix is in every key, and so in the memory of every record.
@@ -59,10 +59,10 @@ class _Options:
 
 
 class RedisStore(_Options):
-    """A `Store`, `Batching` and `Browsable` in Redis or Valkey; safe to share between threads, and over a fork.
+    """A `Store`, `Batching` and `Browsable` in Redis or Valkey; safe to share between threads, and across a fork.
 
-    `source` is a URL, or a client of yours: `redis.Redis`, `redis.RedisCluster`, or those of Valkey's own library.
-    From a URL it makes a client on first use, closes it in `close()`, and makes another if it is used after that.
+    `source` is a URL, or your own client: `redis.Redis`, `redis.RedisCluster`, or those of Valkey's own library. From a
+    URL it creates a client on first use, closes it in `close()`, and creates another if it is used after that.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RedisStore(_Options):
         return records.read_reply(address, self._call(records.read(self._key(address))))
 
     def purge(self, limit: int) -> int:  # noqa: ARG002 - there is never anything to remove
-        """Nothing: the server removes what is past its stay."""
+        """Do nothing: the server removes expired records."""
         return 0
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
@@ -114,27 +114,27 @@ class RedisStore(_Options):
             _raise(error, self._terms.where)
 
     def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
-        """Return the places of the claims that are renewed together: one group for each primary."""
+        """Return the indexes of the claims that are renewed together: one group for each primary."""
         return self._operations.renewal_groups(self._renewing().line, claims)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return self._fly(self._operations.close_all, closes)
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is ours, as all of the server's are. Any other came from a signal's handler."""
+        """Return whether an error is ours, as all of the server's are. Any other came from a signal handler."""
         return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._fly(self._operations.browse, query, limit)
 
     def facts(self) -> dict[str, Any]:
-        """What the servers say of themselves."""
+        """Return what the servers report about themselves."""
         from onefold.stores.redis.facts import facts_of
 
         return self._fly(facts_of, self._terms.keys.prefix, self._wait)
 
     def close(self) -> None:
-        """Close what the store has opened: not a client of yours. Whoever uses it after that opens another."""
+        """Close what the store has opened, not your own client. Using it after that opens another."""
         if self._renewals is not None:
             self._renewals.close()
         opened, line, self._opened = self._opened, self._line, None
@@ -174,7 +174,7 @@ class RedisStore(_Options):
     def _open(self) -> Line:
         assert self._terms.settings is not None
         if self._pid != os.getpid():
-            # A thread of the parent's may have been opening as it forked.
+            # A thread of the parent may have been opening one as it forked.
             self._opening, self._pid = threading.Lock(), os.getpid()
         with self._opening:
             if self._line is None:
@@ -185,7 +185,7 @@ class RedisStore(_Options):
 
 
 class AsyncRedisStore(_Options):
-    """The same store, awaited. From a URL it makes a client for each event loop, and closes it with the loop."""
+    """The async Redis store. From a URL it creates a client for each event loop, and closes it with the loop."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class AsyncRedisStore(_Options):
         return records.read_reply(address, await self._call(records.read(self._key(address))))
 
     async def purge(self, limit: int) -> int:  # noqa: ARG002 - there is never anything to remove
-        """Nothing: the server removes what is past its stay."""
+        """Do nothing: the server removes expired records."""
         return 0
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
@@ -233,7 +233,7 @@ class AsyncRedisStore(_Options):
             _raise(error, self._terms.where)
 
     def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
-        """Return the places of the claims that are renewed together: one group for each primary."""
+        """Return the indexes of the claims that are renewed together: one group for each primary."""
         line = self._loops.known_renewals()
         return [list(range(len(claims)))] if line is None else self._operations.renewal_groups(line, claims)
 
@@ -244,7 +244,7 @@ class AsyncRedisStore(_Options):
         return await self._fly(self._operations.browse, query, limit)
 
     async def aclose(self) -> None:
-        """Close what was opened in this event loop, but not a client of yours. Whoever uses it again opens another."""
+        """Close what was opened in this event loop, but not your own client. Using it again opens another."""
         await self._loops.close()
 
     async def _reserve(self) -> None:
@@ -267,30 +267,30 @@ class AsyncRedisStore(_Options):
 
 
 def open_store(url: str) -> RedisStore:
-    """`redis://host:6379/0` and its kin; `docs/stores/redis.md` has all of them, with their options."""
+    """Open `redis://host:6379/0` and similar URLs; `docs/stores/redis.md` has all of them, with their options."""
     return RedisStore(url)
 
 
 def open_async_store(url: str) -> AsyncRedisStore:
-    """The same for an `AsyncGuard`."""
+    """Open a store for an `AsyncGuard`."""
     return AsyncRedisStore(url)
 
 
 def adopt(client: Any, *, awaited: bool) -> RedisStore | AsyncRedisStore:
-    """A store on the caller's own client, which it never closes."""
+    """Create a store on the caller's own client, which it never closes."""
     return AsyncRedisStore(client) if awaited else RedisStore(client)
 
 
 def check_client(client: Any, *, awaited: bool) -> None:
-    """Raise `UsageError` for what a guard of this colour does not take."""
+    """Raise `UsageError` for a client that a guard of this kind (sync or async) does not take."""
     clients.check(client, awaited=awaited)
 
 
 class Terms(NamedTuple):
-    """What a store was told, checked. Without settings, the client is the caller's."""
+    """The checked settings of a store. Without settings, the client is the caller's."""
 
     settings: Settings | None
-    # For messages: no password is in it.
+    # For messages: without a password.
     where: str
     keys: Keys
     wait: Wait | None

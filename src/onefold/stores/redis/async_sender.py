@@ -1,6 +1,6 @@
-"""The awaited sender: it performs the steps of a flight on the connections of an async client, in one event loop.
+"""Perform the steps of a dispatch on the connections of an async client, in one event loop.
 
-It decides nothing, and it is the same as the blocking one, but that a cluster's nodes send by themselves.
+It decides nothing, and works like the sync one, except that a cluster's nodes send by themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onefold.stores.redis.sender import named
 from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
 from onefold.stores.reserved import connecting
 
-# A thousand tasks may ask at the same moment. So many connections serve them, and the others wait for their turn.
+# A thousand tasks may ask at the same moment. This many connections serve them, and the others wait for their turn.
 CONNECTIONS_MAX: Final = 50
 
 
@@ -28,7 +28,7 @@ class AsyncLine(Alone):
         self._room = asyncio.Semaphore(connections_max)
 
     async def begin(self) -> None:
-        """Before a flight: what a client has to know."""
+        """Prepare the client for a dispatch."""
 
     async def send(self, step: Step) -> Any:
         """Perform one step of a flight."""
@@ -57,7 +57,7 @@ class AsyncLine(Alone):
             await pool.release(connection)
 
     async def _spoken(self, connection: Any, leg: Leg) -> list[Any]:
-        """The replies to a leg, and to what follows on the same connection."""
+        """Return the replies to a leg, and to what follows on the same connection."""
         try:
             await connection.send_packed_command(packed(leg.commands))
             replies = [await self._heard(connection) for _ in leg.commands]
@@ -66,7 +66,7 @@ class AsyncLine(Alone):
                 replies.append(await self._heard(connection))
             return replies
         except BaseException:
-            # A reply that nobody has read would be taken for that of the next flight.
+            # An unread reply would be taken for that of the next dispatch.
             await connection.disconnect(nowait=True)
             raise
 
@@ -103,7 +103,7 @@ class AsyncClusterLine(Cluster, AsyncLine):
         await node.execute_pipeline(commands)
         for command in commands:
             if isinstance(command.result, Exception) and not isinstance(command.result, self.errors.ResponseError):
-                # Where one connection is dead, those that were idle are too.
+                # If one connection is dead, those that were idle are too.
                 if hasattr(node, "disconnect_free_connections"):
                     await node.disconnect_free_connections()
                 raise command.result

@@ -1,7 +1,7 @@
-"""Pages of records for tools, in the order of their addresses, although Redis keeps keys in none.
+"""List records for tools, in the order of their addresses, although Redis keeps keys in no order.
 
-A page looks at every key of the database (SCAN, on each primary), and keeps the first addresses that it wants. So that
-a long listing does not do so for each of its pages, it keeps more of them than a page needs, for the pages that follow.
+A page scans every key of the database (SCAN, on each primary), and keeps the first addresses that it needs. So that a
+long listing does not do so for each of its pages, it keeps more of them, for the pages that follow.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from onefold.stores.redis import records
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.routing import Flight, Map, ask, fly
 
-# How many keys a server looks at before it lets others in: a fraction of a millisecond.
+# How many keys a server looks at before it serves others: a fraction of a millisecond.
 SCAN_COUNT: Final = b"1000"
 
 # Addresses that are kept for the pages to come: some megabytes, and a million records are listed in fifty scans.
 LISTED_MAX: Final = 20_000
 
-# For so long a following page may be served from what an earlier one has found.
+# How long a following page may be served from what an earlier one has found.
 LISTING_SECONDS: Final = 10.0
 
 
 class Listing(NamedTuple):
-    """What a page has left for the next: the question, where the page ended, and the addresses that come then."""
+    """The remainder of a page, for the next: the query, where the page ended, and the following addresses."""
 
     query: Query
     rest: list[Address]
@@ -38,8 +38,8 @@ class Listing(NamedTuple):
 def browse(
     map_: Map, keys: Keys, query: Query, limit: int, left: Listing | None
 ) -> Flight[tuple[list[Record], Listing]]:
-    """One page, and what it leaves for the next."""
-    # Who begins anew wants to see what is there now.
+    """Return one page, and what it leaves for the next."""
+    # A new listing must show what is there now.
     goes_on = left is not None and query.after is not None and left.query == query
     listing = left if left is not None and goes_on else Listing(query, [], complete=False)
     page: list[Record] = []
@@ -52,14 +52,14 @@ def browse(
         wanted = limit - len(page)
         chosen, rest = listing.rest[:wanted], listing.rest[wanted:]
         page += yield from _read(map_, keys, chosen, query)
-        # The question of the next scan, if there has to be one: it goes on behind what was read.
+        # The query of the next scan, if there has to be one: it continues after what was read.
         listing = Listing(query._replace(after=chosen[-1]), rest, listing.complete)
-    # The next page begins behind the last record that was shown, and not behind one that had gone when it was read.
+    # The next page begins after the last record that was shown, not after one that was gone when it was read.
     return page, listing._replace(query=query._replace(after=page[-1].address if page else query.after))
 
 
 def _scan(map_: Map, keys: Keys, query: Query) -> Flight[Listing]:
-    """The first addresses of all that the query asks for."""
+    """Return the first addresses that match the query."""
     found: set[tuple[str, str, str]] = set()
     complete = True
     pattern = keys.pattern(query.scope, query.operation)
@@ -81,7 +81,7 @@ def _scan(map_: Map, keys: Keys, query: Query) -> Flight[Listing]:
 
 
 def _read(map_: Map, keys: Keys, addresses: list[Address], query: Query) -> Flight[list[Record]]:
-    """Those of these records that are still there, and still in the state that is asked for."""
+    """Return those of these records that still exist, in the requested state."""
     replies = yield from fly(map_, [records.read(keys.of(address)) for address in addresses])
     found = (records.record(address, reply) for address, reply in zip(addresses, replies, strict=True) if reply)
     return [record for record in found if query.state is None or record.state is query.state]

@@ -1,4 +1,4 @@
-"""Clients: made from settings, or brought by the caller. What the caller brought is never closed here."""
+"""Create clients from settings, or adopt the caller's. A caller's client is never closed here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNLIMITED: Final = 2**31
 
 
 class Opened(NamedTuple):
-    """A client of our own, and whatever has to be closed besides it."""
+    """Our own client, and whatever else has to be closed with it."""
 
     client: Any
     besides: Sequence[Any] = ()
@@ -34,12 +34,12 @@ class Opened(NamedTuple):
 
 
 def opened(settings: Settings, *, awaited: bool) -> Opened:
-    """A client that the caller of this has to close. One of a cluster asks the cluster at once, unless awaited."""
+    """Create a client that the caller of this has to close. A sync cluster client queries the cluster at once."""
     redis = _library()
     namespace = import_module("redis.asyncio") if awaited else redis
     retry = import_module("redis.asyncio.retry" if awaited else "redis.retry").Retry
     no_backoff = import_module("redis.backoff").NoBackoff
-    # Flights send again what may be sent again. RESP2, because nothing newer is needed.
+    # Dispatches send again what may be sent again. RESP2, because nothing newer is needed.
     usual = {"protocol": 2, "max_connections": CONNECTIONS_MAX if awaited else UNLIMITED}
     options = usual | settings.options | settings.login | {"retry": retry(no_backoff(), 0)}
     if settings.kind == "unix":
@@ -64,7 +64,7 @@ def _library() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise UsageError("there is no client library for Redis: pip install 'onefold[redis]'") from error
+        raise UsageError("the Redis client library is not installed: pip install 'onefold[redis]'") from error
     return redis
 
 
@@ -74,12 +74,12 @@ def line(client: Any, *, ours: bool) -> Line:
 
 
 def async_reserved_line(client: Any) -> AsyncReservedLine:
-    """Return the line on which claims are renewed, for one event loop."""
+    """Return the sender that renews claims, for one event loop."""
     return AsyncReservedClusterLine(client) if _is_cluster(client) else AsyncReservedLine(client)
 
 
 def async_line(client: Any, connections_max: int | None = None) -> AsyncLine:
-    """For one event loop. The limit of its connections is the client's own, or ours if that is lower."""
+    """Return a sender for one event loop. Its connection limit is the client's own, or ours if that is lower."""
     if _is_cluster(client):
         limit = client.get_connection_kwargs().get("max_connections")
         return AsyncClusterLine(client, min(connections_max or CONNECTIONS_MAX, limit or CONNECTIONS_MAX))
@@ -88,11 +88,11 @@ def async_line(client: Any, connections_max: int | None = None) -> AsyncLine:
 
 
 def check(client: Any, *, awaited: bool) -> None:
-    """Raise `UsageError` for what is no client, belongs to the other colour, or reads replicas."""
+    """Raise `UsageError` for an object that is not a client, mixes up sync and async, or reads replicas."""
     names = _names(client)
     if not names & {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"} or names & {"Pipeline", "ClusterPipeline"}:
         raise UsageError(
-            f"{type(client).__name__} is no client of Redis. Pass a redis.Redis or a redis.RedisCluster; of Sentinel, "
+            f"{type(client).__name__} is not a Redis client. Pass a redis.Redis or a redis.RedisCluster; of Sentinel, "
             "sentinel.master_for(service); of a pool, redis.Redis(connection_pool=pool)"
         )
     if _is_awaited(client) != awaited:
@@ -106,7 +106,7 @@ def check(client: Any, *, awaited: bool) -> None:
 
 
 def place(client: Any) -> str:
-    """Where the servers of a client are, for messages: no password is in it."""
+    """Return where the servers of a client are, for messages: without a password."""
     if _is_cluster(client):
         return "Redis cluster"
     pool = client.connection_pool
@@ -117,7 +117,7 @@ def place(client: Any) -> str:
 
 
 def patience(client: Any) -> float | None:
-    """How long the client waits for a reply."""
+    """Return how long the client waits for a reply."""
     options = client.get_connection_kwargs()
     found = options.get("socket_timeout")
     return float(found) if found is not None else None

@@ -1,4 +1,4 @@
-"""What Redis, Valkey and their client libraries report, in words that help. No password is in any of them."""
+"""Translate errors of Redis, Valkey and their client libraries. No message contains a password."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 
-# What the store's user has to be allowed to do, and what it needs besides where there is a cluster.
+# The permissions that the store's user needs, and those that it needs in addition in a cluster.
 PERMISSIONS: Final = "+evalsha +eval +get +set +del +pttl +time +scan +wait"
 CLUSTER_PERMISSIONS: Final = "+cluster|slots +command +asking"
 
@@ -29,7 +29,7 @@ PROBLEMS: Final = {
     "WRONGTYPE": "another program has put something of its own under a key of ours. Choose another prefix",
 }
 
-# The library's classes of errors whose messages have lost the code, or never had one.
+# Error classes of the library whose messages have lost the code, or never had one.
 CODES: Final = {
     "AuthenticationError": "WRONGPASS",
     "AuthorizationError": "NOPERM",
@@ -44,18 +44,18 @@ CODES: Final = {
     "MovedError": "MOVED",
 }
 
-# What a cluster's client says of a server that is in none: there is no code for it.
+# The message of a cluster's client about a server that is in none: there is no code for it.
 NO_CLUSTER: Final = ("cluster support disabled", "Cluster mode is not enabled")
 
 
 def is_failure(error: Exception) -> bool:
-    """Whether this comes from a client library, or from its sockets; what does not is a mistake of somebody's."""
+    """Return whether this comes from a client library, or from its sockets; anything else is a programming error."""
     roots = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, OSError) or bool(roots & {"redis", "valkey"})
 
 
 def translated(error: Exception, where: str) -> OnefoldError:
-    """The error of a client library, for a person. `where` names the servers, without a password."""
+    """Translate an error of a client library for people. `where` names the servers, without a password."""
     code = _code(error)
     if code == "MOVED":
         return UsageError(f"{where}: the server belongs to a cluster. Write redis+cluster://, or pass a RedisCluster")
@@ -78,7 +78,7 @@ def _problem(error: Exception) -> str:
 
 
 def _code(error: Exception) -> str:
-    """The server's code. A cluster's client wraps what its servers said into errors of its own."""
+    """Return the server's code. A cluster's client wraps what its servers said into its own errors."""
     inner: BaseException | None = error
     while inner is not None:
         for kind in type(inner).__mro__:

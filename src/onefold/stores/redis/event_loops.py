@@ -1,6 +1,6 @@
-"""A client for each event loop, opened on first use there and closed with the loop.
+"""Keep a client for each event loop, opened on first use there and closed with the loop.
 
-A connection of asyncio belongs to the loop that opened it. An async guard may live through several of them.
+An asyncio connection belongs to the loop that opened it. An async guard may live through several of them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from onefold.stores.redis.clients import Opened
 from onefold.stores.redis.reserved import AsyncReservedLine
 from onefold.stores.redis.urls import Settings
 
-# Lines of a process that has forked. Their sockets, and the selectors that watch them, are the parent's still: a child
-# must neither use nor close them, and a garbage collector would.
+# Senders of a process that has forked. Their sockets, and the selectors that watch them, are still the parent's: a
+# child must neither use nor close them, and a garbage collector would.
 _inherited: Final[list[Any]] = []
 
 
 class Here(NamedTuple):
-    """The line of one loop, and what closes it as the loop ends."""
+    """The sender of one loop, and what closes it as the loop ends."""
 
     line: AsyncLine
     renewals: AsyncReservedLine
@@ -30,7 +30,7 @@ class Here(NamedTuple):
 
 
 class Loops:
-    """From the running loop to its line. `source` is the caller's own client, or settings for clients of ours."""
+    """Maps the running loop to its sender. `source` is the caller's own client, or settings for our clients."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -43,13 +43,13 @@ class Loops:
         return here.line
 
     async def renewals(self) -> AsyncReservedLine:
-        """Return the line on which claims are renewed; its connections are open."""
+        """Return the sender that renews claims; its connections are open."""
         renewals = (await self._found()).renewals
         await renewals.hold()
         return renewals
 
     def known_renewals(self) -> AsyncReservedLine | None:
-        """Return the line of renewals if it was opened in this loop. It asks nobody anything."""
+        """Return the sender for renewals if it was opened in this loop. It sends nothing."""
         here = self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
         return here.renewals if here is not None and here.renewals.is_held else None
 
@@ -74,7 +74,7 @@ class Loops:
         renewals = clients.async_reserved_line(client)
         keeper = self._kept(loop, renewals, opened)
         here = self._here[loop] = Here(clients.async_line(client), renewals, keeper)
-        # A loop that ends closes the generators that were begun in it (asyncio.run and Runner do): so it closes us.
+        # A loop that ends closes the generators that were begun in it (asyncio.run and Runner do), and so this one.
         await anext(keeper)
         return here
 

@@ -1,6 +1,6 @@
-"""What Redis and Valkey say of themselves, server by server: commands and their replies, without a judgement.
+"""Collect what Redis and Valkey report about themselves, server by server, without a judgement.
 
-Nothing is written. Managed services forbid some of the commands; what they would have told is `Untold`.
+Nothing is written. Managed services forbid some of the commands; those facts are `Untold`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onefold.stores.redis.routing import Exchange, Flight, Leg, Map, Wait
 
 SETTINGS: Final = ("save", "appendfsync", "min-replicas-to-write")
 
-# A look at some of the keys is enough to see that others live here; all of them would keep a large server busy.
+# A sample of the keys is enough to see foreign ones; scanning all would keep a large server busy.
 SAMPLE_ROUNDS_MAX: Final = 10
 SAMPLE_COUNT: Final = b"1000"
 
@@ -23,7 +23,7 @@ NAMES: Final = ("info", "clock", *SETTINGS, "cluster", "sample")
 
 
 def facts_of(map_: Map, prefix: bytes, wait: Wait | None) -> Flight[dict[str, Any]]:
-    """The facts of each primary. Where none of them answers, this raises what the client library does."""
+    """Return the facts of each primary. If none of them answers, this raises what the client library does."""
     servers, lost = [], []
     for place in map_.places():
         try:
@@ -60,10 +60,10 @@ def _told_by(place: Any, prefix: bytes, *, clustered: bool) -> Flight[dict[str, 
 
 
 def _asked(place: Any, questions: list[tuple[bytes, ...]]) -> Flight[list[Any]]:
-    """The replies of one place, in one message. A refusal is `Untold`, and a lost connection is raised."""
+    """Return the replies of one node, in one message. A refusal is `Untold`, and a lost connection is raised."""
     (answer,) = yield Exchange([Leg(place, questions)])
     if isinstance(answer, Exception):
-        # A connection that was idle may be dead. The others have been dropped with it, so that this one is new.
+        # An idle connection may be dead. The others have been dropped with it, so this one is new.
         (answer,) = yield Exchange([Leg(place, questions)])
     if isinstance(answer, Exception):
         raise answer
@@ -71,7 +71,7 @@ def _asked(place: Any, questions: list[tuple[bytes, ...]]) -> Flight[list[Any]]:
 
 
 def _sample(place: Any, prefix: bytes) -> Flight[dict[str, int] | Untold]:
-    """How many of some keys do not begin with our prefix. The keys themselves are nobody's business."""
+    """Return how many of some keys do not begin with our prefix. The keys themselves are not shown."""
     cursor, seen, foreign = b"0", 0, 0
     for _ in range(SAMPLE_ROUNDS_MAX):
         (reply,) = yield from _asked(place, [(b"SCAN", cursor, b"COUNT", SAMPLE_COUNT)])
@@ -86,7 +86,7 @@ def _sample(place: Any, prefix: bytes) -> Flight[dict[str, int] | Untold]:
 
 
 def _lines(reply: Any) -> dict[str, str] | Untold:
-    """The reply of INFO, or of CLUSTER INFO: a line for each field."""
+    """Parse the reply of INFO, or of CLUSTER INFO: a line for each field."""
     if isinstance(reply, Untold):
         return reply
     pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if ":" in line)
@@ -94,7 +94,7 @@ def _lines(reply: Any) -> dict[str, str] | Untold:
 
 
 def _value(reply: Any) -> str | Untold:
-    """The reply of CONFIG GET: a name and its value; RESP3 has a map."""
+    """Parse the reply of CONFIG GET: a name and its value; RESP3 has a map."""
     if isinstance(reply, Untold):
         return reply
     flat = [part for pair in reply.items() for part in pair] if isinstance(reply, Mapping) else list(reply)

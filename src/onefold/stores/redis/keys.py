@@ -1,7 +1,7 @@
-"""From addresses to keys of Redis, and back. Pure.
+"""Convert addresses to Redis keys, and back. Pure.
 
-A key is the prefix, the scope and the operation with their lengths before them, and the key: for people to read, and
-for nobody to confuse. It has no hash tag: each record is alone, wherever its slot is.
+A key is the prefix, the scope and the operation, each preceded by its length, and the key: readable, and unambiguous.
+It has no hash tag: each record is alone, wherever its slot is.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Final
 
 from onefold._model import Address
 
-# No text begins with this byte in UTF-8.
+# No UTF-8 text begins with this byte.
 UUID_MARK: Final = b"\xff"
 UUID_SIZE: Final = 36
 
 
 class Keys:
-    """From addresses to keys of Redis, and back."""
+    """Converts addresses to Redis keys, and back."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.encode()
 
     def of(self, address: Address) -> bytes:
         scope, operation = address.scope.encode(), address.operation.encode()
-        # Neither has more than 255 bytes. With their lengths before them, no separator could be confused.
+        # Neither has more than 255 bytes. Preceded by their lengths, no separator could be confused.
         return b"%b%c%b%c%b%b" % (self.prefix, len(scope), scope, len(operation), operation, _packed(address.key))
 
     def address(self, key: bytes) -> Address | None:
-        """The address of one of our keys; nothing for another's that happens to begin with our prefix."""
+        """Return the address of one of our keys; None for another's that happens to begin with our prefix."""
         scope_at = len(self.prefix) + 1
         try:
             operation_at = scope_at + key[scope_at - 1] + 1
@@ -38,7 +38,7 @@ class Keys:
             return None
 
     def pattern(self, scope: str | None, operation: str | None) -> bytes:
-        """What SCAN has to match. The parts of an address narrow it from the left."""
+        """Return the pattern for SCAN. The parts of an address narrow it from the left."""
         known = self.prefix
         for part in (scope, operation):
             if part is None:
@@ -49,7 +49,10 @@ class Keys:
 
 
 def _packed(key: str) -> bytes:
-    """The last part of a key. A UUID, which most keys are, is kept as its number: it saves a tenth of a record."""
+    """Return the last part of a key.
+
+    A UUID, which most keys are, is stored as its number: it saves a tenth of a record.
+    """
     if len(key) == UUID_SIZE:
         try:
             number = bytes.fromhex(key.replace("-", ""))

@@ -1,4 +1,4 @@
-"""Operations on many records, written once for both colours: which calls they make, and what the replies mean."""
+"""Operations on many records, for sync and async: which calls they make, and what the replies mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.stores.redis.routing import Flight, Map, Wait, fly
 
 
 class Operations:
-    """Each is a flight. Claims and ends wait for replicas, where that is asked for."""
+    """Each operation is a dispatch. Claims and ends wait for replicas, if configured."""
 
     def __init__(self, keys: Keys, wait: Wait | None) -> None:
         self._keys = keys
@@ -32,7 +32,7 @@ class Operations:
         return [bool(reply) for reply in replies]
 
     def renewal_groups(self, map_: Map, claims: Sequence[Claim]) -> list[list[int]]:
-        """Return the places of the claims by their primaries: one that is silent keeps no other waiting."""
+        """Return the indexes of the claims by their primaries: a silent one keeps no other waiting."""
         groups: dict[int, list[int]] = {}
         if not map_.clustered:
             return [list(range(len(claims)))]
@@ -40,14 +40,14 @@ class Operations:
             try:
                 primary = id(map_.place_of(self._keys.of(claim.address)))
             except map_.errors.SlotNotCoveredError:
-                # Whoever sends it asks the cluster first.
+                # The sender asks the cluster first.
                 primary = 0
             groups.setdefault(primary, []).append(number)
         return list(groups.values())
 
     def close_all(self, map_: Map, closes: Sequence[Close]) -> Flight[list[bool]]:
         calls = [records.close(self._keys.of(close.claim.address), close) for close in closes]
-        # Where everything is given back, there is nothing that a fail-over must not lose.
+        # If everything is given back, there is nothing that a failover must not lose.
         ends = any(isinstance(close.by, Ending) for close in closes)
         replies = yield from fly(map_, calls, self._wait if ends else None)
         return [bool(reply) for reply in replies]

@@ -1,4 +1,4 @@
-"""Records as strings of Redis, and operations as calls of its scripts. Pure: no client, no I/O, no clock.
+"""Encode records as Redis strings, and operations as script calls. Pure: no client, no I/O, no clock.
 
 A record is one string under one key, so that the server keeps it in the least memory and a cluster in one slot:
 
@@ -30,7 +30,7 @@ STATES: Final = (State.RUNNING, State.OPEN, State.DONE, State.FAILED, State.HELD
 NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 OMITTED, WIDE, USUAL, UNUSUAL, LATER = 8, 16, 32, 64, 128
 
-# Redis counts in milliseconds. What stays for longer than this stays forever: no number can overflow on the way.
+# Redis counts in milliseconds. A longer stay is forever: no number can overflow on the way.
 YEARS_MAX: Final = 1_000
 MILLISECONDS_MAX: Final = YEARS_MAX * 366 * 24 * 3600 * 1000
 FOREVER: Final = b""
@@ -45,7 +45,7 @@ Words = tuple[bytes, ...]
 
 
 def on_the_wire(words: Words) -> bytes:
-    """Words as Redis reads them, one after the other."""
+    """Encode words as Redis reads them, one after the other."""
     return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
@@ -54,11 +54,11 @@ def packed(commands: Sequence[Words]) -> bytes:
 
 
 class Script(NamedTuple):
-    """A script on the server: called by its hash, or with its text where the server does not know it (any more)."""
+    """A script on the server: called by its hash, or with its text if the server does not know it (any more)."""
 
     by_hash: Words
     by_text: Words
-    # The words of a call by hash that are always the same.
+    # The constant words of a call by hash.
     front: bytes
 
 
@@ -76,7 +76,7 @@ class Call(NamedTuple):
         return (*self.script.by_text, self.key, *self.arguments)
 
     def packed(self) -> bytes:
-        """By hash, as it is sent alone."""
+        """Encode the call by hash, as it is sent alone."""
         words = (self.key, *self.arguments)
         return b"*%d\r\n%b%b" % (3 + len(words), self.script.front, on_the_wire(words))
 
@@ -104,7 +104,7 @@ def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> Call:
         lease = _milliseconds(entry.lease)
     if entry.omitted:
         form |= OMITTED
-    # The revision goes on only where the token stays, as it does when a record is marked held.
+    # The revision continues only if the token stays, as it does when a record is marked held.
     marking = replacing is not None and replacing.token == entry.token
     revision = replacing.revision + 1 if replacing is not None and marking else 1
     if entry.attempt > SMALL_MAX or revision > SMALL_MAX or entry.bypasses:
@@ -123,7 +123,7 @@ def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> Call:
 
 
 def claimed(address: Address, reply: Any) -> Record | Gone | None:
-    """What a claim was answered with: nothing if it is written, else what is in the way."""
+    """Return the result of a claim: None if it is written, else the existing record."""
     if reply == 1:
         return None
     return GONE if reply == 0 else record(address, reply)
@@ -163,7 +163,7 @@ def read_reply(address: Address, reply: Any) -> Record | None:
 
 
 def record(address: Address, shown: bytes) -> Record:
-    """The record as a script shows it: the moment of reading, what is left of the stay, and the string itself."""
+    """Decode a record as a script shows it: the time of reading, the remaining stay, and the string itself."""
     now, stay_left = NOW_AND_LEFT.unpack_from(shown)
     form = shown[32] if len(shown) >= RECORD_MIN else LATER
     if form & LATER or form % 8 >= len(STATES):
@@ -235,6 +235,6 @@ def _milliseconds(duration: float) -> bytes:
 
 
 def _stay(stay: float) -> bytes:
-    # A record of no stay at all is none; the shortest that the server knows is a millisecond.
+    # A record without a stay does not exist; the shortest that the server knows is a millisecond.
     exact = stay * 1000
     return FOREVER if exact > MILLISECONDS_MAX else b"%d" % (math.ceil(exact) if exact > 1 else 1)

@@ -1,6 +1,7 @@
-"""The connections on which a store in Redis renews its claims: one to each primary, outside of the client's pools.
+"""The connections on which a store in Redis renews its claims: one to each primary, outside the client's pools.
 
-Handlers may hold everything that a client's pool lends. What is opened here, by the pool's own settings, they cannot.
+Handlers may hold everything that a client's pool lends. They cannot hold these connections, which are opened here with
+the pool's own settings.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from onefold.stores.redis.sender import Keeper, Line
 
 
 def new_connection(place: Any) -> Any:
-    """Return a connection to this place, not opened yet. A pool and an async node of a cluster have the same names."""
+    """Return a connection to this node, not opened yet. A pool and an async cluster node have the same attributes."""
     return place.connection_class(**place.connection_kwargs)
 
 
 def _name(place: Any) -> object:
-    """Return what tells places apart: a node of a cluster cannot be hashed, but has a name; a pool has none."""
+    """Return what identifies a node: a cluster node cannot be hashed, but has a name; a pool has none."""
     return getattr(place, "name", None) or id(place)
 
 
@@ -37,7 +38,7 @@ class Reserve(Keeper):
             return connection
 
     def drop_idle_of(self, pool: Any) -> None:
-        """There is one for each pool, and it was discarded."""
+        """Do nothing: there is one for each pool, and it was discarded."""
 
     def give_back(self, pool: Any, connection: Any) -> None:
         if self._closed or self._idle.get(pool):
@@ -50,14 +51,17 @@ class Reserve(Keeper):
 
 
 class Renewals:
-    """The way of renewals through a client: a line of its own, opened before the first claim counts on it."""
+    """The sender for renewals through a client: separate, and opened before the first claim depends on it."""
 
     def __init__(self, line: Line) -> None:
         self.line = type(line)(line.client, Reserve())
         self._opened_in = 0
 
     def hold(self) -> None:
-        """Open the connections, unless that was done in this process. They may be lost by now: then flights reopen."""
+        """Open the connections, unless that was done in this process.
+
+        If they were lost since, dispatches reopen them.
+        """
         if self._opened_in == os.getpid():
             return
         for place in self.line.places():
@@ -71,18 +75,18 @@ class Renewals:
 
 
 class AsyncReservedLine(AsyncLine):
-    """The awaited line of renewals: one connection for each place, which the client does not know of."""
+    """The async sender for renewals: one connection for each node, which the client does not know of."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(client, 1)
         self._connections: dict[object, Any] = {}
-        # One flight at a time on each connection: a silent place keeps no other waiting.
+        # One dispatch at a time on each connection: a silent node keeps no other waiting.
         self._turns: dict[object, asyncio.Lock] = {}
         self._held = False
 
     @property
     def is_held(self) -> bool:
-        """Whether the connections were opened. They may be lost by now: then flights reopen them."""
+        """Whether the connections were opened. If they were lost since, dispatches reopen them."""
         return self._held
 
     async def hold(self) -> None:
@@ -127,4 +131,4 @@ class AsyncReservedLine(AsyncLine):
 
 
 class AsyncReservedClusterLine(AsyncReservedLine, AsyncClusterLine):
-    """The same in a cluster."""
+    """The async sender for renewals in a cluster."""

@@ -1,9 +1,9 @@
-"""How calls reach the servers: which are sent where, what is sent again, and what is not.
+"""Route calls to the servers: which are sent where, and which are sent again.
 
 Written once, as generators of steps (`_generators`); `sender` and `async_sender` perform the steps. No I/O, no clock.
 
-Every call may be sent twice, because every operation is idempotent by its token. So a call whose connection was lost
-is sent again, at once and then after a pause. One that timed out is not: it has had all the time that it may take.
+Every call may be sent twice, because every operation is idempotent by its token. So a call whose connection was lost is
+sent again, at once and then after a pause. One that timed out is not: it has had all the time that it may take.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from onefold.stores.redis.records import Call, Words
 
 T = TypeVar("T")
 
-# What one call can meet in turn: an unknown script, a slot that has moved, another that is on its way, two lost
+# What one call can meet in turn: an unknown script, a slot that has moved, another that is moving, two lost
 # connections. A cluster that has more to say is not well.
 ROUNDS_MAX: Final = 6
 
-# A connection that was idle may be dead, and a server that restarts is back soon; one that is gone is not.
+# An idle connection may be dead, and a server that restarts is back soon; one that is gone is not.
 LOST_MAX: Final = 2
 PAUSE: Final = 0.1
 
-# A larger batch is sent in portions, so that neither side has to hold all of it in one buffer.
+# A larger batch is split, so that neither side has to hold all of it in one buffer.
 PORTION_BYTES: Final = 4 * 2**20
 
 ASKING: Final = (b"ASKING",)
 
 
 class Leg(NamedTuple):
-    """Commands for one place, sent together on one connection. Each has one reply.
+    """Commands for one node, sent together on one connection. Each has one reply.
 
-    `after` follows on the same connection, and has the last reply, where one of the others says that it has written.
+    `after` follows on the same connection, and has the last reply, if one of the others says that it has written.
     """
 
     place: Any
@@ -43,7 +43,7 @@ class Leg(NamedTuple):
     after: Words | None = None
 
     def goes_on(self, replies: list[Any]) -> bool:
-        """Whether `after` is to be sent: whoever has only read need not wait for anybody."""
+        """Return whether `after` is to be sent: a call that has only read need not wait for anything."""
         return any(is_written(reply) for reply in replies)
 
 
@@ -52,16 +52,16 @@ def is_written(reply: Any) -> bool:
 
 
 class Exchange(NamedTuple):
-    """Fly these legs at the same time.
+    """Send these legs at the same time.
 
-    The answer of each is the list of its replies, errors of the server among them; or what its connection met.
+    The answer of each is the list of its replies, including errors of the server; or the error of its connection.
     """
 
     legs: list[Leg]
 
 
 class Refresh(NamedTuple):
-    """Learn anew which server of the cluster has which slots."""
+    """Reload which server of the cluster has which slots."""
 
 
 class Pause(NamedTuple):
@@ -73,20 +73,20 @@ Flight = Generator[Step, Any, T]
 
 
 class Map(Protocol):
-    """What a flight has to know of the servers."""
+    """The servers as a dispatch sees them."""
 
     # The client library's exceptions: `redis.exceptions`, or those of Valkey's library.
     errors: ModuleType
     clustered: bool
 
     def place_of(self, key: bytes) -> Any:
-        """The place of the primary that has this key."""
+        """Return the node of the primary that has this key."""
 
     def place_at(self, host: str, port: int) -> Any:
-        """The place of a server that a redirection has named; None if it is not known."""
+        """Return the node that a redirection has named; None if it is unknown."""
 
     def places(self) -> list[Any]:
-        """The places of all primaries."""
+        """Return the nodes of all primaries."""
 
 
 class Wait(NamedTuple):
@@ -109,7 +109,7 @@ class Wait(NamedTuple):
 
 
 def fly(map_: Map, calls: Sequence[Call], wait: Wait | None = None) -> Flight[list[Any]]:
-    """The replies, in the order of the calls. Raises what the client library raises, or `StoreUnavailable`."""
+    """Return the replies, in the order of the calls. Raises what the client library raises, or `StoreUnavailable`."""
     replies: list[Any] = []
     for portion in _portions(calls):
         replies += yield from Trip(map_, portion, wait).fly()
@@ -117,7 +117,7 @@ def fly(map_: Map, calls: Sequence[Call], wait: Wait | None = None) -> Flight[li
 
 
 def ask(place: Any, words: Words) -> Flight[Any]:
-    """The reply of one command at one place, which is not sent again."""
+    """Return the reply of one command at one node, which is not sent again."""
     (answer,) = yield Exchange([Leg(place, [words])])
     if isinstance(answer, Exception):
         raise answer
@@ -127,23 +127,23 @@ def ask(place: Any, words: Words) -> Flight[Any]:
     return reply
 
 
-# A command on its way, and the number of the call that it is for; ASKING and WAIT are for none.
+# A command to send, and the index of its call; ASKING and WAIT have none.
 Part = tuple[int | None, Words]
 
 
 class Trip:
-    """Some calls on their way: what is answered, and what has to be done before the others are sent again."""
+    """Some calls in progress: what is answered, and what has to be done before the others are sent again."""
 
     def __init__(self, map_: Map, calls: Sequence[Call], wait: Wait | None) -> None:
         self._map = map_
         self._calls = calls
         self._wait = wait
         self._replies: list[Any] = [None] * len(calls)
-        # Calls whose script the server does not know, and calls that another server has to be asked for.
+        # Calls whose script the server does not know, and calls that go to another server.
         self._by_text: set[int] = set()
         self._elsewhere: dict[int, Any] = {}
         self._lost = 0
-        # Of one round: what it met, and what that asks for.
+        # Of one round: its errors, and what they require.
         self._failure: Exception | None = None
         self._refresh = self._pause = False
 
@@ -161,7 +161,7 @@ class Trip:
         raise self._failure or AssertionError("a flight without rounds")
 
     def _round(self, waiting: Iterable[int]) -> Flight[Iterable[int]]:
-        """Send these calls; the numbers of those that have to be sent again."""
+        """Send these calls; return the indexes of those that have to be sent again."""
         try:
             legs = self._legs(waiting)
         except self._map.errors.SlotNotCoveredError as error:
@@ -180,7 +180,7 @@ class Trip:
         return again
 
     def _legs(self, waiting: Iterable[int]) -> list[tuple[Any, list[Part]]]:
-        """The calls by their places, in order."""
+        """Return the calls by their nodes, in order."""
         legs: dict[int, tuple[Any, list[Part]]] = {}
         for number in waiting:
             call = self._calls[number]
@@ -196,9 +196,9 @@ class Trip:
         return list(legs.values())
 
     def _sorted(self, parts: list[Part], answer: list[Any]) -> list[int]:
-        """Keep the replies of one leg; the numbers of the calls that have to be sent again."""
+        """Keep the replies of one leg; return the indexes of the calls that have to be sent again."""
         again, written = [], False
-        # What has followed a written call comes last.
+        # The reply to what followed a written call comes last.
         for (number, _), reply in zip(parts, answer[: len(parts)], strict=True):
             if isinstance(reply, Exception):
                 self._redirected(number, reply)
@@ -207,7 +207,7 @@ class Trip:
             elif number is not None:
                 self._replies[number] = reply
                 written = written or is_written(reply)
-        # What was not written need not be anywhere else.
+        # A call that was not written need not be replicated.
         if self._wait is not None and written:
             if isinstance(answer[-1], Exception):
                 raise answer[-1]
@@ -215,13 +215,13 @@ class Trip:
         return again
 
     def _met(self, error: Exception) -> None:
-        """What happened to a connection. Only one that was lost is worth another try, and not for ever."""
+        """Handle the error of a connection. Only a lost one is worth another attempt, and not forever."""
         if type(error) is not self._map.errors.ConnectionError or self._lost == LOST_MAX:
             raise error
         self._failure, self._refresh, self._pause = error, True, self._lost > 0
 
     def _redirected(self, number: int | None, error: Any) -> None:
-        """What the server said instead of answering. It is raised, unless it only says how to ask."""
+        """Handle an error reply. It is raised, unless it only says how to ask."""
         errors = self._map.errors
         if number is None:
             raise error

@@ -1,7 +1,7 @@
-"""The blocking sender: it performs the steps of a flight on the connections of a client.
+"""Perform the steps of a dispatch on the connections of a sync client.
 
-It decides nothing. It uses the client's own pools, so that its limits, its TLS and its Sentinel hold; but it puts the
-commands on a connection itself: redis-py's own way there costs more than the server's answer.
+It decides nothing. It uses the client's own pools, so that its limits, its TLS and its Sentinel apply; but it puts the
+commands on a connection itself: redis-py's own way costs more than the server's answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onefold.stores.reserved import connecting
 
 
 class Lender:
-    """Connections of a caller's client: taken from its pool and given back at once, as the client itself does."""
+    """Connections of a caller's client: taken from its pool and returned at once, as the client itself does."""
 
     def take(self, pool: Any) -> Any:
         with connecting():
@@ -30,22 +30,22 @@ class Lender:
         pool.release(connection)
 
     def discard(self, pool: Any, connection: Any) -> None:
-        """A reply that nobody has read must not be taken for that of the next flight."""
+        """Close a connection: an unread reply must not be taken for that of the next dispatch."""
         connection.disconnect()
         pool.release(connection)
 
     def drop_idle(self) -> None:
-        """Where one connection was lost, those that are idle may be dead too."""
+        """Drop idle connections after one was lost: they may be dead too."""
 
     def drop_idle_of(self, pool: Any) -> None:
-        """The same of one pool: other servers may be well."""
+        """Drop the idle connections of one pool: other servers may be well."""
 
     def close(self) -> None:
-        """Whoever is still under way gives its connection to the pool."""
+        """Close: calls in progress return their connections to the pool."""
 
 
 class Keeper(Lender):
-    """Connections of our own client. A pool's way out and in again costs as much as a call, and so they stay out."""
+    """Caches connections of our own client: taking one from a pool and returning it costs as much as a call."""
 
     def __init__(self) -> None:
         self._idle: dict[Any, list[Any]] = {}
@@ -61,7 +61,7 @@ class Keeper(Lender):
 
     def _leave_the_parents(self) -> None:
         if self._pid != os.getpid():
-            # Those of the parent are not ours to use; that they go here does nothing to them.
+            # The parent's connections are not ours to use; dropping them here does nothing to them.
             self._idle, self._pid = {}, os.getpid()
 
     def give_back(self, pool: Any, connection: Any) -> None:
@@ -94,7 +94,7 @@ class Line(Alone):
         self.lender = lender
 
     def call(self, call: Call) -> Any:
-        """The reply of one call by the shortest way. What goes wrong there, a flight meets again, and knows better."""
+        """Fast path for one call; on error, retry through the full dispatcher."""
         try:
             pool = self._pool(self.place_of(call.key))
             connection = self.lender.take(pool)
@@ -131,10 +131,10 @@ class Line(Alone):
                     under_way.append((number, pool, self.lender.take(pool)))
                     under_way[-1][2].send_packed_command((packed(leg.commands),))
                 except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
-                    # A server that is silent must not keep those behind it from being asked.
+                    # A silent server must not keep those behind it from being asked.
                     answers[number] = error
             if under_way:
-                # Whatever one leg has met, something was sent.
+                # Whatever error one leg has met, something was sent.
                 _mark_as_sent(answers)
             for number, _, connection in under_way:
                 if answers[number] is None:
@@ -152,7 +152,7 @@ class Line(Alone):
         return answers
 
     def _talked(self, leg: Leg, connection: Any) -> Any:
-        """The replies to what was sent, and to what follows; or what the connection met."""
+        """Return the replies to what was sent, and to what follows; or the error of the connection."""
         try:
             replies = [self._heard(connection) for _ in leg.commands]
             if leg.after is not None and leg.goes_on(replies):
@@ -199,6 +199,6 @@ def _mark_as_sent(answers: list[Any]) -> None:
 
 @cache
 def named(pool: Any) -> tuple[str, ...]:
-    """What a pool of this class wants to hear before it lends a connection: older ones ask what it is for."""
+    """Return the arguments with which a pool of this class lends a connection: older ones ask what it is for."""
     asked = inspect.signature(pool.get_connection).parameters.get("command_name")
     return ("EVALSHA",) if asked is not None and asked.default is asked.empty else ()

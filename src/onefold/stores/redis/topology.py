@@ -1,4 +1,4 @@
-"""Where records are: what a flight has to know of a client's servers, the same in both colours."""
+"""Where records are: what a dispatch has to know about a client's servers, sync and async."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def library_of(client: Any) -> str:
-    """The package that the client comes from: redis, or valkey, which was redis once and has the same names."""
+    """Return the client's package: redis, or valkey, which was forked from redis and has the same names."""
     roots = (kind.__module__.partition(".")[0] for kind in type(client).__mro__)
     return next((root for root in roots if root in ("redis", "valkey")), "redis")
 
@@ -18,7 +18,7 @@ def errors_of(client: Any) -> ModuleType:
 
 
 class Alone:
-    """One server, or the primary that Sentinel names: its place is the client's pool."""
+    """One server, or the primary that Sentinel names: its node is the client's pool."""
 
     client: Any
     clustered = False
@@ -34,7 +34,7 @@ class Alone:
 
 
 class Cluster:
-    """Many servers: their places are the client's nodes."""
+    """Many servers: their nodes are the client's."""
 
     client: Any
     clustered = True

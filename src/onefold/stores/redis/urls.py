@@ -1,4 +1,4 @@
-"""From a URL to settings: which servers, and how to talk to them. It opens nothing.
+"""Parse a URL to settings: which servers, and how to talk to them. It opens nothing.
 
 redis://[user:password@]host[:port][/database]                 one server; rediss:// with TLS; valkey:// is the same
 redis+unix:///path/to/socket                                   one server, on this machine
@@ -29,13 +29,13 @@ PREFIX: Final = "onefold:"
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 
-# A reply takes less than a millisecond. Two lost connections and a time-out end before a lease of 30 s does.
+# A reply takes less than a millisecond. Two lost connections and a timeout end before a lease of 30 s does.
 SOCKET_TIMEOUT: Final = 5.0
 CONNECT_TIMEOUT: Final = 2.0
 
 
 class Settings(NamedTuple):
-    """What a URL says. `options` are those of the client library, by its names."""
+    """The content of a URL. `options` are those of the client library, by its names."""
 
     kind: Kind
     shown: str
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
 
 
 def parsed(url: str) -> Settings:
-    """Raises `UsageError` for whatever cannot be meant."""
+    """Parse a URL. Raises `UsageError` for an invalid one."""
     check_password(url)
     parts, shown = urlsplit(url), without_password(url)
     scheme, _, way = parts.scheme.partition("+")
@@ -80,7 +80,7 @@ def parsed(url: str) -> Settings:
 
 
 def _path(parts: SplitResult, kind: Kind, shown: str) -> tuple[str, str, int]:
-    """The file of a socket, the service of a Sentinel, and the number of a database."""
+    """Return the socket file, the Sentinel service, and the number of a database."""
     path = unquote(parts.path)
     if kind == "unix":
         if parts.netloc or not path.startswith("/"):
@@ -93,7 +93,7 @@ def _path(parts: SplitResult, kind: Kind, shown: str) -> tuple[str, str, int]:
             raise UsageError(f"{shown!r} names no service: write redis+sentinel://host:port/service")
         service = pieces.pop(0)
     if len(pieces) > 1 or (pieces and not pieces[0].isdecimal()):
-        raise UsageError(f"{shown!r}: {'/'.join(pieces)!r} is no number of a database")
+        raise UsageError(f"{shown!r}: {'/'.join(pieces)!r} is not a number of a database")
     database = int(pieces[0]) if pieces else 0
     if database and kind == "cluster":
         raise UsageError(f"{shown!r}: a cluster has only one database, number 0")
@@ -108,7 +108,7 @@ def _hosts(text: str, kind: Kind, shown: str) -> tuple[tuple[str, int], ...]:
     for host in text.split(","):
         match = re.fullmatch(r"(\[[^]]+\]|[^:\[\]]*)(?::(\d{1,5}))?", host)
         if match is None:
-            raise UsageError(f"{shown!r}: {host!r} is no host and port")
+            raise UsageError(f"{shown!r}: {host!r} is not a host and port")
         found.append((unquote(match[1]).strip("[]") or "localhost", int(match[2] or port)))
     if len(found) > 1 and kind == "alone":
         raise UsageError(f"{shown!r} names {len(found)} servers: write redis+sentinel:// or redis+cluster://")

@@ -1,8 +1,8 @@
 """The embedded default: records in one SQLite file, for all processes of one machine.
 
-A record is on the disk before its claim is answered (`sync="full"`). The clock is the machine's own wall clock, because
-SQLite has no server that could have one: a clock that is set back makes leases and stays longer. It never hides a
-failure of the file: what SQLite reports becomes `StoreUnavailable`, and nothing runs unclaimed.
+A record is on disk before its claim is answered (`sync="full"`). The clock is the machine's own wall clock, because
+SQLite has no server to have one: setting the clock back makes leases and stays longer. It never hides a failure of the
+file: errors of SQLite become `StoreUnavailable`, and nothing runs unclaimed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TRICKLE_PATIENCE: Final = 0.1
 
 
 class SqliteStore:
-    """A `Store`, `Batching` and `Browsable` in one file; safe to share between threads, and over a fork.
+    """A `Store`, `Batching` and `Browsable` in one file; safe to share between threads, and across a fork.
 
     It opens connections on first use, closes them in `close()`, and opens them again if it is used after that.
     """
@@ -93,7 +93,7 @@ class SqliteStore:
         return self.write_claim(entry, replacing)
 
     def write_claim(self, entry: Entry, replacing: Record | None) -> Record | Gone | None:
-        """Claim an address whose record was looked for before."""
+        """Claim an address whose record was looked up before."""
         return self._end(lambda records: records.claim(entry, replacing=replacing), int(entry.state is State.DONE))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
@@ -124,7 +124,7 @@ class SqliteStore:
         return [_in_the_way(one, entry) for one, entry in known]
 
     def write_claims(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        """Claim addresses whose records were looked for before, in one transaction."""
+        """Claim addresses whose records were looked up before, in one transaction."""
         ended = sum(entry.state is State.DONE for entry in entries)
         return self._end(lambda records: records.claim_all(entries), ended, together=True)
 
@@ -135,14 +135,14 @@ class SqliteStore:
         return self._end(lambda records: records.close_all(closes), len(closes), together=True)
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is ours, as all of SQLite's are. Any other came from a signal's handler."""
+        """Return whether an error is ours, as all of SQLite's are. Any other came from a signal handler."""
         return isinstance(error, (OnefoldError, sqlite3.Error))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._reading.do(lambda records: records.browse(query, limit))
 
     def facts(self) -> dict[str, Any]:
-        """What the file and its disk say of themselves; the file is looked for, and never made."""
+        """Return what the file and its disk report; the file is looked up, and never created."""
         from onefold.stores.sqlite.facts import facts_of_file
 
         return facts_of_file(self.path, **self._told)
@@ -164,7 +164,7 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
-        """A transaction in this file, on a connection that nobody else uses meanwhile."""
+        """Open a transaction in this file, on a connection that nobody else uses meanwhile."""
         with self.transaction_alone() as transaction:
             yield transaction
         due = self.portions()
@@ -173,13 +173,13 @@ class SqliteStore:
 
     @contextmanager
     def transaction_alone(self) -> Iterator[SqliteTransaction]:
-        """The same, without a little of a purge after it."""
+        """Open a transaction without the background purge after it."""
         with self.lent() as line, self.transaction_on(line) as transaction:
             yield transaction
 
     @contextmanager
     def transaction_on(self, line: Line) -> Iterator[SqliteTransaction]:
-        """Give the connection that was lent to one transaction."""
+        """Return a transaction on the connection that was lent to it."""
         from onefold.stores.sqlite.joined import SqliteTransaction
 
         with line.held() as records:
@@ -201,7 +201,7 @@ class SqliteStore:
                 line.close()
 
     def _end(self, work: Callable[[Records], T], ended: int = 1, *, together: bool = False) -> T:
-        """What ends a delivery, or several, and a little of a purge after it."""
+        """Run a closing operation, then maybe purge a batch."""
         answer = self._writing.do(work, together=together)
         due = self.portions(ended)
         if due:
@@ -209,23 +209,23 @@ class SqliteStore:
         return answer
 
     def portions(self, ended: int = 1) -> int:
-        """How much of a purge is due now, beside the work: mostly nothing."""
+        """Return how many batches to purge now, alongside the work: usually none."""
         return trickle.portions(ended) if self._purges else 0
 
     def purge_portions(self, due: int) -> None:
-        """Remove them; whatever goes wrong is left to the next purge."""
+        """Purge batches; errors are left to the next purge."""
         with trickle.forgiven(self.path):
             while due and self._writing.do(_purge_portion, patience=TRICKLE_PATIENCE) == trickle.PORTION:
                 due -= 1
 
     def close(self) -> None:
-        """Close all connections. Whoever uses the store after that opens new ones."""
+        """Close all connections. Using the store after that opens new ones."""
         for line in (self._reading, self._writing, *self._idle):
             line.close()
 
 
 class AsyncSqliteStore:
-    """The same store, awaited. Two threads of its own do the waiting for every loop: one reads, and one writes."""
+    """The async SQLite store. Two threads of its own do the waiting for every loop: one reads, and one writes."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class AsyncSqliteStore:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
-        """A transaction in this file. What the handler does on it is done in the event loop's own thread."""
+        """Open a transaction in this file. What the handler does on it runs in the event loop's own thread."""
         from onefold.stores.sqlite.joined import AsyncSqliteTransaction
 
         with self.sync.lent() as line:
@@ -296,7 +296,7 @@ class AsyncSqliteStore:
             await self._writer.ask(self.sync.purge_portions, due)
 
     async def _open(self, line: Line) -> None:
-        """Open the file where it is not: the tables may have to be made, and others may be writing."""
+        """Open the file if it is not: the tables may have to be created, and others may be writing."""
         from asyncio import sleep
 
         ends = time.monotonic() + self.sync.patience
@@ -306,31 +306,31 @@ class AsyncSqliteStore:
             await sleep(BUSY_PAUSE)
 
     async def aclose(self) -> None:
-        """Close the connections and end the threads. Whoever uses the store after that opens new ones."""
+        """Close the connections and end the threads. Using the store after that opens new ones."""
         await self._reader.end(_nothing)
         await self._writer.end(self.sync.close)
 
 
 def open_store(url: str) -> SqliteStore:
-    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with the options of `docs/stores/sqlite.md`."""
+    """Open `sqlite:///relative.db` or `sqlite:////absolute/path.db`, with the options of `docs/stores/sqlite.md`."""
     path, options = _parsed(url)
     return SqliteStore(path, **options)
 
 
 def open_async_store(url: str) -> AsyncSqliteStore:
-    """The same for an `AsyncGuard`."""
+    """Open a store for an `AsyncGuard`."""
     path, options = _parsed(url)
     return AsyncSqliteStore(path, **options)
 
 
 def describe_schema(url: str) -> str:
-    """The statements that make the tables."""
+    """Return the statements that create the tables."""
     _parsed(url)
     return SQLITE.script()
 
 
 def apply_schema(url: str) -> list[str]:
-    """Make the tables, or bring them to the form of this version."""
+    """Create the tables, or upgrade them to this version."""
     path, options = _parsed(url)
     store = SqliteStore(path, **(options | {"auto_schema": True}))
     try:

@@ -1,4 +1,4 @@
-"""One SQLite connection for one thread at a time: opened on use, patient with other writers, safe over a fork."""
+"""One SQLite connection for one thread at a time: opened on use, waits for other writers, safe across a fork."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OF_THE_PLACE: Final = {
 
 
 def translated(path: str, error: sqlite3.Error) -> StoreUnavailable:
-    """What SQLite reports of a file, in words that help."""
+    """Translate an error of SQLite for people."""
     # Of a directory that it only reads, SQLite says that the disk failed.
     why = why_not_opened if os.path.isdir(path) else OF_THE_PLACE.get(code_of(error))
     problem = why(path) if why else PROBLEMS.get(code_of(error), f"SQLite says: {error}")
@@ -61,7 +61,7 @@ def translated(path: str, error: sqlite3.Error) -> StoreUnavailable:
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """SQLite's primary code: an extended one carries it in its lowest byte."""
+    """Return SQLite's primary code: an extended one carries it in its lowest byte."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -80,9 +80,9 @@ class Line:
             _lines.add(self)
 
     def do(self, work: Callable[[Records], T], *, together: bool = False, patience: float | None = None) -> T:
-        """What this work answers on the connection; `together` makes all that it writes one transaction.
+        """Run this work on the connection, and return its answer; `together` makes all its writes one transaction.
 
-        `patience` is for what need not be done: it waits for other processes no longer than that.
+        `patience` is for work that is optional: it waits for other processes no longer than that.
         """
         ends = time.monotonic() + (self._patience if patience is None else patience)
         # The turn is taken by `with` on the bare lock: an interrupt cannot come between taking and giving it back.
@@ -101,7 +101,7 @@ class Line:
         return self._records is not None
 
     def open_now(self) -> bool:
-        """Open the connection, and wait for nobody. False: another one is writing, and the tables have to be made."""
+        """Open the connection without waiting. False: another one is writing, and the tables have to be created."""
         with self._turn:
             try:
                 self._attempt(lambda _records: None, together=False)
@@ -117,7 +117,7 @@ class Line:
 
     @contextmanager
     def held(self) -> Iterator[Records]:
-        """The connection for as long as a transaction of somebody else's takes, who begins and ends it."""
+        """Hold the connection for a transaction that somebody else begins and ends."""
         self.do(lambda _records: None)
         with self._turn:
             self._user = threading.get_ident()
@@ -142,7 +142,7 @@ class Line:
         self._turn.release()
 
     def abandon(self) -> None:
-        """In a child that could not be spared its parent's connection: neither use nor close it."""
+        """Neither use nor close the parent's connection, in a child that could not avoid it."""
         if self._at_exit is not None:
             _abandoned.append(self._at_exit.detach())
         self._turn, self._user, self._records, self._at_exit = threading.Lock(), None, None, None
@@ -202,7 +202,7 @@ class Line:
 
 
 def _close_in_turn(turn: threading.Lock, connection: sqlite3.Connection) -> None:
-    """For a store that nobody closed. A thread that is still at it as the process ends is not disturbed."""
+    """Close the connection of a store that nobody closed. A thread that still uses it at exit is not disturbed."""
     if turn.acquire(timeout=EXIT_PATIENCE):
         connection.close()
         turn.release()

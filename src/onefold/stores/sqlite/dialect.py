@@ -1,4 +1,4 @@
-"""SQLite's dialect: the tables of one file, and what it does in its own way."""
+"""SQLite's dialect: the tables of one file, and SQLite's own ways."""
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
 

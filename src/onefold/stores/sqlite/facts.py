@@ -1,4 +1,4 @@
-"""What a SQLite file says of itself: by its statements, and by the file system that it is in."""
+"""Collect what a SQLite file reports about itself, by statements, and by the file system that it is in."""
 
 # ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
 
@@ -41,7 +41,7 @@ _INDEXES: Final = f"SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_
 
 
 def facts(database: Database) -> Talk[dict[str, Any]]:
-    """What statements can tell, over whatever connection."""
+    """Collect the facts that statements report, over any connection."""
     found: dict[str, Any] = {"kind": "sqlite"}
     found |= yield from ask.row(database, "PRAGMA journal_mode", ("journal_mode",))
     found |= yield from ask.tables(database)
@@ -58,7 +58,7 @@ def facts(database: Database) -> Talk[dict[str, Any]]:
 
 
 def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
-    """The same of a file of our own, and what the file system says. The file is opened for reading only."""
+    """Collect the facts of our own file, and those of the file system. The file is opened for reading only."""
     told = {"kind": "sqlite", "path": path, "synchronous": sync} | _of_disk(path)
     database = Database(SQLITE, path, _trouble, auto_schema=auto_schema)
     if not os.path.exists(path):
@@ -90,7 +90,7 @@ def schema_exists(path: str) -> bool:
 def _of_disk(path: str) -> dict[str, Any]:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise StoreUnavailable(f"{path}: there is no such directory. Make it, or correct the URL")
+        raise StoreUnavailable(f"{path}: there is no such directory. Create it, or correct the URL")
     # The log and its index are made beside the file.
     writable = may(folder, os.W_OK) and (not os.path.exists(path) or may(path, os.W_OK))
     return {

@@ -1,7 +1,7 @@
 """Records inside a transaction on an SQLite connection: the caller's, or one of our own.
 
-Nothing here begins or ends a transaction of the caller's. A missing table is made inside the transaction, statement by
-statement: SQLite rolls that back like everything else.
+Nothing here begins or ends a caller's transaction. A missing table is created inside the transaction, one statement at
+a time: SQLite rolls that back like everything else.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
@@ -46,7 +46,7 @@ ENDED: Final = (
 
 
 class CallersRecords(Records):
-    """Records on a connection of the caller's: its tables may be of any version, and its rows have any form."""
+    """Records on a caller's connection: its tables may be of any version, and its rows have any form."""
 
     def read(self, address: Address) -> Record | None:
         found = super().read(address)
@@ -72,7 +72,7 @@ class CallersRecords(Records):
 
 @contextmanager
 def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
-    """While it lasts, text comes as `str`: a caller may want it in another form, and a cursor has no say in it."""
+    """Return text as `str` meanwhile: a caller may have set another form, and a cursor cannot change it."""
     wanted = connection.text_factory
     connection.text_factory = str
     try:
@@ -112,17 +112,17 @@ class JoinedRecords:
         return True
 
     def check_open(self, claim: Claim) -> None:  # noqa: ARG002 - its mark is the last one
-        """Raise `UsageError` where the record is not in the open transaction, or none is open."""
+        """Raise `UsageError` if the record is not in the open transaction, or none is open."""
         self._check_inside()
         if not self._records.unmark():
             raise UsageError(ENDED)
 
     def knows(self, error: BaseException) -> bool:
-        """Whether an error is SQLite's or ours. Any other came from outside, as from a signal's handler."""
+        """Return whether an error is SQLite's or ours. Any other came from outside, as from a signal handler."""
         return isinstance(error, (sqlite3.Error, OnefoldError))
 
     def judge(self, claim: Claim, error: BaseException) -> None:
-        """Nothing: a file has one writer at a time, so that no other delivery can have come between."""
+        """Do nothing: a file has one writer at a time, so no other delivery can have come between."""
 
     def _check_inside(self) -> None:
         if not self._is_inside():
@@ -147,9 +147,9 @@ class JoinedRecords:
         return self._do(lambda records: records.read(address))
 
     def spoil(self, when: When) -> None:
-        """Take the claim back, or where a handler has run close the connection, so that its owner is told.
+        """Take the claim back or, if a handler has run, close the connection, so that its owner notices.
 
-        A rollback would take the owner's earlier work along, and what they write after it would be committed.
+        A rollback would undo the owner's earlier work, and what they write after it would be committed.
         """
         # A handler's own interrupt is as its errors are: the record was taken back.
         if when.is_inside or not self.tx.in_transaction:
@@ -186,7 +186,10 @@ class SqliteTransaction(JoinedRecords):
         self._spoiled = False
 
     def begin(self) -> None:
-        """Wait for other writers within the store's patience. IMMEDIATE: what is read now is still true at the end."""
+        """Begin, waiting for other writers within `busy_timeout`.
+
+        IMMEDIATE: what is read now is still true at the end.
+        """
         ends = time.monotonic() + self.patience
         while not self.begun():
             if time.monotonic() > ends:
@@ -240,7 +243,7 @@ class SqliteTransaction(JoinedRecords):
         return False
 
     def spoil(self, when: When) -> None:
-        """Close the connection. After a rollback, what a handler around this delivery still writes would be kept.
+        """Close the connection. After a rollback, later writes of a surrounding handler would be kept.
 
         After an interrupt in the outermost handler it was rolled back; in a nested one's it is still open.
         """
@@ -277,7 +280,7 @@ class SqliteTransaction(JoinedRecords):
 
 
 class AsyncJoinedRecords:
-    """The same for an `AsyncGuard`. SQLite is in this process: there is nothing to wait for."""
+    """The async counterpart of `JoinedRecords`. SQLite is in this process: there is nothing to wait for."""
 
     in_process: Final = True
 
@@ -313,14 +316,14 @@ class AsyncJoinedRecords:
         self.sync.spoil(when)
 
     def abandon(self) -> None:
-        """Close the connection, which rolls back: what still runs on it is told."""
+        """Close the connection, which rolls back: whatever still runs on it notices."""
         self.tx.close()
 
 
 class AsyncCallersRecords(AsyncJoinedRecords):
-    """The same on a connection of the caller's; it waits for other writers without stopping the event loop.
+    """Records on a caller's connection, async: it waits for other writers without blocking the event loop.
 
-    SQLite itself would wait in the loop's thread for the connection's time-out, and the writer may be a task of that
+    SQLite itself would wait in the loop's thread for the connection's timeout, and the writer may be a task of that
     loop. `begins`: no transaction is open, and sqlite3 would begin one before the first write.
     """
 
@@ -359,7 +362,7 @@ class AsyncCallersRecords(AsyncJoinedRecords):
 
 @contextmanager
 def impatient(connection: sqlite3.Connection) -> Iterator[float]:
-    """While it lasts, the connection waits for no other writer. Yields how many seconds it would wait otherwise."""
+    """Make the connection wait for no other writer meanwhile. Yields how many seconds it would wait otherwise."""
     cursor = connection.cursor()
     cursor.row_factory = None
     ((milliseconds,),) = cursor.execute("PRAGMA busy_timeout")
@@ -371,12 +374,12 @@ def impatient(connection: sqlite3.Connection) -> Iterator[float]:
 
 
 def may_end(error: sqlite3.Error) -> bool:
-    """Whether it helps to ask again. What a transaction has read before another one wrote stays out of date."""
+    """Return whether a retry helps. A transaction that has read before another one wrote stays out of date."""
     return code_of(error) in BUSY and error.sqlite_errorcode != sqlite3.SQLITE_BUSY_SNAPSHOT
 
 
 class AsyncSqliteTransaction(AsyncJoinedRecords):
-    """A transaction of our own for an `AsyncGuard`; it waits for other writers without stopping the event loop."""
+    """A transaction of our own for an `AsyncGuard`; it waits for other writers without blocking the event loop."""
 
     sync: SqliteTransaction
 

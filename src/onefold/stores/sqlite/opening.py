@@ -1,4 +1,4 @@
-"""Opens an SQLite file for a store: its pragmas, its journal mode and its tables. It never waits for another writer."""
+"""Open an SQLite file for a store: its pragmas, its journal mode and its tables. Never wait for another writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite through a library that stands between, such as SQLAlchemy or Django: what both have to know of it.
+"""SQLite through a library such as SQLAlchemy or Django.
 
 The library sends the statements and wraps the errors. Nothing here ends a transaction.
 """
@@ -29,7 +29,7 @@ MISTAKES: Final = frozenset(
 
 
 class SqliteThrough(Sqlite):
-    """SQLite as one of the SQL stores has it: a batch is many statements in one transaction."""
+    """SQLite as a SQL store: a batch is many statements in one transaction."""
 
     def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
         # SQLite is in this process, so that a statement for each costs no round trip.
@@ -54,7 +54,7 @@ SQLITE_THROUGH: Final = SqliteThrough()
 
 
 def with_clock(ask: Ask) -> Parameters:
-    """The values, with the machine's clock where the statement wants it: SQLite has no other."""
+    """Return the values, with the machine's clock if the statement needs it: SQLite has no other."""
     return ask.values | {"now": time.time()} if ":now" in ask.statement else ask.values
 
 
@@ -66,7 +66,7 @@ def standing(connection: Any) -> Standing:
 
 
 def enter(connection: Any, send: Callable[[str], object]) -> None:
-    """Be inside a transaction, and with the right to write: what is read from now on is still true at the end.
+    """Enter a transaction with the write lock: what is read from now on is still true at the end.
 
     Python's sqlite3 opens one by itself before the first write, unless it is told not to; then we are the first write.
     """
@@ -83,7 +83,7 @@ def enter(connection: Any, send: Callable[[str], object]) -> None:
 def looked_up(send: Callable[[Ask], Reply], ask: Ask) -> Reply:
     """Send a statement on a caller's connection, whose database may have no tables of ours, or newer ones.
 
-    Missing tables are made in the caller's own transaction, statement by statement: SQLite rolls them back like
+    Missing tables are created in the caller's own transaction, one statement at a time: SQLite rolls them back like
     everything else, and a second connection would wait for the first.
     """
     looking = ask._replace(statement=LOOKING.get(ask.statement, ask.statement))
@@ -111,7 +111,7 @@ class _Sender:
 
 
 def trouble(error: BaseException) -> Trouble | None:
-    """What an error of SQLite means."""
+    """Classify an error of SQLite."""
     if not isinstance(error, sqlite3.Error):
         return None
     code = code_of(error)
@@ -125,7 +125,7 @@ def trouble(error: BaseException) -> Trouble | None:
 
 
 def _code(error: BaseException) -> int:
-    """The code of the error, or of the one that a library has wrapped."""
+    """Return the code of the error, or of the one that a library has wrapped."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, sqlite3.Error):
         seen = seen.__cause__

@@ -1,4 +1,4 @@
-"""The operations of a store on one SQLite connection, whoever's it is: it begins and ends no transaction."""
+"""The operations of a store on one SQLite connection: it begins and ends no transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onefold.stores.sqlite.dialect import MARK, SQLITE
 class Records:
     """The operations on one connection, by one clock. It begins and ends no transaction, and raises sqlite3 errors.
 
-    A store works through it, and so does whoever writes a record in a transaction of the caller's.
+    A store uses it, and so does whoever writes a record in a caller's transaction.
     """
 
     def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float] = time.time) -> None:
@@ -43,11 +43,11 @@ class Records:
         return run(SQLITE.finish(claim, ending), self)
 
     def mark(self) -> None:
-        """What `Dialect.mark` says, by the shortest way: each joined delivery takes it twice."""
+        """Mark the transaction as `Dialect.mark` does, by the shortest way: each joined delivery does it twice."""
         self.connection.execute(f"SAVEPOINT {MARK}")
 
     def unmark(self) -> bool:
-        """Whether the transaction that was marked is still open."""
+        """Return whether the transaction that was marked is still open."""
         try:
             self.connection.execute(f"RELEASE SAVEPOINT {MARK}")
         except sqlite3.OperationalError as error:
@@ -75,11 +75,11 @@ class Records:
         return run(SQLITE.purge(limit), self)
 
     def form(self) -> int:
-        """Of which version the tables are; 0: there are none."""
+        """Return the version of the tables; 0: there are none."""
         return run(SQLITE.form(), self)
 
     def upgrade(self, version: int) -> None:
-        """Bring the tables from this version to ours."""
+        """Upgrade the tables from this version to ours."""
         run(SQLITE.upgrade(version), self)
 
     def send(self, ask: Ask) -> Reply:

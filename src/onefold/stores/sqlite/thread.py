@@ -1,4 +1,4 @@
-"""A thread that waits for SQLite in place of an event loop: SQLite itself has no way to be awaited."""
+"""A thread that waits for SQLite in place of an event loop: SQLite itself has no async interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class OneThread:
-    """Does the calls of all event loops in their order, in one thread. It starts with the first call."""
+    """Performs the calls of all event loops in order, in one thread. It starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -26,7 +26,7 @@ class OneThread:
         return await _awaited(self._running(), partial(call, *args, **kwargs))
 
     async def end(self, last: Callable[[], None]) -> None:
-        """Do this after all that was asked before, and end the thread. Whoever asks from now on starts a new one."""
+        """Do this after all earlier calls, and end the thread. A later call starts a new one."""
         executor, self._executor = self._running(), None
         try:
             await _awaited(executor, last)

@@ -1,4 +1,4 @@
-"""Finds out why SQLite cannot open or write a file: it says the same of every cause. Looks, and changes nothing."""
+"""Find out why SQLite cannot open or write a file: it gives the same error for every cause. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def why_not_opened(path: str) -> str:
         return f"{OPENED}: it is a directory. Name a file in it: {os.path.join(path, 'onefold.db')}"
     for folder in _folders(path):
         if not os.path.lexists(folder):
-            return f"{OPENED}: there is no directory {folder}. Make it, or correct the path"
+            return f"{OPENED}: there is no directory {folder}. Create it, or correct the path"
         if not os.path.isdir(folder):
             return f"{OPENED}: {folder} is not a directory. Correct the path"
         if not may(folder, os.X_OK):
@@ -52,7 +52,7 @@ def is_read_only(folder: str) -> bool:
 
 
 def _folders(path: str) -> list[str]:
-    """The directories on the way to the file, from the root."""
+    """Return the directories on the way to the file, from the root."""
     found: list[str] = []
     folder = os.path.dirname(path)
     while folder not in found:

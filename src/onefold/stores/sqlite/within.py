@@ -1,4 +1,4 @@
-"""sqlite3: inside the transaction of a caller's connection."""
+"""Join the transaction of a caller's sqlite3 connection."""
 
 # ruff: noqa: ARG002 - a row of the caller's has no memories
 
@@ -17,7 +17,7 @@ from onefold.transactions import Column
 
 
 def join(connection: sqlite3.Connection, record: Column | None, *, awaited: bool) -> Any:
-    """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
+    """Return the store that works inside this connection's transaction. Raises `NotInTransaction` if there is none."""
     begins = _begins(connection)
     if begins and not awaited:
         # With the right to write: what is read from now on is still true at the end.
@@ -42,7 +42,7 @@ def _begins(connection: sqlite3.Connection) -> bool:
 
 
 class ColumnRecords(JoinedRecords):
-    """The caller's own row is the record: it is there, or it is not. The handler writes it."""
+    """Records that are the caller's own rows, which the handler writes."""
 
     def __init__(self, connection: sqlite3.Connection, column: Column) -> None:
         super().__init__(CallersRecords(connection))

@@ -1,4 +1,4 @@
-"""What every promise works with: a store of its own, short words for entries and claims, and the passing of time."""
+"""The tools of every promise: a store of its own, short names for entries and claims, and passing time."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ class Case:
     rounds: int = 3
     expires_by_itself: bool = False
 
-    # Whether the store's operations are awaited.
+    # Whether the store's operations are async.
     _awaited: bool = False
     _opened: Any = None
     _twice: Twice | None = None
 
     def pass_time(self, seconds: float) -> None:
-        """Let the store's clock go on. Override it for a clock that can be moved."""
+        """Let the store's clock advance. Override it for a clock that can be moved."""
         time.sleep(seconds)
 
     def process_source(self) -> Any:
-        """How another process opens the same records. None: it cannot."""
+        """Return how another process opens the same records. None: it cannot."""
         return None
 
     def teardown_method(self) -> None:
-        """Close the store. Call it too where you override it."""
+        """Close the store. If you override it, call it too."""
         if self._twice is not None:
             self._close()
             self._twice = None
 
     @property
     def store(self) -> Twice:
-        """The store, each of whose operations is sent twice."""
+        """Return the store, each of whose operations is sent twice."""
         if self._twice is None:
             self._twice = Twice(self._open())
         return self._twice
 
     @property
     def once(self) -> EveryPower:
-        """The same store, for the few promises that count what is sent."""
+        """Return the store itself, for the few promises that count what is sent."""
         return self.store.once
 
     # The colour: the contract of each adds these.
@@ -64,19 +64,19 @@ class Case:
         raise NotImplementedError
 
     def _race(self, asks: Sequence[Callable[[Any], Any]]) -> list[Any]:
-        """Ask all of this at the same moment; the answers in the order of the questions."""
+        """Send all of these at the same moment; return the answers in order."""
         raise NotImplementedError
 
     # The words of the promises.
 
     @property
     def short(self) -> float:
-        """A duration that is over once `wait_out_short` returns."""
+        """Return a duration that is over once `wait_out_short` returns."""
         return self.unit
 
     @property
     def long(self) -> float:
-        """A duration that no test outlasts, not even a quarter of it on a machine that pauses."""
+        """Return a duration that no test outlasts, not even a quarter of it on a machine that pauses."""
         return max(1_000 * self.unit, 1_000.0)
 
     def wait_out_short(self) -> None:
@@ -86,7 +86,7 @@ class Case:
         return Address("scope", "operation", key)
 
     def entry(self, key: str = "key", **fields: Any) -> Entry:
-        """A running entry with a new token; the fields change it."""
+        """Return a running entry with a new token; the fields change it."""
         usual: dict[str, Any] = {"address": self.address(key), "lease": self.long, "stay": 2 * self.long}
         return Entry(**({"token": os.urandom(16)} | usual | fields))
 
@@ -98,13 +98,13 @@ class Case:
         return Memory(**({"stay": self.long, "attempt": 1} | fields))
 
     def claimed(self, key: str = "key", **fields: Any) -> Entry:
-        """An entry that is written."""
+        """Return an entry that is written."""
         entry = self.entry(key, **fields)
         self.written(self.store.claim(entry))
         return entry
 
     def in_state(self, state: State, key: str = "key", **fields: Any) -> Entry:
-        """An entry whose record is brought into this state by its owner."""
+        """Return an entry whose record its owner has brought into this state."""
         entry = self.claimed(key, **fields)
         if state is State.OPEN:
             assert self.store.release(claim_of(entry), self.memory()) is True
@@ -113,7 +113,7 @@ class Case:
         return entry
 
     def expiring(self, *keys: str) -> list[Entry]:
-        """Entries whose records are past their stay after `wait_out_short`, and not before all are written.
+        """Return entries whose records expire during `wait_out_short`, and not before all are written.
 
         Their ends are sent once: on a real clock, the second answer may come after the stay.
         """
@@ -123,13 +123,13 @@ class Case:
         return entries
 
     def taken_over(self, entry: Entry, **fields: Any) -> Entry:
-        """The entry of a second worker, which has replaced the record of the first."""
+        """Return the entry of a second worker, which has replaced the record of the first."""
         successor = self.entry(entry.address.key, **fields)
         self.written(self.store.claim(successor, replacing=self.found(entry)))
         return successor
 
     def found(self, of: Entry | Address) -> Record:
-        """The record, which has to be there."""
+        """Return the record, which has to be there."""
         address = of.address if isinstance(of, Entry) else of
         record = self.store.read(address)
         assert record is not None, f"there is no record of {address}"
@@ -140,7 +140,7 @@ class Case:
         assert answer is None, f"the claim was not written: {answer!r}"
 
     def refused_by(self, answer: Record | Gone | None, owner: Entry) -> Record:
-        """The claim was answered with this owner's record, as it is in the store."""
+        """Check that the claim was answered with this owner's record, as it is in the store."""
         assert isinstance(answer, Record), f"the record in the way was not shown: {answer!r}"
         assert answer.token == owner.token
         assert at_rest(answer) == at_rest(self.found(owner))
@@ -151,11 +151,11 @@ class Case:
         assert record is None or record.is_expired, f"there should be no record: {record!r}"
 
     def free(self, address: Address) -> None:
-        """Nobody has it: the next claim is written."""
+        """Check that nobody has it: the next claim is written."""
         self.written(self.store.claim(self.entry(address=address)))
 
     def untouched(self, before: Record) -> None:
-        """The record is as it was; only time may have passed."""
+        """Check that the record is unchanged; only time may have passed."""
         after = self.found(before.address)
         assert at_rest(after) == at_rest(before)
         assert self.about(after.stay_left, before.stay_left)
@@ -164,7 +164,7 @@ class Case:
             assert self.about(after.lease_left, before.lease_left)
 
     def about(self, found: float, expected: float) -> bool:
-        """Whether two durations are equal, but for the time that the test itself takes."""
+        """Return whether two durations are equal, except for the time that the test itself takes."""
         return found == expected or abs(found - expected) < self.long / 4
 
     def needs(self, power: type) -> None:
@@ -178,5 +178,5 @@ def claim_of(entry: Entry, **fields: Any) -> Claim:
 
 
 def every(states: Iterable[State]) -> list[tuple[State, str]]:
-    """Each state with a key of its own."""
+    """Return each state with its own key."""
     return [(state, f"key-{state}") for state in states]

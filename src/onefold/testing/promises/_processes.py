@@ -1,4 +1,4 @@
-"""The same race from several processes, each with a store of its own on the shared records."""
+"""Race from several processes, each with its own store on the shared records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onefold.stores.base import Entry, Record
 # Far more than a process needs to start; it bounds how long a broken one hangs.
 PATIENCE: Final = 120.0
 
-# What to claim, and what it shall replace.
+# What to claim, and what it replaces.
 Pair = tuple[Entry, Record | None]
 
 
 def race_in_processes(
     source: Any, rivals: Sequence[Sequence[Entry]], seen: Sequence[Record | None], *, awaited: bool
 ) -> list[list[Any]]:
-    """Each process claims its own entries, one after the other, all from the same moment on; the answers of each."""
+    """Let each process claim its own entries, all from the same moment on; return the answers of each."""
     # Spawned, not forked: a fork would inherit this process's connections.
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(len(rivals))
@@ -47,7 +47,7 @@ def race_in_processes(
 
 
 def _hear(connections: Sequence[Connection]) -> list[list[Any]]:
-    """The answers in the order of the processes, heard as they come: the first that fails ends the race."""
+    """Return the answers in the order of the processes, read as they come: the first that fails ends the race."""
     answers: dict[Any, list[Any]] = {}
     while len(answers) < len(connections):
         ready = wait([connection for connection in connections if connection not in answers], PATIENCE)
@@ -68,7 +68,7 @@ def _heard(connection: Connection) -> list[Any]:
 
 
 def _tell(claims: Callable[..., list[Any]], source: Any, pairs: Sequence[Pair], start: Any, answer: Connection) -> None:
-    """What a process does: claim, and send the answers to the test, or the error that it fails with."""
+    """Claim in a process, and send the answers to the test, or the error that it fails with."""
     try:
         answer.send(claims(source, pairs, start))
     except BaseException as error:  # noqa: BLE001 - told to the test

@@ -1,4 +1,4 @@
-"""The store as the contract sees it: blocking, and with every operation sent twice.
+"""The store as the contract sees it: sync, and with every operation sent twice.
 
 A reply may get lost, and a client library sends the operation again. So does the contract, always.
 """
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 
 class EveryPower(Store, Batching, Browsable, Protocol):
-    """What can be asked of a store; whether it has the power is looked at before."""
+    """All operations of a store; whether it has a capability is checked before."""
 
 
 class AwaitedPower(AsyncStore, AsyncBatching, AsyncBrowsable, Protocol):
-    """The same of an async one."""
+    """All operations of an async store."""
 
 
 class Blocking:
-    """An async store behind a blocking face, on one event loop."""
+    """An async store behind a sync interface, on one event loop."""
 
     def __init__(self, store: AwaitedPower, runner: asyncio.Runner) -> None:
         self.store = store
@@ -134,5 +134,5 @@ class Twice:
 
 
 def at_rest(answer: Any) -> Any:
-    """A record without what changes by itself as time passes; any other answer as it is."""
+    """Return a record without what changes as time passes; any other answer unchanged."""
     return replace(answer, lease_left=0.0, stay_left=0.0, age=0.0) if isinstance(answer, Record) else answer

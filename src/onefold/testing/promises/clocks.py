@@ -1,4 +1,4 @@
-"""Durations are counted by the store's clock: leases, stays and ages. What is past its stay is free, and is purged."""
+"""Leases, stays and ages are measured by the store's clock. Expired records are free, and are purged."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Durations(Case):
         self.absent(released.address)
 
     def _passed(self, more: float, less: float) -> None:
-        """Between the two, about the time of `wait_out_short` has passed: a slow machine may add to it."""
+        """Check that about the time of `wait_out_short` has passed between the two: a slow machine may add to it."""
         assert self.short < more - less < self.long / 4
 
 
 class Stays(Case):
-    """A record past its stay counts as free; whether a read still shows it is the store's own affair."""
+    """An expired record counts as free; whether a read still shows it is up to the store."""
 
     def test_a_record_past_its_stay_is_free(self) -> None:
         written = {state: self.claimed(key, state=state, stay=self.short, notes=b"old") for state, key in every(State)}
@@ -141,7 +141,7 @@ class Stays(Case):
 
 
 class Purges(Case):
-    """A purge removes what is past its stay, up to a limit, and nothing else."""
+    """A purge removes expired records, up to a limit, and nothing else."""
 
     def test_purge_removes_only_what_is_past_its_stay(self) -> None:
         needed = [
@@ -175,6 +175,6 @@ class Purges(Case):
         self._counts(self.store.purge(10), 0)
 
     def _counts(self, removed: int, expected: int) -> None:
-        """A store whose records vanish by themselves may find fewer than there were."""
+        """Check the count; a store whose records vanish by themselves may find fewer."""
         assert type(removed) is int
         assert 0 <= removed <= expected if self.expires_by_itself else removed == expected

@@ -1,4 +1,4 @@
-"""What goes in comes out: addresses stay apart, bytes stay bytes, and no field is lost."""
+"""Contents are kept: addresses stay apart, bytes stay bytes, and no field is lost."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Addresses(Case):
 
 
 class Fields(Case):
-    """Every field of an entry, an ending and a memory comes back as it was."""
+    """Every field of an entry, an ending and a memory comes back unchanged."""
 
     def test_every_field_of_a_claim_comes_back(self) -> None:
         for (state, key), size in itertools.product(every(State), FINGERPRINT_SIZES):

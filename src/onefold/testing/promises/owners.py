@@ -213,7 +213,7 @@ class Strangers(Case):
         self.untouched(another)
 
     def _taken_over(self) -> list[tuple[Entry, Record]]:
-        """Owners whose records are another's by now: running, ended or open."""
+        """Return owners whose records have another owner by now: running, ended or open."""
         pairs = []
         for state, key in every(State):
             owner = self.claimed(key)
@@ -257,7 +257,7 @@ class Revisions(Case):
         assert self.found(successor).revision == 1
 
     def _revisions(self, owner: Entry, *writes: Callable[[], bool]) -> list[int]:
-        """What the record's revision is after each write."""
+        """Return the record's revision after each write."""
         revisions = []
         for write in writes:
             assert write() is True

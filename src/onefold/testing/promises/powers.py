@@ -1,4 +1,4 @@
-"""Powers that not every store has: many addresses in one round trip, and lists for tools."""
+"""Capabilities that not every store has: many addresses in one round trip, and lists for tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onefold.testing.promises._twice import at_rest
 # The most that a guard sends in one round trip.
 BATCH = 1_000
 
-# How the record of one address may stand when a batch comes by; see `_prepared`.
+# The possible states of an address's record when a batch comes; see `_prepared`.
 STANDINGS = ("free", "own", "taken", "extended", "open", "done", "failed", "held", "stale", "expired")
 
 
@@ -112,7 +112,7 @@ class Batches(Case):
         assert self.store.close_all([Close(claim_of(entry), self.ending()) for entry in entries]) == expected
 
     def _equal(self, single: Callable[[list[Entry]], list[Any]], batch: Callable[[list[Entry]], list[Any]]) -> None:
-        """Two sets of addresses that stand alike are asked the same, each in its way, and stand alike afterwards."""
+        """Check that two sets of addresses in equal states, asked in two ways, are in equal states afterwards."""
         singly, together = self._prepared("single"), self._prepared("batch")
         self.wait_out_short()
 
@@ -124,7 +124,7 @@ class Batches(Case):
             self._stand_alike(standing, self.store.read(one.address), self.store.read(other.address))
 
     def _prepared(self, prefix: str) -> list[Entry]:
-        """An entry for each standing, whose record stands so."""
+        """Return an entry for each state, whose record is in that state."""
         entries = {standing: self.entry(f"{prefix}-{standing}") for standing in STANDINGS}
         for standing, entry in entries.items():
             if standing in ("taken", "expired"):
@@ -145,7 +145,7 @@ class Batches(Case):
             assert self.about(one.stay_left, other.stay_left), standing
 
     def _plain(self, answer: Any) -> Any:
-        """An answer without what tells the two sets apart; an expired record may be shown or not."""
+        """Return an answer without what tells the two sets apart; an expired record may be shown or not."""
         if not isinstance(answer, Record):
             return answer
         if answer.is_expired:
@@ -229,7 +229,7 @@ class Browsing(Case):
         assert self._browsed(Query(operation="b", after=first[-1])) == wanted[2:]
 
     def _populated(self) -> list[Address]:
-        """Written in an order that is not theirs. By bytes capitals come first, and pairs of UTF-16 last."""
+        """Write records in an order that is not theirs. By bytes upper case comes first, and UTF-16 pairs last."""
         addresses = [
             Address(scope, operation, key)
             for scope in ("z", "", "scope")

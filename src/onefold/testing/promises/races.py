@@ -1,4 +1,4 @@
-"""Many at once: of all that want the same, one wins. Each question is sent twice here too, at the same moment."""
+"""Of many concurrent claims of the same address, one wins. Each is sent twice here too, at the same moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onefold.testing.promises._processes import race_in_processes
 Answer = Record | Gone | None
 
 PROCESSES = 4
-# Each process races for so many addresses: some of the races will be close.
+# Each process races for this many addresses: some of the races will be close.
 ADDRESSES = 25
 
 
@@ -67,7 +67,7 @@ class Races(Case):
         assert self.found(needed).token == needed.token
 
     def _entries(self, key: str) -> list[Entry]:
-        """One entry for each racer, and each of them twice."""
+        """Return one entry for each racer, and each of them twice."""
         return [entry for _ in range(self.racers) for entry in [self.entry(key)] * 2]
 
     def _one_has_won(self, entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
@@ -75,7 +75,7 @@ class Races(Case):
         assert self.found(entries[0]).token == winner
 
     def _one_of_two(self, own: Callable[[Any], Callable[[Any], Any]]) -> None:
-        """The owner, against many who saw its record before."""
+        """Race the owner against many who saw its record before."""
         for number in range(self.rounds):
             owner = self.claimed(f"key-{number}")
             seen = self.found(owner)
@@ -124,7 +124,7 @@ class ProcessRaces(Case):
 
 
 def one_winner(entries: Sequence[Entry], answers: Sequence[Answer]) -> bytes:
-    """The token that has won; all others were shown its record."""
+    """Return the token that has won; all others were shown its record."""
     winners = {entry.token for entry, answer in zip(entries, answers, strict=True) if answer is None}
     assert len(winners) == 1, f"{len(winners)} of {len({entry.token for entry in entries})} claims have won"
     (winner,) = winners

@@ -1,12 +1,12 @@
-"""Every interleaving of a few workers, run through the production code.
+"""Run every interleaving of a few workers through the production code.
 
     from onefold.testing.simulate import Scenario, search
 
     report = search(Scenario(after_crash="hold", workers=2, faults=2))
     assert report.story is None, report.story
 
-The flows are the ones that guards use, and the store is the production `MemoryStore`; only the moments at which
-something happens are chosen by the simulator. What it proves is written in `docs/guarantees.md`.
+The flows are the ones that guards use, and the store is the production `MemoryStore`; the simulator chooses only the
+moments at which something happens. `docs/guarantees.md` says what it proves.
 """
 
 from onefold.testing.simulate._scenario import DEEP, EVERYDAY, Scenario

@@ -1,4 +1,4 @@
-"""The world of transactions in which deliveries are tasks, and are cancelled at every moment."""
+"""The world of transactions in which deliveries are tasks, and are cancelled at every point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FATES: Final = ("not sent", "executed", "rolled back")
 
 
 class Cancellations(Transactions):
-    """What can happen there besides."""
+    """The additional events of that world."""
 
     node_type = TaskNode
 

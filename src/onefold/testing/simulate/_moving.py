@@ -30,7 +30,7 @@ BEFORE: Final = b"whoever was there before"
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What has happened, as far as it is asked for."""
+    """The past events that the statements need."""
 
     starts: int = 0
     # Handlers that raised, so that nothing happened; answers of the probe that say the same; leases that ended.
@@ -64,7 +64,7 @@ class Mover(msgspec.Struct, frozen=True):
 
 
 class Two(msgspec.Struct, frozen=True):
-    """Everything that the future depends on: the record in either store, the workers, what has happened."""
+    """Everything that the future depends on: the record in either store, the workers, past events."""
 
     rows: tuple[Row | None, Row | None]
     movers: tuple[Mover, ...]
@@ -73,7 +73,7 @@ class Two(msgspec.Struct, frozen=True):
 
 
 class Moving:
-    """What can happen between two stores, and what the world is like after it."""
+    """The possible events with two stores, and the world after each."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -89,7 +89,7 @@ class Moving:
         return Two((None, row), movers, past, self.scenario.faults)
 
     def _left_behind(self) -> tuple[Row | None, Past]:
-        """What the old store knows at the beginning."""
+        """Return the initial content of the old store."""
         store, left = self.store, self.scenario.moving
         claim = Claim(ADDRESS, BEFORE, LEASE, KEEP)
         store._rows.clear()
@@ -144,7 +144,7 @@ class Moving:
         return self._go_on(world, action.who, mover, moment, action.way)
 
     def _leaves_a_doubt(self, world: Two, action: Action) -> bool:
-        """Whether this fault is more than an other store that fails, or a handler that says that nothing happened."""
+        """Return whether this fault is more than a failed other store, or a handler after which nothing happened."""
         if action.who == NATURE or action.way == "dies":
             return True
         return action.way != "raises" and not isinstance(world.movers[action.who].at, Elsewhere)
@@ -229,7 +229,7 @@ class Moving:
         return _put(world, who, mover)
 
     def close(self, world: Two, lines: list[str]) -> None:
-        """Statement 8, from both sides: what was done is replayed, and what is not settled runs or is on hold."""
+        """Check statement 8, from both sides: done is replayed, and anything unsettled runs or is on hold."""
         for place in (NEW, OLD):
             for number, row in enumerate(world.rows):
                 if row is not None and row.state is State.RUNNING:

@@ -1,4 +1,4 @@
-"""What is simulated: how many workers, under which policy, with how many faults, on which store."""
+"""Define what is simulated: how many workers, under which policy, with how many faults, on which store."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def plans(self) -> list[Plan]:
-        """The workers in their order, and after them the person."""
+        """Return the workers in their order, and after them the person."""
         plans = [
             self.plan(f"worker {number}", bypass=self.bypass and number != 2) for number in range(1, self.workers + 1)
         ]
@@ -139,7 +139,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silent(Teller):
-    """Writes no log: what would be a warning there is one of millions of histories here."""
+    """Writes no log: each warning would be one of millions of histories here."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Every history of a scenario, each world explored once, the shortest way to a violation told as a story."""
+"""Explore every history of a scenario, each world once, and tell the shortest way to a violation as a story."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Story(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The story as text that `read_code` reads; it holds all of the scenario but a store of one's own."""
+        """Return the story as text for `read_code`; it holds the whole scenario, except a custom store."""
         scenario = msgspec.to_builtins(self.scenario, enc_hook=lambda _store: None)
         actions = [[action.who, action.way, action.fault] for action in self.actions]
         return msgspec.json.encode({"scenario": scenario, "actions": actions}).decode()
 
 
 class Report(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     scenario: Scenario
     states: int
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
 
 class Laws(Protocol):
-    """What can happen, and what follows: claims and leases, or transactions."""
+    """The possible events, and what follows: claims and leases, or transactions."""
 
     def first(self) -> Any: ...
     def actions(self, world: Any) -> Any: ...
@@ -102,7 +102,7 @@ def laws_of(scenario: Scenario) -> Laws:
 
 
 def read_code(code: str) -> tuple[Scenario, tuple[Action, ...]]:
-    """The scenario and the actions of a story's `code`."""
+    """Return the scenario and the actions of a story's `code`."""
     parts = msgspec.json.decode(code)
     fields = {name: value for name, value in parts["scenario"].items() if value is not None}
     scenario = Scenario(**fields | {"steps": tuple(fields["steps"]), "ignoring": frozenset(fields["ignoring"])})
@@ -142,7 +142,7 @@ def _way_to(came_from: dict[Any, tuple[Any, Action] | None], world: Any) -> tupl
 
 
 def _count(first: Any, followers: dict[Any, list[Any]]) -> int:
-    """How many histories there are: the paths from the first world to the final ones."""
+    """Count the histories: the paths from the first world to the final ones."""
     paths: dict[Any, int] = {}
     stack = [(first, False)]
     while stack:

@@ -1,4 +1,4 @@
-"""What has to hold in every history: the statements of `docs/guarantees.md`, as checks on each thing that happens."""
+"""Check the statements of `docs/guarantees.md` in every history, at each event."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Violation(AssertionError):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What has happened, as far as the statements ask for it; counted anew when a finished record expires."""
+    """The past events that the statements need; counting restarts when a finished record expires."""
 
     starts: int = 0
     claims: int = 0
@@ -72,7 +72,7 @@ class Past(msgspec.Struct, frozen=True):
 
 
 class Statements:
-    """The checks, each where the thing happens that could break it."""
+    """The checks, each at the event that could break it."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -93,7 +93,7 @@ class Statements:
         return replace(worker, inside=False) if isinstance(step, Closing) else worker
 
     def performed(self, past: Past, step: Ask, before: Row | None, after: Row | None, reply: Any) -> Past:
-        """An operation of the store: statement 6, and what it changed."""
+        """Check an operation of the store: statement 6, and what it changed."""
         if isinstance(step, Claiming):
             return self._asked(past, step, before, after, reply)
         if before == after:
@@ -131,7 +131,7 @@ class Statements:
         return self._taken(past, entry, before)
 
     def _bypassed(self, past: Past, entry: Entry, before: Row | None) -> Past:
-        """A claim after done: a bypass, or what it found, put back."""
+        """Check a claim after done: a bypass, or its restored outcome."""
         if entry.state is State.DONE and _value(entry.result) == past.done:
             return past
         if not _bypass.is_bypass(entry):
@@ -170,7 +170,7 @@ class Statements:
         return replace(past, done=value)
 
     def started(self, past: Past, worker: Worker, workers: tuple[Worker, ...]) -> Past:
-        """A handler starts: statements 1 to 4."""
+        """Check the start of a handler: statements 1 to 4."""
         if worker.epoch != past.epoch:
             return past
         past = replace(past, starts=past.starts + 1)
@@ -193,7 +193,7 @@ class Statements:
         return past
 
     def happened(self, past: Past, worker: Worker, effect: Effect) -> Past:
-        """An effect: statement 7, and that no later claim repeats a finished step."""
+        """Check an effect: statement 7, and that no later claim repeats a finished step."""
         if effect.step in worker.steps:
             self._broken(9, f"the step {effect.step!r} was finished, and ran again")
         if effect.step:
@@ -204,14 +204,14 @@ class Statements:
         return replace(past, keys=keys)
 
     def returned(self, past: Past, worker: Worker, moment: Returned) -> Past:
-        """`step()` has returned: from now on it counts as finished, whatever is written of it."""
+        """Note that `step()` has returned: from now on it counts as finished, whatever is written of it."""
         return replace(past, steps=past.steps | {moment.step}) if worker.epoch == past.epoch else past
 
     def chosen(self, past: Past, way: str) -> Past:
         return replace(past, not_done=past.not_done + 1) if way == "not done" else past
 
     def ended(self, past: Past, worker: Worker) -> None:
-        """A delivery ends: statements 3 and 5."""
+        """Check the end of a delivery: statements 3 and 5."""
         end = worker.at
         assert isinstance(end, End)
         own = end.kind == "outcome" and not end.replayed
@@ -223,7 +223,7 @@ class Statements:
             self._broken(5, f"the replay {end.value!r} is not what was accepted: {past.done!r}")
 
     def expired(self, past: Past, row: Row) -> Past:
-        """A long time has passed, and the record is gone: after an ending the counting begins anew."""
+        """Note that a long time has passed, and the record is gone: after an ending the counting restarts."""
         if row.state in (State.DONE, State.FAILED):
             return Past(epoch=past.epoch + 1)
         if row.state is State.RUNNING and not self.careful:
@@ -231,7 +231,7 @@ class Statements:
         return replace(past, steps=frozenset()) if row.state is State.OPEN else past
 
     def over(self, past: Past, *, faults_used: int) -> None:
-        """All workers have ended: without a fault there was exactly one start."""
+        """Check the end of all workers: without a fault there was exactly one start."""
         expected = 1 + past.bypasses
         if (
             self.claims
@@ -243,7 +243,7 @@ class Statements:
             self._broken(1, f"{past.starts} starts without a fault")
 
     def settled(self, past: Past, end: Moment) -> None:
-        """Statement 8: what the last delivery ended in."""
+        """Check statement 8: how the last delivery ended."""
         assert isinstance(end, End)
         if self.scenario.bypass and not (end.kind == "outcome" and end.replayed):
             self._broken(10, f"it was done before the bypass, and a fresh delivery {end.story}")

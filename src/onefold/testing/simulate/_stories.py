@@ -1,4 +1,4 @@
-"""What happens, in words that a person can follow."""
+"""Describe events for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANCELLED: Final = "is cancelled"
 
 
 def told(who: str, moment: Moment, way: str, then: Moment | None, rows: tuple[Row | None, Row | None] | None) -> str:
-    """One line of a story: who did what, what became of the record (`rows`, before and after), how a delivery ended."""
+    """Write one line of a story: who did what, what happened to the record (`rows`, before and after), how it ended."""
     what = _done_at(moment, way)
     if way == "dies":
         return f"{who} dies before it {what}"

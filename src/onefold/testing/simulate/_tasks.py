@@ -1,7 +1,7 @@
-"""A delivery in a transaction, as a task that can be cancelled at every moment: once, twice, or at every turn.
+"""A delivery in a transaction, as a task that can be cancelled at every point: once, twice, or at every turn.
 
-All of it is production code (the flow, the async driver, the transaction, the pool) but the connection, which asks the
-world. A task cannot be copied, but it can be played again: each `TaskNode` is one list of replies, as in `_worker`.
+All of it is production code (the flow, the async driver, the transaction, the pool) except the connection, which asks
+the world. A task cannot be copied, but it can be replayed: each `TaskNode` is one list of replies, as in `_worker`.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Stage:
         return f"{self._plan.name}'s result"
 
     async def settle(self) -> Moment:
-        """The next moment at which the world decides, or how the delivery has ended."""
+        """Return the next moment at which the world decides, or how the delivery has ended."""
         for _ in range(TURNS_MAX):
             if self._task.done():
                 return self._end()
@@ -240,7 +240,7 @@ class Stage:
                 return
 
     async def end(self) -> None:
-        """Nobody looks any more: whatever is still to be cleaned up ends at once."""
+        """End at once whatever is still to be cleaned up: nobody looks any more."""
         self.over = True
         while not self._task.done():
             if self._waiting is not None:
@@ -259,7 +259,7 @@ class Stage:
 
 @cache
 def _runner() -> asyncio.Runner:
-    """One event loop for all: to make one takes longer than to play a delivery."""
+    """Return one event loop for all: creating one takes longer than playing a delivery."""
     return asyncio.Runner(loop_factory=Loop)
 
 

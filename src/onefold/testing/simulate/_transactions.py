@@ -24,7 +24,7 @@ from onefold.testing.simulate._world import NATURE, Action
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """What an open transaction would write."""
+    """The writes of an open transaction."""
 
     row: Row | None = None
     effects: int = 0
@@ -53,7 +53,7 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Database(msgspec.Struct, frozen=True):
-    """What is committed, who is connected, and the transactions that have lost their connection."""
+    """The committed data, the clients, and the transactions that have lost their connection."""
 
     row: Row | None
     effects: int
@@ -63,7 +63,7 @@ class Database(msgspec.Struct, frozen=True):
 
 
 class Transactions:
-    """What can happen in a world of transactions, and what the world is like after it."""
+    """The possible events in a world of transactions, and the world after each."""
 
     node_type: type[Node] = Node
 
@@ -102,7 +102,7 @@ class Transactions:
         return ()
 
     def _is_blocked(self, world: Database, who: int) -> bool:
-        """A claim waits for every other open transaction that has written the row."""
+        """Return whether a claim waits for another open transaction that has written the row."""
         if not isinstance(world.clients[who].at, Claiming):
             return False
         others = [client.open for number, client in enumerate(world.clients) if number != who]
@@ -122,7 +122,7 @@ class Transactions:
         return self._decided(world, action.who, client, moment, action.way)
 
     def _decided(self, world: Database, who: int, client: Client, moment: Moment, way: str) -> Database:
-        """Something that happens in the handler."""
+        """Apply an event in the handler."""
         if isinstance(moment, Effect):
             assert client.open is not None
             client = replace(client, open=replace(client.open, effects=client.open.effects + 1))
@@ -177,7 +177,7 @@ class Transactions:
         return replace(world, effects=effects, row=transaction.row or world.row)
 
     def _perform(self, world: Database, client: Client, step: Ask) -> tuple[Client, Any]:
-        """One statement of the production store, on what this transaction sees."""
+        """Perform one statement of the production store, on what this transaction sees."""
         assert client.open is not None
         seen = client.open.row or world.row
         rows = self.store._rows
@@ -202,7 +202,7 @@ class Transactions:
         return _put(world, who, client)
 
     def close(self, world: Database, lines: list[str]) -> None:
-        """Statement 8: when all is over, a fresh delivery runs or replays."""
+        """Check statement 8: when all is over, a fresh delivery runs or replays."""
         world = replace(world, clients=(Client(self._last),), faults=0)
         while not world.clients[0].ended:
             moment = world.clients[0].at

@@ -1,4 +1,4 @@
-"""One worker: the production flow, cut into the moments at which something else can happen.
+"""One worker: the production flow, split into the moments at which something else can happen.
 
 A worker is a function of the replies that it has got. Generators cannot be copied, but they can be replayed: each
 `Node` is one such list of replies, made once and shared by every history that leads to it.
@@ -97,7 +97,7 @@ Script = Generator[Any, Any, End]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What one worker does: which flow, and what its handler is made of."""
+    """The task of one worker: which flow, and what its handler does."""
 
     name: str
     flow: Callable[[Work], Flow[Any]]
@@ -106,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def script(plan: Plan) -> Script:
-    """The production flow, its steps turned into moments."""
+    """Return the production flow, its steps turned into moments."""
     work = plan.work()
     flow = plan.flow(work)
     reply: Any = None
@@ -139,7 +139,7 @@ def script(plan: Plan) -> Script:
 
 
 def _unavailable(step: Any) -> StoreUnavailable:
-    """The error of a store that did not answer; of another store than the worker's own, that it was not reached."""
+    """Return the error of a store that did not answer; a store other than the worker's own was not reached."""
     return StoreUnavailable.unreached("no answer") if isinstance(step, Elsewhere) else StoreUnavailable("no answer")
 
 
@@ -164,7 +164,7 @@ def _run(plan: Plan, work: Work, running: Running) -> Generator[Any, Any, Ended]
 
 
 def _take(log: StepLog, name: str, key: str) -> Generator[Any, Any, Any]:
-    """One named step of the handler, by the production flow of `current().step`."""
+    """Run one named step of the handler, by the production flow of `current().step`."""
     flow = take_step(log, name, lambda: None, Any)
     reply: Any = None
     failure: Exception | None = None

@@ -92,7 +92,7 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Physics:
-    """What can happen in a world of claims and leases, and what the world is like after it."""
+    """The possible events in a world of claims and leases, and the world after each."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -116,7 +116,7 @@ class Physics:
         return replace(self.store._rows[ADDRESS], began=0.0)
 
     def actions(self, world: World) -> Iterator[Action]:
-        """All that can happen next; a world without an action is a final one."""
+        """Yield everything that can happen next; a world without an action is a final one."""
         for who, worker in enumerate(world.workers):
             if not worker.ended and not self._is_idle_person(world, who):
                 yield from self._ways(world, who, worker)
@@ -125,7 +125,7 @@ class Physics:
             yield Action(NATURE, f"late {number}")
 
     def _is_idle_person(self, world: World, who: int) -> bool:
-        """The person comes when there is something to resolve."""
+        """Return whether the person has nothing to resolve."""
         if who < self.scenario.workers or world.workers[who].node is not self._first[who]:
             return False
         return world.row is None or world.row.state is not State.HELD
@@ -164,7 +164,7 @@ class Physics:
             yield Action(NATURE, "long time")
 
     def apply(self, world: World, action: Action) -> World:
-        """The world after the action. Raises `Violation` where a statement does not hold."""
+        """Return the world after the action. Raises `Violation` if a statement does not hold."""
         if action.fault:
             world = replace(world, faults=world.faults - 1)
         if action.who == NATURE:
@@ -227,7 +227,7 @@ class Physics:
         return self._after(world, who, worker, reply)
 
     def _perform(self, world: World, step: Ask) -> tuple[World, Any]:
-        """One operation of the production store."""
+        """Perform one operation of the production store."""
         rows = self.store._rows
         rows.clear()
         if world.row is not None:
@@ -277,7 +277,7 @@ class Physics:
         return _put(world, who, worker)
 
     def close(self, world: World, lines: list[str]) -> None:
-        """Statement 8: when all is over and the leases have passed, a fresh delivery settles it, told in `lines`."""
+        """Check statement 8: when the leases have passed, a fresh delivery settles it, told in `lines`."""
         self.statements.over(world.past, faults_used=self.scenario.faults - world.faults)
         row = world.row
         if row is not None and row.state is State.RUNNING:
@@ -292,7 +292,7 @@ class Physics:
         self.statements.settled(world.past, world.workers[0].at)
 
     def tell(self, world: World, action: Action, after: World | None) -> str:
-        """One line of a story."""
+        """Write one line of a story."""
         if action.who == NATURE:
             if action.way.startswith("late "):
                 step = world.late[int(action.way.removeprefix("late "))]
