@@ -124,7 +124,7 @@ def _scheme(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     known = schemes()
     if not colon and scheme in known:
-        raise UsageError(f"store={url!r} is no URL: did you mean '{scheme}:'?")
+        raise UsageError(f"store={url!r} is not a URL: did you mean '{scheme}:'?")
     base = scheme_of(url)
     if not colon or base not in known:
         raise UsageError(
