@@ -70,7 +70,8 @@ def without_transactions(source: Any) -> str:
         return "" if isinstance(source, Joinable) else type(source).__name__
     module = _adopting(source)
     if module is not None:
-        return kind_in(module).name if kind_in(module).has_transactions is False else ""
+        client = type(source).__module__.partition(".")[0]
+        return client if kind_in(module).has_transactions is False else ""
     named = isinstance(source, str) and kind_of(source).has_transactions is False
     return scheme_of(source) if named else ""
 
