@@ -263,13 +263,13 @@ class limited:  # noqa: N801
 
     def __enter__(self) -> str:
         database = self._ledger.url.rpartition("/")[2]
-        self._ledger.execute("CREATE OR REPLACE USER limited@'%' IDENTIFIED BY 'secret'")
-        self._ledger.execute(f"GRANT {self._rights} ON {database}.* TO limited@'%'")
+        self._ledger.execute("CREATE OR REPLACE USER clerk@'%' IDENTIFIED BY 'secret'")
+        self._ledger.execute(f"GRANT {self._rights} ON {database}.* TO clerk@'%'")
         scheme, _, rest = self._ledger.url.partition("://")
-        return f"{scheme}://limited:secret@{rest.partition('@')[2]}"
+        return f"{scheme}://clerk:secret@{rest.partition('@')[2]}"
 
     def __exit__(self, *_: object) -> None:
-        self._ledger.execute("DROP USER limited@'%'")
+        self._ledger.execute("DROP USER clerk@'%'")
 
 
 @pytest.mark.parametrize("key", ["known", "new"])
