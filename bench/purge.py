@@ -1,6 +1,6 @@
 """`python -m bench.purge`: what deliveries notice of a purge, on a PostgreSQL of its own.
 
-Half of the table is past its stay. Two workers deliver new keys all the time: first beside nobody, then in turn beside
+Half of the table has expired. Two workers deliver new keys all the time: first beside nobody, then in turn beside
 the loop of `onefold purge` and beside nobody again, until all is purged. Whatever else the machine does meanwhile hits
 both alike, so that the ratio of their p99 can be believed where the times cannot.
 Nothing is asserted: a machine that is busy with something else is no failure. `--format json` is for tools.
@@ -46,7 +46,7 @@ WARM_UP_SECONDS: Final = 2.0
 PATIENCE: Final = 120.0
 
 # What two operations have written in a day, the day before yesterday: one keeps its records for a day, and all of them
-# are past their stay; the other, in turn with it, keeps them for a month. Keys are random, as most are.
+# have expired; the other, in turn with it, keeps them for a month. Keys are random, as most are.
 LOAD: Final = """
 INSERT INTO onefold_records
     (scope, operation, key, state, attempt, began, changed, expires, due, remark, revision, token, fingerprint)
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _asked(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m bench.purge", description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help="half of them past their stay (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=ROWS, help="half of them expired (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="in all, beside nobody")
     parser.add_argument("--batch", type=int, default=purging.BATCH, help="as of `onefold purge`")
     parser.add_argument("--format", choices=["table", "json"], default="table")
@@ -126,7 +126,7 @@ def measure(url: str, rows: int, seconds: float, batch: int) -> Measured:
         parts[-1].finished,
     )
     if purged.removed != rows // 2:
-        raise AssertionError(f"{purged.removed} records were purged, and {rows // 2} were past their stay")
+        raise AssertionError(f"{purged.removed} records were purged, and {rows // 2} had expired")
     phases = [
         _phase("before the first", took, quiet[:1]),
         _phase("before each part", took, quiet),

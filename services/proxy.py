@@ -10,7 +10,7 @@
         store.claim(claim)
     assert count.trips == 1
 
-It knows no protocol. A *flight* is what a client sends between two replies; a *round trip* is a flight that got one.
+It knows no protocol. A *message* is what a client sends between two replies; a *round trip* is a message that got one.
 A fault strikes once. A cluster's client learns the nodes' own addresses and so goes around it.
 """
 
@@ -47,11 +47,11 @@ Matches = bytes | Callable[[bytes], bool]
 
 @dataclass
 class Fault:
-    """What happens to the first flight that matches."""
+    """What happens to the first message that matches."""
 
-    # Asked with the bytes of a flight, and with its number among all flights of the proxy.
+    # Asked with the bytes of a message, and with its number among all messages of the proxy.
     matches: Callable[[bytes, int], bool]
-    # Before the server sees the flight, or once the server has answered it.
+    # Before the server sees the message, or once the server has answered it.
     before: bool
     # Reset the connection, or hold what there is until `released` is set.
     cut: bool
@@ -63,11 +63,11 @@ class Fault:
 class Count:
     """The round trips of a block, each with what the client sent."""
 
-    flights: list[bytes] = field(default_factory=list)
+    messages: list[bytes] = field(default_factory=list)
 
     @property
     def trips(self) -> int:
-        return len(self.flights)
+        return len(self.messages)
 
 
 class Proxy:
@@ -80,7 +80,7 @@ class Proxy:
         self._behind = (parts.hostname, parts.port)
         self._faults: list[Fault] = []
         self._counts: list[Count] = []
-        self._flights = 0
+        self._messages = 0
         self._lock = threading.Lock()
         self._flowing = threading.Event()
         self._flowing.set()
@@ -110,9 +110,9 @@ class Proxy:
         return self._arm(_holding(matches), before=False, cut=True)
 
     def lose_reply(self, number: int = 1) -> Fault:
-        """As `cut_after`, for the n-th flight from now, whatever it holds."""
+        """As `cut_after`, for the n-th message from now, whatever it holds."""
         with self._lock:
-            wanted = self._flights + number
+            wanted = self._messages + number
         return self._arm(lambda _, number: number == wanted, before=False, cut=True)
 
     def hold_request(self, matches: Matches) -> Fault:
@@ -186,24 +186,24 @@ class Proxy:
     def flowing(self) -> threading.Event:
         return self._flowing
 
-    def flight_begins(self) -> int:
+    def message_begins(self) -> int:
         with self._lock:
-            self._flights += 1
-            return self._flights
+            self._messages += 1
+            return self._messages
 
-    def struck(self, flight: bytes, number: int) -> Fault | None:
-        """The fault that waited for this flight; it waits for no other."""
+    def struck(self, message: bytes, number: int) -> Fault | None:
+        """The fault that waited for this message; it waits for no other."""
         with self._lock:
             for fault in self._faults:
-                if fault.matches(flight, number):
+                if fault.matches(message, number):
                     self._faults.remove(fault)
                     return fault
         return None
 
-    def answered(self, flight: bytes) -> None:
+    def answered(self, message: bytes) -> None:
         with self._lock:
             for count in self._counts:
-                count.flights.append(flight)
+                count.messages.append(message)
 
     def gone(self, connection: _Connection) -> None:
         with self._lock:
@@ -212,8 +212,8 @@ class Proxy:
 
 def _holding(matches: Matches) -> Callable[[bytes, int], bool]:
     if isinstance(matches, bytes):
-        return lambda flight, _: matches in flight
-    return lambda flight, _: matches(flight)
+        return lambda message, _: matches in message
+    return lambda message, _: matches(message)
 
 
 class _Connection:
@@ -222,7 +222,7 @@ class _Connection:
     def __init__(self, proxy: Proxy, client: socket.socket, behind: tuple[str, int]) -> None:
         self._proxy, self._client, self._behind = proxy, client, behind
         self._server: socket.socket | None = None
-        self._flight, self._number = b"", 0
+        self._message, self._number = b"", 0
         # Whether the client has sent something that the server has not answered.
         self._asked = False
         self._fault: Fault | None = None
@@ -266,9 +266,9 @@ class _Connection:
         if not sent:
             return False
         if not self._asked:
-            self._flight, self._number, self._asked = b"", self._proxy.flight_begins(), True
-        self._flight += sent
-        self._fault = self._fault or self._proxy.struck(self._flight, self._number)
+            self._message, self._number, self._asked = b"", self._proxy.message_begins(), True
+        self._message += sent
+        self._fault = self._fault or self._proxy.struck(self._message, self._number)
         if self._fault and self._fault.before and not self._suffer():
             return False
         server.sendall(sent)
@@ -281,7 +281,7 @@ class _Connection:
         if not reply:
             return False
         if self._asked:
-            self._proxy.answered(self._flight)
+            self._proxy.answered(self._message)
             self._asked = False
             if self._fault:
                 # The first bytes may answer only the first part of what was asked.

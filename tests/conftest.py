@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import typer.testing
 
-from onefold.stores import background_purge as _trickle
+from onefold.stores import background_purge
 from onefold.stores.sqlite.joined import SqliteTransaction
 from tests.wallet import connected, create
 
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_purge_by_chance() -> Iterator[None]:
     """After which delivery a store purges a little is chance: whoever counts statements would fail now and then."""
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(_trickle, "chance", lambda: _trickle.ONE_IN)
+        patching.setattr(background_purge, "chance", lambda: background_purge.ONE_IN)
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from onefold import Event, Guard, Policy, StoreUnavailable
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 
 T = TypeVar("T")
@@ -122,8 +122,8 @@ class ProxyStore(Script):
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return self.ask("finish", lambda: self.inner.finish(claim, ending))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self.ask("release", lambda: self.inner.release(claim, memory))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self.ask("release", lambda: self.inner.release(claim, released))
 
     def read(self, address: Address) -> Record | None:
         return self.ask("read", lambda: self.inner.read(address))
@@ -146,7 +146,7 @@ class BatchingProxyStore(ProxyStore):
 
 
 class AsyncProxyStore(Script):
-    """The same, awaited; what `before` and `after` return is awaited if it can be."""
+    """The async counterpart; what `before` and `after` return is awaited if it can be."""
 
     def __init__(self, inner: AsyncMemoryStore | None = None) -> None:
         super().__init__()
@@ -171,8 +171,8 @@ class AsyncProxyStore(Script):
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return await self.ask("finish", lambda: self.inner.finish(claim, ending))
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self.ask("release", lambda: self.inner.release(claim, memory))
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return await self.ask("release", lambda: self.inner.release(claim, released))
 
     async def read(self, address: Address) -> Record | None:
         return await self.ask("read", lambda: self.inner.read(address))

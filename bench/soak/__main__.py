@@ -20,7 +20,7 @@ from rich.table import Table
 import bench.soak
 from bench.soak.cancelling import DRIVERS, preload
 from bench.soak.effects import Bank
-from bench.soak.places import STORES, Place, opened
+from bench.soak.places import STORES, Environment, opened
 from bench.soak.plan import FULL, FULL_CANCEL, SHORT, SHORT_CANCEL, WORKERS, Mode, Plan, Size
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, leave_evidence, look, violations
@@ -67,7 +67,7 @@ def _plans(store: str, modes: Sequence[Mode], asked: Any) -> Iterator[tuple[str,
         yield title, Plan(store, mode, _size(asked), asked.seed, folder, guarded, struck, asked.seconds_max, driver)
 
 
-def _soak_store(store: str, place: Place, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
+def _soak_store(store: str, place: Environment, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
     """One run a mode, and their table."""
     strikes_server = asked.strike_server and place.has_server
     rows: list[dict[str, str]] = []
@@ -92,7 +92,7 @@ def _soak_store(store: str, place: Place, modes: Sequence[Mode], asked: Any, con
     return not any("broken" in row[""] for row in rows)
 
 
-def soak(plan: Plan, place: Place) -> tuple[dict[str, str], list[str]]:
+def soak(plan: Plan, place: Environment) -> tuple[dict[str, str], list[str]]:
     """One run: its counts as a person reads them, and what it broke."""
     room = place.room(plan.folder)
     effects = room.ledger if plan.mode == "transactional" else Bank(plan.folder / "bank.db")

@@ -44,7 +44,7 @@ class Room(NamedTuple):
     ledger: Ledger | None = None
 
 
-class Place(Protocol):
+class Environment(Protocol):
     """A store that runs can be made on, one after the other."""
 
     title: str
@@ -57,7 +57,7 @@ class Place(Protocol):
 
 
 @contextmanager
-def opened(store: str, house: House, *, sync: str) -> Iterator[Place]:
+def opened(store: str, house: House, *, sync: str) -> Iterator[Environment]:
     """The place of this store; `Missing` where this machine does not have its server."""
     if store == "sqlite":
         yield File(sync)

@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 from typing import Final
 
 from bench.soak import cancelling, workers
-from bench.soak.places import Place
+from bench.soak.places import Environment
 from bench.soak.plan import WORKERS
 from bench.soak.strikes import Outages, Strike, planned
 from bench.soak.workers import Desk, Verdict, Worker
@@ -30,7 +30,7 @@ IN_DOUBT: Final = ("busy", "later", "lost", "forgotten")
 class Queue:
     """The deliveries of one run, the workers that get them, and what was seen of each message."""
 
-    def __init__(self, desk: Desk, place: Place) -> None:
+    def __init__(self, desk: Desk, place: Environment) -> None:
         self.desk = desk
         self.plan = plan = desk.plan
         self.place = place

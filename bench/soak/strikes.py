@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
-from bench.soak.places import Place
+from bench.soak.places import Environment
 from bench.soak.plan import Plan
 
 # How long a worker is stopped, in leases: past its own, and past the redelivery that takes its message over.
@@ -49,7 +49,7 @@ class Outages:
     A thread strikes it, so that the queue goes on delivering meanwhile. Nobody may fork before that has ended.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Environment) -> None:
         self._place = place
         self._past: list[tuple[float, float]] = []
         self._began = math.inf

@@ -55,25 +55,25 @@ class When(Enum):
 Answered = tuple[Any, Exception | None, BaseException | None]
 
 
-def ask(step: Any, hands: Any) -> Answered:
+def perform(step: Any, context: Any) -> Answered:
     """Perform one operation. An interrupt that ends the delivery is raised."""
     try:
-        return step.send(hands.store), None, None
+        return step.send(context.store), None, None
     except BaseException as interrupt:
-        if isinstance(interrupt, Exception) and (step.outside or not _came_from_outside(interrupt, hands)):
+        if isinstance(interrupt, Exception) and (step.outside or not _came_from_outside(interrupt, context)):
             return None, interrupt, None
-        if not _may_be_repeated(step, hands):
+        if not _may_be_repeated(step, context):
             raise
-        return _asked_again(step, hands.store, interrupt)
+        return _asked_again(step, context.store, interrupt)
 
 
-def _came_from_outside(error: Exception, hands: Any) -> bool:
+def _came_from_outside(error: Exception, context: Any) -> bool:
     """Return whether an error of an operation is an interrupt: neither the database's own nor ours.
 
     A signal handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a timeout by SIGALRM. If
     a store does not tell its errors from others, none of them counts as an interrupt.
     """
-    return hasattr(hands.store, "knows") and not hands.store.knows(error)
+    return hasattr(context.store, "knows") and not context.store.knows(error)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
@@ -94,26 +94,26 @@ def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
     raise interrupt
 
 
-async def ask_async(step: Any, hands: Any, interrupt: BaseException | None) -> Answered:
+async def perform_async(step: Any, context: Any, interrupt: BaseException | None) -> Answered:
     """Perform one operation asynchronously. `interrupt` is one that came before: then only the clean-up continues."""
-    if hands.joined and not step.outside:
-        answered = await _ask_inside(step, hands.store, interrupt)
-        if answered[1] is not None and _came_from_outside(answered[1], hands):
+    if context.joined and not step.outside:
+        answered = await _ask_inside(step, context.store, interrupt)
+        if answered[1] is not None and _came_from_outside(answered[1], context):
             raise answered[1]
         return answered
     cancelled = cancellations()
     try:
-        reply, failure = await _in_its_lease(step, hands), None
+        reply, failure = await _in_its_lease(step, context), None
     except Exception as error:  # noqa: BLE001 - the flow knows what it means there
         reply, failure = None, error
     except BaseException as error:
-        if not _may_be_repeated(step, hands):
+        if not _may_be_repeated(step, context):
             raise
-        return await _ask_again(step, hands.store, error)
+        return await _ask_again(step, context.store, error)
     return reply, failure, _swallowed(cancelled)
 
 
-async def _in_its_lease(step: Any, hands: Any) -> Any:
+async def _in_its_lease(step: Any, context: Any) -> Any:
     """Await an operation on live claims, for as long as they are certainly ours.
 
     A silent server goes unnoticed until its connection breaks, which may take a quarter of an hour. A request that is
@@ -121,14 +121,14 @@ async def _in_its_lease(step: Any, hands: Any) -> Any:
     """
     # One step, or those of a batch; a claim that is yet to be made has no lease.
     claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
-    left = None if not claims or is_in_process(hands.store) else hands.heartbeat.left_of(claims)
+    left = None if not claims or is_in_process(context.store) else context.heartbeat.left_of(claims)
     if left is None:
-        return await step.send_async(hands.store)
+        return await step.send_async(context.store)
     import asyncio
 
     try:
         async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
-            return await step.send_async(hands.store)
+            return await step.send_async(context.store)
     except TimeoutError as error:
         if not bound.expired():
             raise
@@ -145,10 +145,10 @@ def unmasked(error: BaseException | None, before: int) -> BaseException | None:
     return cancelled
 
 
-async def heard(work: Awaitable[T]) -> T:
+async def heard(coroutine: Awaitable[T]) -> T:
     """Await something in which a client library may swallow a cancellation, and raise the cancellation after it."""
     before = cancellations()
-    found = await work
+    found = await coroutine
     swallowed = _swallowed(before)
     if swallowed is not None:
         raise swallowed
@@ -175,8 +175,8 @@ def is_in_process(store: Any) -> bool:
     return bool(getattr(store, "in_process", False))
 
 
-def _may_be_repeated(step: Any, hands: Any) -> bool:
-    return step.outside or not (hands.joined or step.once)
+def _may_be_repeated(step: Any, context: Any) -> bool:
+    return step.outside or not (context.joined or step.once)
 
 
 async def _ask_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
@@ -219,7 +219,7 @@ def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception 
     return (None, failure) if isinstance(failure, Exception) else (task.result(), None)
 
 
-def struck(error: Exception, handed: BaseException | None, hands: Any, *, answered: bool) -> bool:
+def struck(error: Exception, handed: BaseException | None, context: Any, *, answered: bool) -> bool:
     """Return whether an error that ends a delivery inside a transaction has interrupted it, so that a record may exist.
 
     `handed` is the handler's own, after which its record was removed; `answered` says that the delivery was answered
@@ -227,36 +227,36 @@ def struck(error: Exception, handed: BaseException | None, hands: Any, *, answer
     """
     if handed is not None and (handed is error or handed is error.__cause__):
         return False
-    return not answered and hands.joined and _came_from_outside(error, hands)
+    return not answered and context.joined and _came_from_outside(error, context)
 
 
-def spoil(hands: Any, interrupt: BaseException, ended: Any) -> None:
+def spoil(context: Any, interrupt: BaseException, ended: Any) -> None:
     """Make sure, after an interrupt inside a transaction, that nothing that was written in it can be committed.
 
     `ended` is how the handler ended, if it has run. The store knows what an interrupt of the handler itself means.
     """
-    if hands.joined:
+    if context.joined:
         when = _when(interrupt, ended)
-        hands.store.spoil(when)
-        if (around := hands.transaction_around) is not None:
+        context.store.spoil(when)
+        if (around := context.transaction_around) is not None:
             around.spoil(when)
 
 
-async def spoil_async(hands: Any, interrupt: BaseException, ended: Any) -> None:
+async def spoil_async(context: Any, interrupt: BaseException, ended: Any) -> None:
     """Spoil an async transaction; a further cancellation does not interrupt it."""
     import asyncio
 
-    if hands.joined:
+    if context.joined:
         when = _when(interrupt, ended)
         if when is When.INSIDE and isinstance(interrupt, asyncio.CancelledError):
             when = When.CANCELLED
-        await brought_to_its_end(_spoiled(hands, when), hands.store.abandon)
+        await brought_to_its_end(_spoiled(context, when), context.store.abandon)
 
 
-async def _spoiled(hands: Any, when: When) -> None:
+async def _spoiled(context: Any, when: When) -> None:
     # Checked first: it depends on what runs around us here.
-    around = hands.transaction_around
-    await hands.store.spoil(when)
+    around = context.transaction_around
+    await context.store.spoil(when)
     if around is not None:
         await around.spoil(when)
 
@@ -268,7 +268,7 @@ def _when(interrupt: BaseException, ended: Any) -> When:
 
 
 async def in_one_piece(
-    work: Coroutine[Any, Any, T], abandon: Callable[[], None], *, finish: bool
+    coroutine: Coroutine[Any, Any, T], abandon: Callable[[], None], *, finish: bool
 ) -> tuple[asyncio.Task[T], BaseException | None]:
     """Await work in its own task; return that task, and the caller's cancellation, if one came.
 
@@ -277,7 +277,7 @@ async def in_one_piece(
     """
     import asyncio
 
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError as cancelled:
@@ -306,9 +306,9 @@ async def ended(task: asyncio.Task[Any]) -> bool:
     return task.done()
 
 
-async def brought_to_its_end(work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
+async def brought_to_its_end(coroutine: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
     """Await a clean-up that no cancellation interrupts. The cancellation propagates after it."""
-    task, cancelled = await in_one_piece(work, abandon, finish=True)
+    task, cancelled = await in_one_piece(coroutine, abandon, finish=True)
     if cancelled is not None:
         read(task)
         raise cancelled

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def load(
     path: str | os.PathLike[str],
     *,
-    awaited: Literal[False] = False,
+    is_async: Literal[False] = False,
     on_event: Listener | Iterable[Listener] = (),
     codec: Codec | None = None,
 ) -> Guards: ...
@@ -25,17 +25,17 @@ def load(
 def load(
     path: str | os.PathLike[str],
     *,
-    awaited: Literal[True],
+    is_async: Literal[True],
     on_event: Listener | Iterable[Listener] = (),
     codec: Codec | None = None,
 ) -> AsyncGuards: ...
-def load(path: str | os.PathLike[str], *, awaited: bool = False, **options: Any) -> Guards | AsyncGuards:
+def load(path: str | os.PathLike[str], *, is_async: bool = False, **options: Any) -> Guards | AsyncGuards:
     """Build the guards that `onefold.yaml` or `onefold.toml` declares, by name: `load("onefold.yaml")["payouts"]`.
 
-    `awaited=True` builds `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and closed
-    by `close` or `aclose`. Raises `UsageError`, with file and line, for a file that cannot be used.
+    `is_async=True` builds `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and
+    closed by `close` or `aclose`. Raises `UsageError`, with file and line, for a file that cannot be used.
     """
     from onefold.config import AsyncGuards, Guards, read
 
     declared = read(path)
-    return AsyncGuards(declared, **options) if awaited else Guards(declared, **options)
+    return AsyncGuards(declared, **options) if is_async else Guards(declared, **options)

@@ -97,12 +97,12 @@ def downstream(address: Address, name: str, bypasses: int) -> str:
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """The right to run now: the token proves it, the lease limits it, `stay` is the record's expiry."""
+    """The right to run now: the token proves it, the lease limits it, `ttl` is the record's expiry."""
 
     address: Address
     token: bytes
     lease: float = 0.0
-    stay: float = math.inf
+    ttl: float = math.inf
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -113,7 +113,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     state: State = State.RUNNING
     attempt: int = 1
     lease: float = 0.0
-    stay: float = math.inf
+    ttl: float = math.inf
     age: float = 0.0
     bypasses: int = 0
     fingerprint: bytes | None = None
@@ -141,7 +141,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     # Zero or less: over. Meaningless unless running.
     lease_left: float
     # Zero or less: the record may disappear at any moment.
-    stay_left: float
+    ttl_left: float
     # Since the first claim of this address (or its last bypass, or its last resolution as a rerun).
     age: float
     bypasses: int = 0
@@ -170,8 +170,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_expired(self) -> bool:
-        """Whether it is past its stay: the address counts as free."""
-        return self.stay_left <= 0
+        """Whether it has expired: the address counts as free."""
+        return self.ttl_left <= 0
 
     @property
     def was_resolved(self) -> bool:
@@ -191,7 +191,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """Return what writes this record again as it is, under this token."""
         fields = {name: getattr(self, name) for name in _COPIED}
         # A lease says nothing unless the record is running.
-        return Entry(token=token, lease=self.lease_left if self.is_live else 0.0, stay=self.stay_left, **fields)
+        return Entry(token=token, lease=self.lease_left if self.is_live else 0.0, ttl=self.ttl_left, **fields)
 
     def as_moved(self) -> Entry:
         """Return what writes it to another store, under a token that follows from its own.
@@ -209,17 +209,17 @@ class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How a claim ends: done, failed or held."""
 
     state: Literal[State.DONE, State.FAILED, State.HELD]
-    stay: float
+    ttl: float
     result: bytes | None = None
     omitted: bool = False
     notes: bytes | None = None
     remark: str = ""
 
 
-class Memory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Released(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The memory of an open record after a release: the attempts and the finished steps."""
 
-    stay: float
+    ttl: float
     attempt: int
     notes: bytes | None = None
     remark: str = ""
@@ -229,10 +229,10 @@ class Close(msgspec.Struct, frozen=True, gc=False):
     """One of many endings in a batch: finish with an ending, release with a memory, or (None) forget."""
 
     claim: Claim
-    by: Ending | Memory | None = None
+    by: Ending | Released | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class DeliveryRequest(msgspec.Struct, frozen=True, gc=False):
     """A request to deliver: run this address, with this payload."""
 
     address: Address

@@ -26,7 +26,7 @@ from onefold.events import Teller
 T = TypeVar("T")
 
 
-class Tools(Protocol):
+class CurrentContext(Protocol):
     """The guard as `step` sees it."""
 
     # The thing that two deliveries share if one is inside the other: a store, or the caller's connection.
@@ -52,7 +52,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     """One delivery, seen from inside its handler."""
 
     _entry: Entry
-    _tools: Tools
+    _context: CurrentContext
     # Without a beat there is no claim: seen mode, or a store that is down.
     _beat: Beat | None
     # The delivery whose handler surrounds this one.
@@ -131,12 +131,12 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         """
         _check_call(name, call)
         self._begin(name)
-        if self._tools.awaits:
-            return self._step_awaited(name, call, returns)  # type: ignore[return-value]
+        if self._context.awaits:
+            return self._step_async(name, call, returns)  # type: ignore[return-value]
         with self._inside(name):
             return self._take(name, call, returns)  # type: ignore[no-any-return]
 
-    async def _step_awaited(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+    async def _step_async(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
         with self._inside(name):
             value = self._take(name, call, returns)
             return await value if inspect.isawaitable(value) else value
@@ -186,12 +186,12 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     def _take(self, name: str, call: Callable[[], T], returns: Any) -> Any:
         if self._beat is None:
             return call()
-        return self._tools.conduct(take_step(self._log or self._begin_log(), name, call, returns))
+        return self._context.conduct(take_step(self._log or self._begin_log(), name, call, returns))
 
     def _begin_log(self) -> StepLog:
         with _making:
             if self._log is None:
-                self._log = StepLog(self._entry, self._tools.codec, self._tools.tell)
+                self._log = StepLog(self._entry, self._context.codec, self._context.tell)
             log = self._log
         # Checked after the log is there to be found: `_left` does it the other way round.
         if self._reset is None:
@@ -307,9 +307,9 @@ def current() -> Current:
     return found
 
 
-def enter(entry: Entry, tools: Tools, beat: Beat | None, nest: Nest | None = None) -> Current:
+def enter(entry: Entry, context: CurrentContext, beat: Beat | None, nest: Nest | None = None) -> Current:
     """Make this delivery the current one; every `enter` has its `leave`."""
-    inside = Current(entry, tools, beat, _current.get(), nest)
+    inside = Current(entry, context, beat, _current.get(), nest)
     inside._reset = _current.set(inside)
     return inside
 
@@ -365,13 +365,13 @@ def transaction_around(home: object) -> tuple[Any, Nest | None]:
     """
     for one in _around():
         if one._nest is not None and _is_of(one, home):
-            return one._tools.transaction, one._nest
+            return one._context.transaction, one._nest
     return None, None
 
 
 def _is_of(one: Current, home: object) -> bool:
     """Return whether a delivery is on this store or connection, or on another view of the same connection."""
-    places = (one._tools.home, one._tools.tx)
+    places = (one._context.home, one._context.tx)
     if home in places:
         return True
     own = driver_connection(home)

@@ -36,23 +36,23 @@ def _seconds(duration: object) -> float | None:
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     if isinstance(duration, str):
-        return _from_words(duration.strip().lower())
+        return _parsed(duration.strip().lower())
     return None
 
 
-def _from_words(words: str) -> float | None:
-    if words == "forever":
+def _parsed(text: str) -> float | None:
+    if text == "forever":
         return FOREVER
     for unit in sorted(UNITS, key=len, reverse=True):
-        if words.endswith(unit):
+        if text.endswith(unit):
             try:
-                return float(words.removesuffix(unit)) * UNITS[unit]
+                return float(text.removesuffix(unit)) * UNITS[unit]
             except ValueError:
                 return None
     return None
 
 
-def in_words(duration: float) -> str:
+def as_text(duration: float) -> str:
     """Format the duration as a person writes it: "30s", "24h", "forever"."""
     if duration == FOREVER:
         return "forever"

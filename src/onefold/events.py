@@ -107,17 +107,17 @@ class Teller:
             except Exception as error:  # noqa: BLE001 - a listener must not turn an effect that happened into a failure
                 _log_failure(event, error)
 
-    def warn(self, where: Address | str, words: str, *, about: str = "") -> None:
+    def warn(self, where: Address | str, text: str, *, about: str = "") -> None:
         """Warn the author of the handler, once per operation and subject, about what will surprise a duplicate."""
         operation = where if isinstance(where, str) else where.operation
         if (operation, about) in _warned or len(_warned) == WARNED_MAX:
             return
         _warned.add((operation, about))
-        _log_warning(operation, where, words)
+        _log_warning(operation, where, text)
 
-    def warn_each(self, address: Address, words: str) -> None:
+    def warn_each(self, address: Address, text: str) -> None:
         """Log a warning about one delivery, each time: somebody has to look at every one of them."""
-        _log_warning(address.operation, address, words)
+        _log_warning(address.operation, address, text)
 
 
 _to_all: Final = Teller()
@@ -128,15 +128,15 @@ def tell(kind: Kind, address: Address, *, detail: str = "") -> None:
     _to_all(kind, address, detail=detail)
 
 
-def _log_warning(operation: str, where: Address | str, words: str) -> None:
+def _log_warning(operation: str, where: Address | str, text: str) -> None:
     import logging
 
     found_at = "" if isinstance(where, str) else f" [key {where.digest}]"
-    logging.getLogger("onefold").warning("%s%s: %s", operation, found_at, words)
+    logging.getLogger("onefold").warning("%s%s: %s", operation, found_at, text)
 
 
 def _log_failure(event: Event, error: Exception) -> None:
     import logging
 
-    words = "a listener failed on %s of %s [key %s]"
-    logging.getLogger("onefold").error(words, event.kind, event.operation, event.digest, exc_info=error)
+    text = "a listener failed on %s of %s [key %s]"
+    logging.getLogger("onefold").error(text, event.kind, event.operation, event.digest, exc_info=error)

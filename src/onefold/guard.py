@@ -12,7 +12,7 @@ from onefold._delivery.records import forget, read, resolve
 from onefold._guard.base import GuardBase
 from onefold._guard.options import moment, unwrap
 from onefold._guard.within import WithinBase
-from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._handlers.arguments import ALL, FingerprintOf, GuardedFunction, KeyArgument, ScopeOf, as_written
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.threaded import Heartbeat
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
@@ -54,8 +54,8 @@ class Guard(GuardBase):
     """Make at-least-once deliveries safe: anything delivered twice happens once.
 
     `store` is a URL (`memory:`), a `Store`, or a function that returns one, called on first use. A guard is
-    thread-safe, nestable and fork-safe. It does not close a store that the caller passed in. `also_read` is the store
-    that held the records before: its records count, and are moved when they are asked for.
+    thread-safe, nestable and fork-safe. It does not close a store that the caller passed in. `migrate_from` is the
+    store that held the records before: its records count, and are moved when they are asked for.
     """
 
     _conduct = staticmethod(drive)
@@ -69,15 +69,15 @@ class Guard(GuardBase):
         scope: str | Callable[[], str | None] | None = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
-        also_read: StoreSource | None = None,
+        migrate_from: StoreSource | None = None,
     ) -> None:
-        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, also_read=also_read)
+        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, migrate_from=migrate_from)
 
     def idempotent(
         self,
         operation: str,
         *,
-        key: KeyOf,
+        key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
         policy: Policy | None = None,
@@ -96,17 +96,17 @@ class Guard(GuardBase):
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
 
             def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                asked = self._asked_by(call, args, kwargs, bypass=bypass)
+                request = self._request_of_call(call, args, kwargs, bypass=bypass)
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
-                outcome = drive(*self._deliver(asked, handler, wanted, policy))
-                return unwrap(outcome, asked, wanted) if bare else outcome
+                outcome = drive(*self._deliver(request, handler, wanted, policy))
+                return unwrap(outcome, request, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
 
         return decorate
 
-    def _decorated(self, function: Callable[P, R], call: Call, deliver: Callable[..., Any]) -> Guarded[P, R]:
+    def _decorated(self, function: Callable[P, R], call: GuardedFunction, deliver: Callable[..., Any]) -> Guarded[P, R]:
         """Wrap the function for its callers, with its three ways to be called."""
 
         @functools.wraps(function)
@@ -126,7 +126,7 @@ class Guard(GuardBase):
         self,
         operation: str,
         *,
-        key: KeyOf,
+        key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
         policy: Policy | None = None,
@@ -144,14 +144,16 @@ class Guard(GuardBase):
             call, result_type = prepared
 
             def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                asked = self._asked_by(call, args, kwargs, bypass=bypass)
-                self._check_outside(asked)
+                request = self._request_of_call(call, args, kwargs, bypass=bypass)
+                self._check_outside(request)
                 wanted = result_type()
                 around, flow = self._transaction()
                 with around as transaction:
-                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy))
-                    outcome = drive(flow(work), self._inside(transaction))
-                return unwrap(outcome, asked, wanted) if bare else outcome
+                    delivery = self._make_delivery(
+                        request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
+                    )
+                    outcome = drive(flow(delivery), self._inside(transaction))
+                return unwrap(outcome, request, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
 
@@ -186,8 +188,8 @@ class Guard(GuardBase):
         `fingerprint` is the payload itself: the same key with a different payload is refused. Without it nothing is
         compared. `bypass=True` runs it although it is finished; if that fails, the earlier outcome stands.
         """
-        asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
-        return drive(*self._deliver(asked, call, self._returns_now(call, returns, policy), policy))
+        request = self._request(operation, key, scope, fingerprint, bypass=bypass)
+        return drive(*self._deliver(request, call, self._returns_now(call, returns, policy), policy))
 
     def run_batch(
         self,
@@ -206,12 +208,12 @@ class Guard(GuardBase):
         One round trip claims all, one ends all. One poison message never fails its neighbours; of messages with equal
         keys one runs, and the others share its outcome.
         """
-        flows, tools = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
-        return [result for flow in flows for result in drive(flow, tools)]
+        flows, context = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
+        return [result for flow in flows for result in drive(flow, context)]
 
     def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """Return the record of this key, if there is one."""
-        return drive(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
+        return drive(self._read_through(read(self._by_hand(operation, key, scope))), self._context())
 
     def resolve(
         self,
@@ -229,15 +231,17 @@ class Guard(GuardBase):
         Its late owner, if there is one, is refused from now on. A record resolved by hand can be resolved again, to
         correct it: `record.history` has both. Return the record as it was before.
         """
-        work = self._by_hand(operation, key, scope, returns)
-        return drive(self._looking(resolve(work, resolution, by=by, reason=reason, at=moment())), self._tools())
+        delivery = self._by_hand(operation, key, scope, returns)
+        return drive(
+            self._read_through(resolve(delivery, resolution, by=by, reason=reason, at=moment())), self._context()
+        )
 
     def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
         """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
 
         With `only=`, a record from `read`, remove it only if nobody has written it since.
         """
-        return drive(self._looking(forget(self._by_hand(operation, key, scope), only)), self._tools())
+        return drive(self._read_through(forget(self._by_hand(operation, key, scope), only)), self._context())
 
     def close(self) -> None:
         """Stop the heartbeat, and close the store if this guard opened it."""
@@ -271,8 +275,8 @@ class Within(WithinBase[Guard]):
         Raises `NotInTransaction` if none is open. If `call` raises, the record is removed, so that a caller who catches
         the error and commits does not lose the delivery.
         """
-        flow, tools, _ = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
-        return drive(flow, tools)
+        flow, context, _ = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
+        return drive(flow, context)
 
     def fresh(
         self,
@@ -289,5 +293,5 @@ class Within(WithinBase[Guard]):
         Process `new` and commit: the records and the work are committed together, or neither. Acknowledge `new` and
         `seen` after that, and never `unsettled`. Raises `NotInTransaction` if no transaction is open.
         """
-        flow, tools, _ = self._sort_out(operation, messages, key, scope, fingerprint, policy)
-        return drive(flow, tools)
+        flow, context, _ = self._sort_out(operation, messages, key, scope, fingerprint, policy)
+        return drive(flow, context)

@@ -12,7 +12,7 @@ from onefold._delivery.records import forget, read, resolve
 from onefold._guard.base import GuardBase
 from onefold._guard.options import moment, unwrap
 from onefold._guard.within import WithinBase
-from onefold._handlers.arguments import ALL, Call, FingerprintOf, KeyOf, ScopeOf, as_written
+from onefold._handlers.arguments import ALL, FingerprintOf, GuardedFunction, KeyArgument, ScopeOf, as_written
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.loops import AsyncHeartbeat
 from onefold._model import Fresh, Outcome, Policy, Record, Resolution
@@ -67,15 +67,15 @@ class AsyncGuard(GuardBase):
         scope: str | Callable[[], str | None] | None = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
-        also_read: AsyncStoreSource | None = None,
+        migrate_from: AsyncStoreSource | None = None,
     ) -> None:
-        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, also_read=also_read)
+        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, migrate_from=migrate_from)
 
     def idempotent(
         self,
         operation: str,
         *,
-        key: KeyOf,
+        key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
         policy: Policy | None = None,
@@ -87,18 +87,21 @@ class AsyncGuard(GuardBase):
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
 
             async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                asked = self._asked_by(call, args, kwargs, bypass=bypass)
+                request = self._request_of_call(call, args, kwargs, bypass=bypass)
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
-                outcome = await drive_async(*self._deliver(asked, handler, wanted, policy))
-                return unwrap(outcome, asked, wanted) if bare else outcome
+                outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
+                return unwrap(outcome, request, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
 
         return decorate
 
     def _decorated(
-        self, function: Callable[P, Coroutine[Any, Any, R]], call: Call, deliver: Callable[..., Awaitable[Any]]
+        self,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        call: GuardedFunction,
+        deliver: Callable[..., Awaitable[Any]],
     ) -> AsyncGuarded[P, R]:
         """Wrap the function for its callers, with its three ways to be called."""
 
@@ -119,7 +122,7 @@ class AsyncGuard(GuardBase):
         self,
         operation: str,
         *,
-        key: KeyOf,
+        key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
         policy: Policy | None = None,
@@ -132,14 +135,16 @@ class AsyncGuard(GuardBase):
             call, result_type = prepared
 
             async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                asked = self._asked_by(call, args, kwargs, bypass=bypass)
-                self._check_outside(asked)
+                request = self._request_of_call(call, args, kwargs, bypass=bypass)
+                self._check_outside(request)
                 wanted = result_type()
                 around, flow = self._transaction()
                 async with around as transaction:
-                    work = self._work(asked, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy))
-                    outcome = await drive_async(flow(work), self._inside(transaction))
-                return unwrap(outcome, asked, wanted) if bare else outcome
+                    delivery = self._make_delivery(
+                        request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
+                    )
+                    outcome = await drive_async(flow(delivery), self._inside(transaction))
+                return unwrap(outcome, request, wanted) if bare else outcome
 
             return self._decorated(function, call, deliver)
 
@@ -166,8 +171,8 @@ class AsyncGuard(GuardBase):
         bypass: bool = False,
     ) -> Outcome[R]:
         """Await `call` once for this key; a duplicate gets the stored result. See `Guard.run`."""
-        asked = self._asked(operation, key, scope, fingerprint, bypass=bypass)
-        return await drive_async(*self._deliver(asked, call, self._returns_now(call, returns, policy), policy))
+        request = self._request(operation, key, scope, fingerprint, bypass=bypass)
+        return await drive_async(*self._deliver(request, call, self._returns_now(call, returns, policy), policy))
 
     async def run_batch(
         self,
@@ -182,12 +187,12 @@ class AsyncGuard(GuardBase):
         policy: Policy | None = None,
     ) -> list[Outcome[R] | Exception]:
         """Await `handler` for each message that is new, one after the other. See `Guard.run_batch`."""
-        flows, tools = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
-        return [result for flow in flows for result in await drive_async(flow, tools)]
+        flows, context = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
+        return [result for flow in flows for result in await drive_async(flow, context)]
 
     async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """Return the record of this key, if there is one."""
-        return await drive_async(self._looking(read(self._by_hand(operation, key, scope))), self._tools())
+        return await drive_async(self._read_through(read(self._by_hand(operation, key, scope))), self._context())
 
     async def resolve(
         self,
@@ -201,9 +206,9 @@ class AsyncGuard(GuardBase):
         returns: Any = Any,
     ) -> Record:
         """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. See `Guard.resolve`."""
-        work = self._by_hand(operation, key, scope, returns)
+        delivery = self._by_hand(operation, key, scope, returns)
         return await drive_async(
-            self._looking(resolve(work, resolution, by=by, reason=reason, at=moment())), self._tools()
+            self._read_through(resolve(delivery, resolution, by=by, reason=reason, at=moment())), self._context()
         )
 
     async def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
@@ -211,7 +216,9 @@ class AsyncGuard(GuardBase):
 
         With `only=`, a record from `read`, remove it only if nobody has written it since.
         """
-        return await drive_async(self._looking(forget(self._by_hand(operation, key, scope), only)), self._tools())
+        return await drive_async(
+            self._read_through(forget(self._by_hand(operation, key, scope), only)), self._context()
+        )
 
     async def aclose(self) -> None:
         """Stop the heartbeat, and close the store if this guard opened it."""
@@ -241,9 +248,9 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         bypass: bool = False,
     ) -> Outcome[R]:
         """Await `call` once for this key, in the connection's transaction. See `Within.run`."""
-        flow, tools, nest = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
+        flow, context, nest = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
         async with _turn_in(nest):
-            return await drive_async(flow, tools)
+            return await drive_async(flow, context)
 
     async def fresh(
         self,
@@ -256,9 +263,9 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         policy: Policy | None = None,
     ) -> Fresh[M]:
         """Find the new messages, and record them in the connection's transaction. See `Within.fresh`."""
-        flow, tools, nest = self._sort_out(operation, messages, key, scope, fingerprint, policy)
+        flow, context, nest = self._sort_out(operation, messages, key, scope, fingerprint, policy)
         async with _turn_in(nest):
-            return await drive_async(flow, tools)
+            return await drive_async(flow, context)
 
 
 def _turn_in(nest: Nest | None) -> AbstractAsyncContextManager[None]:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold import Guard, Policy, State, rerun
-from onefold._delivery.carried import carrying
+from onefold._delivery.earlier_ending import carrying
 from onefold.cli.app import app
 from onefold.stores.base import Entry
 from onefold.stores.sqlite import SqliteStore
@@ -30,7 +30,7 @@ def guard(store: SqliteStore) -> Guard:
     guard.run("charge", "pay_1", lambda: "the receipt")
     found = guard.read("charge", "pay_1")
     assert found is not None
-    entry = Entry(address=found.address, token=os.urandom(16), state=State.RUNNING, attempt=2, lease=0.0, stay=900.0)
+    entry = Entry(address=found.address, token=os.urandom(16), state=State.RUNNING, attempt=2, lease=0.0, ttl=900.0)
     assert store.claim(carrying(entry, found), replacing=found) is None
     return guard
 

@@ -165,12 +165,12 @@ def test_copy_takes_one_scope_or_operation(old: Shelf, new: str) -> None:
     assert said("copy", old.url, new)["copied"] == 1
 
 
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
 def test_copy_goes_to_a_database_by_whichever_driver_the_url_names(
-    old: Shelf, postgres_url: str, awaited: bool
+    old: Shelf, postgres_url: str, is_async: bool
 ) -> None:
     old.put("a")
-    url = postgres_url.replace("postgresql:", "postgresql+asyncpg:") if awaited else postgres_url
+    url = postgres_url.replace("postgresql:", "postgresql+asyncpg:") if is_async else postgres_url
 
     assert said("copy", old.url, url)["copied"] == 1
     with Guard(postgres_url) as guard:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold import Guard
-from onefold.cli._common.store_argument import place, without_secrets
+from onefold.cli._common.store_argument import display_url, without_secrets
 from onefold.cli.app import app
 from services.redis import named_client
 from services.servers import Server
@@ -343,7 +343,7 @@ def test_a_file_of_sqlite_without_tables_is_examined(tmp_path: Path) -> None:
     ],
 )
 def test_a_place_is_shown_without_login_and_options(url: str, shown: str) -> None:
-    assert place(url) == shown
+    assert display_url(url) == shown
 
 
 def test_no_password_of_the_url_survives_in_what_is_told() -> None:

@@ -56,7 +56,7 @@ def test_what_runs_now_is_left_and_told_and_ends_with_one(shelf: Shelf) -> None:
     assert said.exit_code == 1
     assert said.stdout == "tenant-42: 3 erased, 1 left\n"
     assert said.stderr.startswith("onefold: 1 are left: a worker runs them, or they came meanwhile")
-    assert shelf.store.finish(Claim(address, shelf.found(address).token), Ending(state=State.DONE, stay=60.0))
+    assert shelf.store.finish(Claim(address, shelf.found(address).token), Ending(state=State.DONE, ttl=60.0))
     assert shelf.run("erase", "--scope", "tenant-42", "--yes").exit_code == 0
 
 
@@ -78,9 +78,9 @@ def test_what_comes_back_to_life_while_it_is_erased_is_left(shelf: Shelf, monkey
     assert shelf.found(address).state is State.RUNNING
 
 
-def test_results_past_their_stay_are_removed_too(shelf: Shelf) -> None:
+def test_results_expired_are_removed_too(shelf: Shelf) -> None:
     """Nobody lists them any more, and until a purge they would be on the disk."""
-    shelf.put("k", scope="tenant-42", stay=0.001, result=b"\x00\xa6secret")
+    shelf.put("k", scope="tenant-42", ttl=0.001, result=b"\x00\xa6secret")
     shelf.put("l", scope="tenant-42")
 
     fact = shelf.json("erase", "--scope", "tenant-42", "--yes")

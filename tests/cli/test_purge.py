@@ -19,7 +19,7 @@ from onefold.cli.app import app
 from services import postgres
 from services.servers import Server
 from tests.cli.test_records import closed_port
-from tests.maintenance.test_purge_trickle import leave, rows
+from tests.maintenance.test_background_purge import leave, rows
 from tests.stores.postgres.tools import through_asyncpg
 from tests.support import PATIENCE, eventually
 
@@ -37,7 +37,7 @@ def documents(said: Result) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A store with five records past their stay, and one that is needed."""
+    """A store with five expired records, and one that is needed."""
     url = f"sqlite:///{tmp_path}/onefold.db"
     leave(url, 5)
     with Guard(url) as guard:
@@ -45,7 +45,7 @@ def url(tmp_path: Path) -> str:
     return url
 
 
-def test_what_is_past_its_stay_is_removed_and_counted(url: str) -> None:
+def test_what_has_expired_is_removed_and_counted(url: str) -> None:
     said = purge(url, "--batch", "2")
 
     head, line = said.stdout.splitlines()
@@ -124,7 +124,7 @@ def test_where_the_server_does_it_there_is_one_line_and_nothing_to_do(store: str
 
     assert (said.exit_code, said.stdout) == (0, "")
     (line,) = said.stderr.splitlines()
-    assert f"{server} removes records past their stay by itself: there is nothing to purge" in line
+    assert f"{server} removes expired records by itself: there is nothing to purge" in line
 
 
 # A configuration.

@@ -78,7 +78,7 @@ class Shelf:
 
     def put_many(self, count: int) -> None:
         addresses = [Address("", "charge", f"pay_{number:06}") for number in range(count)]
-        entries = [Entry(address=one, token=os.urandom(16), state=State.DONE, stay=900.0) for one in addresses]
+        entries = [Entry(address=one, token=os.urandom(16), state=State.DONE, ttl=900.0) for one in addresses]
         assert self.store.claim_all(entries) == [None] * count
 
     def read(self, address: Address) -> Record | None:
@@ -174,7 +174,7 @@ def test_ls_says_in_a_line_what_a_record_is(shelf: Shelf) -> None:
 
 def test_ls_says_how_long_a_record_lasts(shelf: Shelf) -> None:
     shelf.put("a", State.RUNNING, lease=0.0)
-    shelf.put("b", State.DONE, stay=3 * 86_400.0 + 60)
+    shelf.put("b", State.DONE, ttl=3 * 86_400.0 + 60)
     shelf.put("c", State.HELD)
 
     assert [row["left"] for row in shelf.rows("ls")] == ["lease over", "3d", "forever"]
@@ -259,14 +259,14 @@ def test_pages_grow_while_they_are_light_and_shrink_while_they_are_heavy(
     assert asked == [4, 8, 16, 16, 8, 4, 2, 4, 8, 16, 16]
 
 
-def test_a_record_past_its_stay_is_not_there(scheme: Callable[[str, Callable[[str], Any]], None]) -> None:
+def test_an_expired_record_is_not_there(scheme: Callable[[str, Callable[[str], Any]], None]) -> None:
     class Late(MemoryStore):
         """Shows expired records, as a store may."""
 
         def browse(self, query: Query, limit: int) -> list[Record]:
             address = Address("", "charge", "old")
             old = Record(
-                address=address, token=b"t", revision=1, state=State.HELD, attempt=1, age=9, lease_left=0, stay_left=-1
+                address=address, token=b"t", revision=1, state=State.HELD, attempt=1, age=9, lease_left=0, ttl_left=-1
             )
             return [old] if query.after is None else []
 
@@ -292,7 +292,7 @@ def test_ls_as_json_has_stable_names_and_durations_in_seconds(shelf: Shelf) -> N
         "state": "held",
         "attempt": 1,
         "lease_left": 0.0,
-        "stay_left": None,
+        "ttl_left": None,
         "remark": "why",
     }
 
@@ -447,7 +447,7 @@ def test_show_says_every_field_in_words(shelf: Shelf) -> None:
     assert words["fingerprint"] == record.fingerprint.hex()
     assert words["token"] == f"{record.token.hex()}, revision {record.revision}"
     assert words["result"] == "none"
-    fields = set(record.__struct_fields__) - {"address", "lease_left", "stay_left", "omitted", "revision"}
+    fields = set(record.__struct_fields__) - {"address", "lease_left", "ttl_left", "omitted", "revision"}
     assert fields <= words.keys() | {"notes"}
 
 
@@ -810,8 +810,8 @@ def test_a_resolved_record_is_kept_forever_unless_told_otherwise(shelf: Shelf) -
     assert shelf.run("resolve", "a", "--done", "--reason", "seen", "--yes").exit_code == 0
     assert shelf.run("resolve", "b", "--done", "--reason", "seen", "--yes", "--keep", "30d").exit_code == 0
 
-    assert math.isinf(shelf.found(first).stay_left)
-    assert 29 * 86_400 < shelf.found(second).stay_left <= 30 * 86_400
+    assert math.isinf(shelf.found(first).ttl_left)
+    assert 29 * 86_400 < shelf.found(second).ttl_left <= 30 * 86_400
 
 
 def test_a_worker_that_died_can_be_resolved_before_it_is_marked(shelf: Shelf) -> None:
@@ -932,7 +932,7 @@ def test_a_record_that_changes_after_it_was_found_is_one_line(shelf: Shelf, monk
     resolve = Guard.resolve
 
     def late(self: Guard, *args: Any, **kwargs: Any) -> Record:
-        shelf.store.finish(Claim(address, shelf.found(address).token), Ending(state=State.DONE, stay=60.0))
+        shelf.store.finish(Claim(address, shelf.found(address).token), Ending(state=State.DONE, ttl=60.0))
         return resolve(self, *args, **kwargs)
 
     monkeypatch.setattr(Guard, "resolve", late)

@@ -71,7 +71,7 @@ def test_stats_as_json_is_one_document(shelf: Shelf) -> None:
 
     (operation,) = fact.pop("operations")
     assert fact.pop("bytes") > 0
-    assert fact == {"store": None, "place": shelf.url, "records": 1, "past_stay": 0, "past_stay_for": None}
+    assert fact == {"store": None, "place": shelf.url, "records": 1, "expired": 0, "expired_for": None}
     assert 300.0 <= operation.pop("oldest") == operation.pop("newest") < 300.0 + PATIENCE
     assert operation == {
         "operation": "charge",
@@ -86,13 +86,13 @@ def test_stats_as_json_is_one_document(shelf: Shelf) -> None:
 
 
 def test_stats_counts_what_waits_for_a_purge(shelf: Shelf) -> None:
-    shelf.put("a"), shelf.put("b", stay=0.001), shelf.put("c", stay=0.001)
+    shelf.put("a"), shelf.put("b", ttl=0.001), shelf.put("c", ttl=0.001)
 
     (fact,) = shelf.json("stats")
 
-    assert (fact["records"], fact["past_stay"]) == (1, 2)
-    assert fact["past_stay_for"] >= 0
-    assert "2 past their stay" in shelf.run("stats").stderr
+    assert (fact["records"], fact["expired"]) == (1, 2)
+    assert fact["expired_for"] >= 0
+    assert "2 expired" in shelf.run("stats").stderr
     assert "onefold purge" in shelf.run("stats").stderr
 
 
@@ -215,8 +215,8 @@ def test_what_is_no_duration_is_told_in_the_words_of_a_shell(words: list[str], g
 
 def running(store: Any, key: str, **fields: Any) -> Claim:
     address = Address(fields.pop("scope", ""), fields.pop("operation", "charge"), key)
-    claim = Claim(address, os.urandom(16), lease=fields.pop("lease", 600.0), stay=900.0)
-    assert store.claim(Entry(address=address, token=claim.token, lease=claim.lease, stay=900.0, **fields)) is None
+    claim = Claim(address, os.urandom(16), lease=fields.pop("lease", 600.0), ttl=900.0)
+    assert store.claim(Entry(address=address, token=claim.token, lease=claim.lease, ttl=900.0, **fields)) is None
     return claim
 
 
@@ -303,8 +303,8 @@ def test_starts_and_ends_are_those_between_two_looks(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("onefold.cli.commands.top.time.monotonic", clock)
     first, second = running(store, "a"), running(store, "b")
     before = look(store, Query())
-    store.finish(first, Ending(state=State.DONE, stay=60.0))
-    store.finish(second, Ending(state=State.DONE, stay=60.0))
+    store.finish(first, Ending(state=State.DONE, ttl=60.0))
+    store.finish(second, Ending(state=State.DONE, ttl=60.0))
     for key in "cdef":
         running(store, key)
     # The same key again, under another claim.
@@ -323,7 +323,7 @@ def test_an_operation_stays_in_view_when_its_last_run_has_ended(monkeypatch: pyt
     monkeypatch.setattr("onefold.cli.commands.top.time.monotonic", clock)
     claim = running(store, "a")
     before = look(store, Query())
-    store.finish(claim, Ending(state=State.DONE, stay=60.0))
+    store.finish(claim, Ending(state=State.DONE, ttl=60.0))
     clock.advance(1.0)
 
     seen = look(store, Query(), before)
@@ -437,7 +437,7 @@ def test_top_works_on_every_store(kind: str, request: pytest.FixtureRequest) -> 
     assert (operation["running"], operation["held"]) == (1, 0)
 
 
-def test_a_store_that_shows_what_is_past_its_stay_is_counted_right(
+def test_a_store_that_shows_what_has_expired_is_counted_right(
     scheme: Callable[[str, Callable[[str], Any]], None],
 ) -> None:
     class Late(MemoryStore):
@@ -449,7 +449,7 @@ def test_a_store_that_shows_what_is_past_its_stay_is_counted_right(
                 return []
             record = self.read(address)
             assert record is not None
-            return [replace(record, stay_left=-1.0)]
+            return [replace(record, ttl_left=-1.0)]
 
     scheme("late", lambda url: Late())
 

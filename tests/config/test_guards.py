@@ -158,9 +158,9 @@ def test_many_threads_get_one_guard_and_one_store(file: Path) -> None:
         assert len(set(found)) == 1
 
 
-def test_the_async_colour(file: Path) -> None:
+def test_the_async_guards(file: Path) -> None:
     async def main() -> None:
-        async with onefold.load(file, awaited=True) as guards:
+        async with onefold.load(file, is_async=True) as guards:
             charge = guards["charge"]
 
             async def pay() -> int:
@@ -325,18 +325,18 @@ def test_a_service_on_what_the_file_does_not_declare_is_refused_when_it_is_made(
         IdempotencyMiddleware(handle, guard=guards[name], scope=single_tenant, operation=operation)  # type: ignore[arg-type]
 
 
-MOVING = """\
+MIGRATING = """\
 stores:
   old: {{url: "sqlite:///{folder}/old.db"}}
   new: {{url: "sqlite:///{folder}/new.db"}}
 guards:
-  charge: {{store: new, also_read: {also_read}}}
+  charge: {{store: new, migrate_from: {migrate_from}}}
 """
 
 
 def test_a_guard_whose_records_move_reads_the_store_of_before(tmp_path: Path) -> None:
     path = tmp_path / "onefold.yaml"
-    path.write_text(MOVING.format(folder=tmp_path, also_read="old"))
+    path.write_text(MIGRATING.format(folder=tmp_path, migrate_from="old"))
     with Guard(f"sqlite:///{tmp_path}/old.db") as before:
         before.run("charge", "pay_1", lambda: "receipt 17")
 
@@ -348,7 +348,7 @@ def test_a_guard_whose_records_move_reads_the_store_of_before(tmp_path: Path) ->
 
 def test_an_async_guard_whose_records_move_reads_the_store_of_before(tmp_path: Path) -> None:
     path = tmp_path / "onefold.yaml"
-    path.write_text(MOVING.format(folder=tmp_path, also_read="old"))
+    path.write_text(MIGRATING.format(folder=tmp_path, migrate_from="old"))
     with Guard(f"sqlite:///{tmp_path}/old.db") as before:
         before.run("charge", "pay_1", lambda: "receipt 17")
 
@@ -356,7 +356,7 @@ def test_an_async_guard_whose_records_move_reads_the_store_of_before(tmp_path: P
         return "charged twice"
 
     async def deliver() -> Any:
-        async with onefold.load(path, awaited=True) as guards:
+        async with onefold.load(path, is_async=True) as guards:
             return await guards["charge"].run("charge", "pay_1", charge)
 
     outcome = asyncio.run(deliver())
@@ -366,14 +366,14 @@ def test_an_async_guard_whose_records_move_reads_the_store_of_before(tmp_path: P
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ("new", "guards.charge.also_read: this is the store itself"),
-        ("odl", "guards.charge.also_read: there is no store 'odl': did you mean 'old'?"),
-        ("7", "guards.charge.also_read: text is wanted, not 7"),
+        ("new", "guards.charge.migrate_from: this is the store itself"),
+        ("odl", "guards.charge.migrate_from: there is no store 'odl': did you mean 'old'?"),
+        ("7", "guards.charge.migrate_from: text is wanted, not 7"),
     ],
 )
 def test_a_store_of_before_that_is_none_is_refused(tmp_path: Path, named: str, says: str) -> None:
     path = tmp_path / "onefold.yaml"
-    path.write_text(MOVING.format(folder=tmp_path, also_read=named))
+    path.write_text(MIGRATING.format(folder=tmp_path, migrate_from=named))
 
     with pytest.raises(Unusable) as refused:
         onefold.load(path)

@@ -73,7 +73,7 @@ def fail(error: BaseException) -> Callable[[], Any]:
 
 def facts(found: Record) -> tuple[Any, ...]:
     """What a failed bypass must not change."""
-    kept = (found.state, found.result, found.omitted, found.stay_left, found.age)
+    kept = (found.state, found.result, found.omitted, found.ttl_left, found.age)
     return (*kept, found.attempt, found.bypasses, found.fingerprint)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unknown
-from onefold._delivery.carried import carrying, finished
 from onefold._delivery.decide import (
     AFTER,
     FOUND,
@@ -20,14 +19,15 @@ from onefold._delivery.decide import (
     decide,
     entry,
     is_one_of,
-    memory,
     probed,
-    stay_running,
+    released,
     transitions,
+    ttl_running,
     why_held,
 )
+from onefold._delivery.earlier_ending import carrying, finished
 from onefold._delivery.handler_steps.left import StepsLeft
-from onefold._model import BEFORE, RESOLVED, Asked, Entry
+from onefold._model import BEFORE, RESOLVED, DeliveryRequest, Entry
 from onefold.errors import ClaimLost
 from onefold.keys import address
 
@@ -39,14 +39,14 @@ def probe(_current: object) -> Any:
 
 
 def record(state: State = State.RUNNING, **fields: Any) -> Record:
-    usual: dict[str, Any] = {"attempt": 1, "lease_left": -1.0, "stay_left": math.inf, "age": 5.0}
+    usual: dict[str, Any] = {"attempt": 1, "lease_left": -1.0, "ttl_left": math.inf, "age": 5.0}
     return Record(address=ADDRESS, token=b"t" * 16, revision=1, state=state, **(usual | fields))
 
 
 @pytest.mark.parametrize(
     ("found", "policy", "then"),
     [
-        (record(stay_left=0.0), Policy(), Then.RUN),
+        (record(ttl_left=0.0), Policy(), Then.RUN),
         (record(State.DONE), Policy(), Then.REPLAY),
         (record(State.FAILED), Policy(), Then.REPLAY_ERROR),
         (record(State.HELD), Policy(), Then.REFUSE_HELD),
@@ -67,17 +67,17 @@ def record(state: State = State.RUNNING, **fields: Any) -> Record:
     ],
 )
 def test_what_follows_from_the_record_that_is_found(found: Record, policy: Policy, then: Then) -> None:
-    assert decide(found, Asked(ADDRESS), policy) is then
+    assert decide(found, DeliveryRequest(ADDRESS), policy) is then
 
 
 @pytest.mark.parametrize("state", State)
 def test_another_fingerprint_is_refused_in_every_state(state: State) -> None:
     found = record(state, fingerprint=b"rcp1" + b"one")
 
-    assert decide(found, Asked(ADDRESS, b"rcp1" + b"two"), Policy()) is Then.REFUSE_REUSED
-    assert decide(found, Asked(ADDRESS, b"rcp1" + b"one"), Policy()) is not Then.REFUSE_REUSED
-    assert decide(found, Asked(ADDRESS, b"rcp2" + b"two"), Policy()) is not Then.REFUSE_REUSED
-    assert decide(found, Asked(ADDRESS), Policy()) is not Then.REFUSE_REUSED
+    assert decide(found, DeliveryRequest(ADDRESS, b"rcp1" + b"two"), Policy()) is Then.REFUSE_REUSED
+    assert decide(found, DeliveryRequest(ADDRESS, b"rcp1" + b"one"), Policy()) is not Then.REFUSE_REUSED
+    assert decide(found, DeliveryRequest(ADDRESS, b"rcp2" + b"two"), Policy()) is not Then.REFUSE_REUSED
+    assert decide(found, DeliveryRequest(ADDRESS), Policy()) is not Then.REFUSE_REUSED
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,14 @@ def test_another_fingerprint_is_refused_in_every_state(state: State) -> None:
     ],
 )
 def test_a_bypass_runs_again_only_what_is_finished(state: State, then: Then) -> None:
-    assert decide(record(state), Asked(ADDRESS, None, True), Policy()) is then
+    assert decide(record(state), DeliveryRequest(ADDRESS, None, True), Policy()) is then
 
 
 def abandoned_bypass(state: State) -> Record:
     """What a bypass of something finished leaves when it dies."""
-    claim = entry(Then.RUN_AGAIN, record(state, result=b"the receipt"), Asked(ADDRESS, None, True), Policy(), b"new")
+    claim = entry(
+        Then.RUN_AGAIN, record(state, result=b"the receipt"), DeliveryRequest(ADDRESS, None, True), Policy(), b"new"
+    )
     kept = {name: getattr(claim, name) for name in ("bypasses", "notes", "result")}
     return record(State.RUNNING, lease_left=-1.0, **kept)
 
@@ -113,7 +115,7 @@ def abandoned_bypass(state: State) -> Record:
 def test_what_a_bypass_found_stands_when_it_dies(state: State, bypass: bool, then: Then, after_crash: Any) -> None:
     found = abandoned_bypass(state)
 
-    assert decide(found, Asked(ADDRESS, None, bypass), Policy(after_crash=after_crash)) is then
+    assert decide(found, DeliveryRequest(ADDRESS, None, bypass), Policy(after_crash=after_crash)) is then
 
 
 def test_every_record_finds_a_row_and_every_row_is_found() -> None:
@@ -136,10 +138,10 @@ def test_every_record_finds_a_row_and_every_row_is_found() -> None:
         for state, bypass in itertools.product((State.DONE, State.FAILED), (False, True))
     ]
     for one, bypass, policy in records:
-        asked, state = Asked(ADDRESS, None, bypass), one.state
-        hit.add(next(row for row in FOUND if row.state is state and row.holds(one, asked, policy)))
+        request, state = DeliveryRequest(ADDRESS, None, bypass), one.state
+        hit.add(next(row for row in FOUND if row.state is state and row.holds(one, request, policy)))
 
-        assert decide(one, asked, policy) in Then
+        assert decide(one, request, policy) in Then
 
     assert hit == set(FOUND)
 
@@ -210,13 +212,13 @@ def test_what_follows_from_the_answer_of_a_probe(answer: Any, attempt: int, then
 
 
 def test_marking_held_keeps_the_token_of_the_owner_and_stays_forever() -> None:
-    held = entry(Then.HOLD, record(notes=b"log"), Asked(ADDRESS), Policy(after_crash="hold"), b"new")
+    held = entry(Then.HOLD, record(notes=b"log"), DeliveryRequest(ADDRESS), Policy(after_crash="hold"), b"new")
 
-    assert (held.token, held.state, held.stay, held.notes) == (b"t" * 16, State.HELD, math.inf, b"log")
+    assert (held.token, held.state, held.ttl, held.notes) == (b"t" * 16, State.HELD, math.inf, b"log")
 
 
 @pytest.mark.parametrize(
-    ("policy", "stay"),
+    ("policy", "ttl"),
     [
         (Policy(lease=30, keep=100), 130.0),
         (Policy(lease=30, keep=100, after_crash="skip"), 130.0),
@@ -225,18 +227,18 @@ def test_marking_held_keeps_the_token_of_the_owner_and_stays_forever() -> None:
         (Policy(rerun_within="1h"), math.inf),
     ],
 )
-def test_what_may_end_up_held_never_expires_before(policy: Policy, stay: float) -> None:
-    assert stay_running(policy) == stay
+def test_what_may_end_up_held_never_expires_before(policy: Policy, ttl: float) -> None:
+    assert ttl_running(policy) == ttl
 
 
 def test_a_clean_failure_leaves_nothing_and_any_other_leaves_its_attempts_and_steps() -> None:
     first = Entry(address=ADDRESS, token=b"t")
     second = Entry(address=ADDRESS, token=b"t", attempt=2)
 
-    clean = memory(first, ValueError(), None, Policy())
-    later = memory(second, ValueError(), None, Policy())
-    stepped = memory(first, ValueError(), b"log", Policy())
-    forgetful = memory(first, TimeoutError(), None, Policy(rerun_within="1h"))
+    clean = released(first, ValueError(), None, Policy())
+    later = released(second, ValueError(), None, Policy())
+    stepped = released(first, ValueError(), b"log", Policy())
+    forgetful = released(first, TimeoutError(), None, Policy(rerun_within="1h"))
 
     assert clean is None
     assert later is not None
@@ -244,7 +246,7 @@ def test_a_clean_failure_leaves_nothing_and_any_other_leaves_its_attempts_and_st
     assert stepped is not None
     assert stepped.notes == b"log"
     assert forgetful is not None
-    assert forgetful.stay == math.inf
+    assert forgetful.ttl == math.inf
 
 
 def test_every_row_that_changes_a_record_is_drawn() -> None:
@@ -271,12 +273,12 @@ def test_a_bypass_keeps_the_fingerprint_of_what_it_found(before: bytes | None, k
 
 
 def test_what_a_bypass_found_grows_older_while_the_bypass_runs() -> None:
-    running = carrying(Entry(address=ADDRESS, token=b"b" * 16), record(State.DONE, age=100.0, stay_left=1_000.0))
+    running = carrying(Entry(address=ADDRESS, token=b"b" * 16), record(State.DONE, age=100.0, ttl_left=1_000.0))
 
     ended = finished(record(bypasses=running.bypasses, notes=running.notes, age=30.0))
 
     assert ended is not None
-    assert (ended.state, ended.age, ended.stay_left, ended.bypasses) == (State.DONE, 130.0, 970.0, 0)
+    assert (ended.state, ended.age, ended.ttl_left, ended.bypasses) == (State.DONE, 130.0, 970.0, 0)
 
 
 def test_the_history_of_a_record_is_its_remark_and_those_before_it() -> None:

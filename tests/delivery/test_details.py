@@ -164,9 +164,9 @@ def test_a_value_that_a_person_gives_is_not_kept_where_results_are_not() -> None
 
 @pytest.mark.parametrize("kind", [Guard, AsyncGuard])
 def test_a_column_of_your_own_has_no_store_of_before(kind: type[Any], tmp_path: Path) -> None:
-    guard = kind(f"sqlite:///{tmp_path}/new.db", also_read=f"sqlite:///{tmp_path}/old.db")
+    guard = kind(f"sqlite:///{tmp_path}/new.db", migrate_from=f"sqlite:///{tmp_path}/old.db")
 
-    with pytest.raises(UsageError, match="there is no also_read= for them"):
+    with pytest.raises(UsageError, match="there is no migrate_from= for them"):
         guard.within(object(), record=Column("payments", "idempotency_key"))
 
 

@@ -26,8 +26,8 @@ from onefold._delivery.steps import (
     Running,
     Took,
 )
-from onefold._delivery.work import Work
-from onefold._model import GONE, Asked, Claim, Commit, Ending, Entry, Record, State
+from onefold._delivery.work import Delivery
+from onefold._model import GONE, Claim, Commit, DeliveryRequest, Ending, Entry, Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
 from onefold.keys import address
@@ -36,9 +36,9 @@ from tests.support import Heard
 ADDRESS = address("charge", "pay_1")
 
 
-def work(heard: Heard, **policy: Any) -> Work:
-    return Work(
-        asked=Asked(ADDRESS),
+def delivery(heard: Heard, **policy: Any) -> Delivery:
+    return Delivery(
+        request=DeliveryRequest(ADDRESS),
         policy=Policy(**policy),
         call=lambda: "paid",
         returns=str,
@@ -85,14 +85,14 @@ def record_of(entry: Entry) -> Record:
         revision=2,
         lease_left=0.0,
         age=0.0,
-        stay_left=entry.stay,
+        ttl_left=entry.ttl,
     )
 
 
 def test_in_seen_mode_what_was_gone_is_not_written_until_it_is_written_anew() -> None:
-    entry = Entry(address=ADDRESS, token=b"t" * 16, state=State.DONE, attempt=2, stay=60.0)
+    entry = Entry(address=ADDRESS, token=b"t" * 16, state=State.DONE, attempt=2, ttl=60.0)
     found = record_of(entry)
-    hand = Hand(write_seen(work(Heard()), entry, found))
+    hand = Hand(write_seen(delivery(Heard()), entry, found))
     assert (hand.step.entry, hand.step.replacing) == (entry, found)
 
     # The record that it was to replace has gone: nothing was written.
@@ -104,8 +104,8 @@ def test_in_seen_mode_what_was_gone_is_not_written_until_it_is_written_anew() ->
 
 
 def test_in_seen_mode_what_is_gone_again_and_again_was_not_remembered() -> None:
-    entry = Entry(address=ADDRESS, token=b"t" * 16, state=State.DONE, attempt=2, stay=60.0)
-    hand = Hand(write_seen(work(Heard()), entry, record_of(entry)))
+    entry = Entry(address=ADDRESS, token=b"t" * 16, state=State.DONE, attempt=2, ttl=60.0)
+    hand = Hand(write_seen(delivery(Heard()), entry, record_of(entry)))
 
     while hand.step is not None:
         assert isinstance(hand.step, Claiming)
@@ -116,7 +116,7 @@ def test_in_seen_mode_what_is_gone_again_and_again_was_not_remembered() -> None:
 
 def test_the_answer_to_a_lost_commit_of_ones_own_is_the_run_itself_and_no_replay() -> None:
     heard = Heard()
-    hand = Hand(transact(work(heard)))
+    hand = Hand(transact(delivery(heard)))
     assert isinstance(hand.step, Beginning)
     first = hand.reply(None)
     assert isinstance(first, Claiming)
@@ -139,7 +139,7 @@ def test_the_answer_to_a_lost_commit_of_ones_own_is_the_run_itself_and_no_replay
 
 @pytest.mark.parametrize("at", [Beginning, Claiming])
 def test_a_lost_commit_that_nobody_can_be_asked_about_is_never_told_as_nothing(at: type[Any]) -> None:
-    hand = Hand(transact(work(Heard())))
+    hand = Hand(transact(delivery(Heard())))
     answers: dict[type[Any], Any] = {
         Claiming: None,
         Running: Ended(value="paid"),
@@ -161,7 +161,7 @@ def test_a_lost_commit_that_nobody_can_be_asked_about_is_never_told_as_nothing(a
 
 
 def test_a_store_that_is_away_before_any_commit_is_told_as_it_is() -> None:
-    hand = Hand(transact(work(Heard())))
+    hand = Hand(transact(delivery(Heard())))
     away = StoreUnavailable("the server is not reached. Nothing ran")
 
     with pytest.raises(StoreUnavailable) as told:
@@ -190,7 +190,7 @@ def given_up(hand: Hand) -> tuple[list[float], int]:
 
 
 def test_a_transaction_that_met_a_conflict_is_tried_again_after_a_pause_that_grows_and_has_bounds() -> None:
-    longest = msgspec.structs.replace(work(Heard()), mint=lambda: b"\xff" * 16)
+    longest = msgspec.structs.replace(delivery(Heard()), mint=lambda: b"\xff" * 16)
 
     pauses, begun = given_up(Hand(transact(longest)))
 
@@ -202,7 +202,7 @@ def test_a_transaction_that_met_a_conflict_is_tried_again_after_a_pause_that_gro
 
 
 def test_two_that_met_do_not_come_back_at_the_same_moment() -> None:
-    here, there = (given_up(Hand(transact(work(Heard()))))[0] for _ in range(2))
+    here, there = (given_up(Hand(transact(delivery(Heard()))))[0] for _ in range(2))
 
     assert here != there
     assert all(pause < RETRY_PAUSE_MAX for pause in (*here, *there))
@@ -211,23 +211,23 @@ def test_two_that_met_do_not_come_back_at_the_same_moment() -> None:
 def test_an_end_is_insisted_on_for_one_lease_in_which_the_time_that_each_failure_took_counts() -> None:
     """Also while the heartbeat gets through, so that the lease goes on."""
     claim = Claim(ADDRESS, b"t" * 16, 30.0)
-    ending = Finishing(claim, Ending(state=State.DONE, stay=60.0))
-    away, asked = StoreUnavailable("the pool gave no connection"), 0
+    ending = Finishing(claim, Ending(state=State.DONE, ttl=60.0))
+    away, request = StoreUnavailable("the pool gave no connection"), 0
     hand = Hand(insist(Teller(Heard()), claim, ending, "finish"))
 
     while hand.step is ending:
-        asked += 1
+        request += 1
         assert isinstance(hand.fail(away), Took)
         assert isinstance(hand.reply(10.0), LeaseLeft)
         if hand.reply(30.0) is not None:
             assert isinstance(hand.step, Pausing)
             hand.reply(0.0)
 
-    assert (asked, hand.value) == (3, away)
+    assert (request, hand.value) == (3, away)
 
 
 def test_of_a_step_that_has_run_nobody_says_that_nothing_ran() -> None:
-    entry = Entry(address=ADDRESS, token=b"t" * 16, lease=30.0, stay=60.0)
+    entry = Entry(address=ADDRESS, token=b"t" * 16, lease=30.0, ttl=60.0)
     hand = Hand(take_step(StepLog(entry, MsgspecCodec(), Teller(Heard())), "charge", lambda: None, Any))
     hand.reply(Ended(value="charged"))
     hand.fail(StoreUnavailable("your pool gave no connection. Nothing ran. Is it large enough?"))

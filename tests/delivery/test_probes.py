@@ -23,7 +23,7 @@ from onefold import (
 )
 from onefold.keys import address
 from onefold.queues._shared.consumer import Consuming
-from onefold.queues._shared.verdict import Failed, Later
+from onefold.queues._shared.verdict import HandlerRaised, Later
 from onefold.queues.keys import Message
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support import BatchingProxyStore, Clock, Handler, Heard, ProxyStore, die_running
@@ -160,7 +160,7 @@ def test_in_a_batch_the_heartbeat_does_not_give_it_a_new_lease(clock: Clock, pro
     watched: list[str] = []
 
     def pay(message: str) -> str:
-        heartbeat: Any = guard._tools().heartbeat
+        heartbeat: Any = guard._context().heartbeat
         watched.extend(beat.claim.address.key for beat in heartbeat.beats.values())
         return message
 
@@ -245,7 +245,7 @@ def test_only_a_handler_that_was_called_has_failed(store: MemoryStore, probe: Ha
 
     verdicts = [type(consuming.deliver(message())) for _ in range(4)]
 
-    assert verdicts == [Failed, Later, Later, Later]
+    assert verdicts == [HandlerRaised, Later, Later, Later]
     assert handler.starts == 1
 
 

@@ -240,7 +240,7 @@ def test_finished_steps_survive_the_death_of_the_process(clock: Clock, store: Me
     assert (outcome.value, outcome.attempt, reserve.starts) == ([1], 2, 1)
 
 
-def test_awaited_steps_are_not_repeated_by_the_next_attempt() -> None:
+def test_async_steps_are_not_repeated_by_the_next_attempt() -> None:
     guard, ran = AsyncGuard("memory:"), Counter[str]()
 
     async def reserve() -> int:
@@ -325,15 +325,15 @@ def test_a_handler_knows_its_delivery(store: MemoryStore) -> None:
     assert guard.run("charge", "pay_1", handler).attempt == 1
 
 
-def test_blocking_and_awaited_guards_share_their_records() -> None:
+def test_blocking_and_async_guards_share_their_records() -> None:
     store = AsyncMemoryStore()
 
     async def handler() -> str:
-        return "awaited"
+        return "async"
 
     asyncio.run(AsyncGuard(store).run("charge", "pay_1", handler))
 
-    assert Guard(store.sync).run("charge", "pay_1", pytest.fail).value == "awaited"
+    assert Guard(store.sync).run("charge", "pay_1", pytest.fail).value == "async"
 
 
 def test_a_batch_on_a_store_that_is_down_asks_twice_and_not_once_for_each_message() -> None:

@@ -190,7 +190,7 @@ def refusing(ask: Callable[..., Any]) -> Callable[..., Any]:
     return refuse
 
 
-def test_the_same_awaited(clock: Clock, stall: Stall) -> None:
+def test_the_same_async(clock: Clock, stall: Stall) -> None:
     store = AsyncStore(AsyncMemoryStore(clock=clock))
     pay = Handler("paid")
     lose = losing(store, stall, back=True)

@@ -381,7 +381,7 @@ def test_a_step_that_is_begun_after_its_handler_has_ended_does_not_run(policy: P
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(mode="seen")], ids=["claim", "seen"])
-def test_nor_does_one_that_was_made_before_and_is_awaited_after_it(
+def test_nor_does_one_that_was_made_before_and_is_async_after_it(
     policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
     effects: list[str] = []
@@ -508,7 +508,7 @@ def test_a_step_that_outlives_its_handler_still_sends_the_keys_of_its_delivery()
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(mode="seen")], ids=["claim", "seen"])
-def test_an_awaited_step_takes_plain_functions_too(policy: Policy) -> None:
+def test_an_async_step_takes_plain_functions_too(policy: Policy) -> None:
     async def handler() -> int:
         # Its type is that of an async function: both work.
         count: Any = lambda: 5  # noqa: E731

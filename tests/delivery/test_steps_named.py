@@ -16,11 +16,11 @@ import pytest
 from onefold import TX, AsyncGuard, Guard, Policy, ResultNotKept, ResultUnreadable, State, UsageError, current
 from onefold._model import Address
 from onefold.queues import keys
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._shared.consumer import AsyncConsuming, Consuming
-from onefold.queues._shared.verdict import ACK, Failed, Never, of_error
+from onefold.queues._shared.verdict import ACK, HandlerRaised, Never, of_error
 from onefold.queues.keys import Message
-from tests.queues.rabbitmq_tools import Consumer, Place, until
+from tests.queues.rabbitmq_tools import Consumer, Environment, until
 from tests.support import Handler
 
 SENT = Message(b"{}", headers={"idempotency-key": "m1"})
@@ -75,8 +75,8 @@ def test_with_its_type_the_step_is_replayed() -> None:
     assert effects == ["reserve", "pay"]
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "awaiting"])
-def test_a_message_whose_step_cannot_be_replayed_is_not_acknowledged(*, awaited: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "awaiting"])
+def test_a_message_whose_step_cannot_be_replayed_is_not_acknowledged(*, is_async: bool) -> None:
     effects: list[str] = []
     handler = reserving(effects)
 
@@ -96,13 +96,13 @@ def test_a_message_whose_step_cannot_be_replayed_is_not_acknowledged(*, awaited:
     def handle(_body: str) -> None:
         handler()
 
-    if awaited:
+    if is_async:
         verdicts = asyncio.run(main())
     else:
         consuming = Consuming(Guard("memory:"), "reserved", handle, key=keys.header())
         verdicts = [consuming.deliver(SENT, "body") for _ in range(2)]
 
-    assert isinstance(verdicts[0], Failed)
+    assert isinstance(verdicts[0], HandlerRaised)
     assert isinstance(verdicts[1], Never)
     assert "the step 'reserve'" in verdicts[1].reason
     assert effects == ["reserve"]
@@ -113,13 +113,15 @@ def test_what_a_handler_raises_itself_is_never_the_end_of_its_message(kind: type
     """Also where the address is its own: an inner guard on another store may use the same name and key."""
     error = kind.about(Address("", "charge", "m1"), remark="", expected="", problem="")
 
-    assert of_error(error, own=("charge", "m1"), called=True) == Failed(error)
+    assert of_error(error, own=("charge", "m1"), called=True) == HandlerRaised(error)
     assert of_error(error, own=("charge", "m1")) == ACK
 
     def handle(_body: str) -> None:
         raise error
 
-    assert Consuming(Guard("memory:"), "charge", handle, key=keys.header()).deliver(SENT, "body") == Failed(error)
+    assert Consuming(Guard("memory:"), "charge", handle, key=keys.header()).deliver(SENT, "body") == HandlerRaised(
+        error
+    )
 
 
 # A name is one effect.
@@ -231,8 +233,8 @@ def test_a_later_attempt_replays_by_name_and_refuses_a_second_one_too() -> None:
 def test_on_a_real_broker_such_a_message_goes_to_the_dead_letters_with_its_reason(
     rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", 0.01)
-    place, effects = Place(rabbitmq_url, rabbitmq_name), list[str]()
+    monkeypatch.setattr(rabbitmq_consumer, "FAILED_DELAY", 0.01)
+    place, effects = Environment(rabbitmq_url, rabbitmq_name), list[str]()
     handler = reserving(effects)
     place.send_keyed("pay-1")
 

@@ -67,9 +67,9 @@ def test_a_record_that_got_its_end_only_when_it_was_finished_is_swept_too() -> N
     clock = Clock()
     store = MemoryStore(clock=clock)
     for number in range(10):
-        held = Entry(address=Address("", "charge", str(number)), token=b"%d" % number, stay=math.inf)
+        held = Entry(address=Address("", "charge", str(number)), token=b"%d" % number, ttl=math.inf)
         store.claim(held)
-        store.finish(Claim(held.address, held.token), Ending(state=State.DONE, stay=60.0))
+        store.finish(Claim(held.address, held.token), Ending(state=State.DONE, ttl=60.0))
     clock.advance("61s")
 
     for number in range(10, 20):

@@ -109,7 +109,7 @@ def test_a_record_is_resolved_by_the_policy_of_its_own_operation() -> None:
 
     record = guard.read("charge", "pay_1")
     assert record is not None
-    assert record.stay_left == math.inf
+    assert record.ttl_left == math.inf
     assert charge("pay_1") == "paid"
 
 

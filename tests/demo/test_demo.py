@@ -22,7 +22,7 @@ from onefold import Guard
 from onefold.cli._common.output import Format, Refusal
 from onefold.demo.command import TRANSACTIONAL, WITHOUT, perform
 from onefold.demo.consumers import OPERATION, Desk, Handler
-from onefold.demo.scenes import PLACES, Side, verdict
+from onefold.demo.scenes import FAILURE_POINTS, Side, verdict
 from onefold.demo.wallet import Message, Wallet
 from onefold.stores.sqlite import SqliteStore
 
@@ -30,7 +30,7 @@ COMMAND = [sys.executable, "-m", "onefold.demo"]
 # Far more than anything here takes; it bounds how long a broken demo hangs.
 PATIENCE = 300.0
 # The quickest place is enough where it does not matter which one it is.
-ONE_PLACE = PLACES[4:]
+ONE_POINT = FAILURE_POINTS[4:]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -200,7 +200,7 @@ def test_it_fails_where_there_is_nothing_to_be_proud_of(
     without: Side, guarded: Side, status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as end:
-        perform(guarded, "transactional", Format.TABLE, without=without, places=ONE_PLACE)
+        perform(guarded, "transactional", Format.TABLE, without=without, points=ONE_POINT)
 
     assert end.value.exit_code == status
     assert said in capsys.readouterr().out
@@ -265,4 +265,4 @@ def test_a_store_that_cannot_be_used_is_one_line(tmp_path: Path, options: list[s
 
 def test_a_process_that_fails_is_one_line() -> None:
     with pytest.raises(Refusal, match=r"the consumer ended before 'end': .*no_such_handler"):
-        perform(Side("with", "test_demo:no_such_handler"), "transactional", Format.TABLE, places=ONE_PLACE)
+        perform(Side("with", "test_demo:no_such_handler"), "transactional", Format.TABLE, points=ONE_POINT)

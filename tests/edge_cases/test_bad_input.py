@@ -196,7 +196,7 @@ def test_a_lambda_that_hides_what_cannot_be_guarded_ran_nothing_and_is_released(
 
 
 @pytest.mark.parametrize("case", ["a generator", "an async generator"])
-def test_a_lambda_that_hides_a_stream_is_released_when_awaited_too(case: str) -> None:
+def test_a_lambda_that_hides_a_stream_is_released_when_async_too(case: str) -> None:
     guard = AsyncGuard("memory:")
 
     async def story() -> object:

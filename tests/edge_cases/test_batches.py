@@ -1,4 +1,4 @@
-"""Rows 55, 57 and 58 of the edge cases, and what else a batch promises: in both colours, on stores of both kinds."""
+"""Rows 55, 57 and 58 of the edge cases, and what else a batch promises: sync and async, on stores of both kinds."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ HOLD = Policy(after_crash="hold")
 
 
 class Consumer:
-    """One guard of either colour, on a store that can or cannot batch; called in one way."""
+    """One sync or async guard, on a store that can or cannot batch; called in one way."""
 
-    def __init__(self, *, awaited: bool, batching: bool) -> None:
-        self.clock, self.heard, self.awaited = Clock(), Heard(), awaited
+    def __init__(self, *, is_async: bool, batching: bool) -> None:
+        self.clock, self.heard, self.is_async = Clock(), Heard(), is_async
         inner = AsyncMemoryStore(clock=self.clock)
         self.memory = inner.sync
         self.proxy: Any
-        if awaited:
+        if is_async:
             self.proxy = AsyncBatchingProxyStore(inner) if batching else AsyncProxyStore(inner)
         else:
             self.proxy = BatchingProxyStore(inner.sync) if batching else ProxyStore(inner.sync)
         self.batching = batching
-        # What interrupts a worker of this colour.
-        self.interrupt: type[BaseException] = asyncio.CancelledError if awaited else KeyboardInterrupt
+        # What interrupts a worker of this kind.
+        self.interrupt: type[BaseException] = asyncio.CancelledError if is_async else KeyboardInterrupt
 
     def poll(
         self, messages: Sequence[Any], handler: Callable[[Any], Any], policy: Policy | None = None, **options: Any
@@ -66,7 +66,7 @@ class Consumer:
         async def handler_awaited(message: Any) -> Any:
             return handler(message)
 
-        if self.awaited:
+        if self.is_async:
             guard = AsyncGuard(self.proxy, policy=policy, on_event=self.heard)
             return asyncio.run(guard.run_batch("charge", messages, handler=handler_awaited, **options))
         return Guard(self.proxy, policy=policy, on_event=self.heard).run_batch(
@@ -78,9 +78,9 @@ class Consumer:
         return [None if record is None else record.state for record in found]
 
 
-@pytest.fixture(params=["blocking", "blocking, one by one", "awaited", "awaited, one by one"])
+@pytest.fixture(params=["blocking", "blocking, one by one", "async", "awaited, one by one"])
 def consumer(request: pytest.FixtureRequest) -> Consumer:
-    return Consumer(awaited="awaited" in request.param, batching="one by one" not in request.param)
+    return Consumer(is_async="async" in request.param, batching="one by one" not in request.param)
 
 
 def shown(results: Sequence[Any]) -> list[Any]:
@@ -228,7 +228,7 @@ def test_a_batch_above_the_bound_is_taken_in_parts_that_share_nothing_but_the_st
 
 
 def test_a_store_that_fails_at_the_end_of_a_batch_loses_no_value(stall: Callable[[float], None]) -> None:
-    consumer = Consumer(awaited=False, batching=True)
+    consumer = Consumer(is_async=False, batching=True)
 
     def handler(message: str) -> str:
         if message == "b":
@@ -242,9 +242,9 @@ def test_a_store_that_fails_at_the_end_of_a_batch_loses_no_value(stall: Callable
     assert [(result.value, result.remembered) for result in results] == [("a", False), ("b", False)]
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "awaited"])
-def test_a_batch_end_that_fails_is_made_up_for_message_by_message(awaited: bool) -> None:
-    consumer = Consumer(awaited=awaited, batching=True)
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
+def test_a_batch_end_that_fails_is_made_up_for_message_by_message(is_async: bool) -> None:
+    consumer = Consumer(is_async=is_async, batching=True)
     consumer.proxy.down = {"close_all"}
 
     results = consumer.poll(["a", "b"], str.upper)
@@ -338,7 +338,7 @@ def test_an_abandoned_message_under_a_probe_is_asked_for_and_its_neighbours_run(
 
 
 def test_the_heartbeat_keeps_the_whole_batch_while_its_first_handler_runs(long_lease: float) -> None:
-    consumer = Consumer(awaited=False, batching=True)
+    consumer = Consumer(is_async=False, batching=True)
 
     def handler(message: str) -> str:
         for _ in range(2 if message == "a" else 0):
@@ -356,7 +356,7 @@ def test_the_heartbeat_keeps_the_whole_batch_while_its_first_handler_runs(long_l
 def test_a_handler_whose_claim_ended_while_it_waited_for_its_turn_does_not_start(
     stall: Callable[[float], None],
 ) -> None:
-    consumer = Consumer(awaited=False, batching=True)
+    consumer = Consumer(is_async=False, batching=True)
     consumer.proxy.down = {*EVERYTHING} - {"claim_all", "close_all", "finish"}
     started: list[str] = []
 
@@ -422,9 +422,9 @@ INTERRUPTED: dict[str, Policy] = {
 
 
 @pytest.mark.parametrize("where", INTERRUPTED)
-@pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "awaited"])
-def test_an_interrupt_is_never_taken_for_one_messages_error(where: str, awaited: bool) -> None:
-    consumer = Consumer(awaited=awaited, batching=True)
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
+def test_an_interrupt_is_never_taken_for_one_messages_error(where: str, is_async: bool) -> None:
+    consumer = Consumer(is_async=is_async, batching=True)
     started: list[str] = []
 
     def handler(message: str) -> str:

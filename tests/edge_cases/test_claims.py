@@ -175,7 +175,7 @@ def test_an_owner_that_finishes_before_the_take_over_wins_and_the_waiter_replays
     store.claim(Entry(address=CHARGE, token=owner.token, lease=30))
     clock.advance(31)
     proxy = ProxyStore(store)
-    late = Ending(state=State.DONE, stay=FOREVER, result=MsgspecCodec().encode("late", str))
+    late = Ending(state=State.DONE, ttl=FOREVER, result=MsgspecCodec().encode("late", str))
     proxy.before["take_over"] = lambda: store.finish(owner, late)
 
     outcome = charge(Guard(proxy), pytest.fail)

@@ -121,7 +121,7 @@ def test_a_handler_that_raises_is_released_and_its_own_error_surfaces_unmasked(s
     assert guard.run("charge", "pay_1", Handler()).attempt == 1
 
 
-def test_an_awaited_handler_that_raises_is_released_and_its_own_error_surfaces_unmasked() -> None:
+def test_an_async_handler_that_raises_is_released_and_its_own_error_surfaces_unmasked() -> None:
     error, guard = ValueError("no such card"), AsyncGuard("memory:")
 
     async def handler() -> None:

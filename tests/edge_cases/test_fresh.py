@@ -1,4 +1,4 @@
-"""`fresh`: a batch in the caller's transaction, on SQLite in both colours (section 7; rows 25a, 27 and 55 to 56)."""
+"""`fresh`: a batch in the caller's transaction, on SQLite sync and async (section 7; rows 25a, 27 and 55 to 56)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_repetition_inside_the_batch_is_seen_and_another_payload_is_refused(
     assert isinstance(found.problems[0], KeyReused)
 
 
-def test_what_runs_or_is_held_elsewhere_is_unsettled_and_what_is_past_its_stay_is_new(
+def test_what_runs_or_is_held_elsewhere_is_unsettled_and_what_has_expired_is_new(
     guard: Guard | AsyncGuard, connection: sqlite3.Connection, path: Path
 ) -> None:
     clock = Clock(0.0)

@@ -264,7 +264,7 @@ def test_where_one_of_several_parts_of_a_key_is_missing_it_is_named(store: Memor
         charge("acme", None)
 
 
-def test_a_missing_key_is_an_error_when_awaited_too() -> None:
+def test_a_missing_key_is_an_error_when_async_too() -> None:
     async def handler() -> None:
         pytest.fail("it ran")
 

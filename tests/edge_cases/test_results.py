@@ -181,13 +181,13 @@ def test_what_is_not_a_number_is_replayed_as_such() -> None:
 
 
 def test_the_annotation_of_a_function_is_the_type_of_its_replay() -> None:
-    guard, awaited = Guard("memory:"), AsyncGuard("memory:")
+    guard, async_guard = Guard("memory:"), AsyncGuard("memory:")
 
     @guard.idempotent("charge", key="number")
     def charge(number: int) -> Receipt:
         return Receipt(number, MONEY)
 
-    @awaited.idempotent("charge", key="number")
+    @async_guard.idempotent("charge", key="number")
     async def charge_awaited(number: int) -> list[Order]:
         return [ORDER]
 

@@ -68,7 +68,7 @@ def test_a_store_that_is_down_refuses_by_default_and_nothing_runs(store: ProxySt
     assert heard.kinds == ["store_failed", "refused"]
 
 
-def test_a_store_that_is_down_refuses_when_awaited_too() -> None:
+def test_a_store_that_is_down_refuses_when_async_too() -> None:
     store = AsyncProxyStore()
     store.die()
 
@@ -101,7 +101,7 @@ def test_by_policy_it_runs_without_a_store_and_says_so(store: ProxyStore, heard:
     assert outcome.value[1] is False
 
 
-def test_by_policy_it_runs_without_a_store_when_awaited_too() -> None:
+def test_by_policy_it_runs_without_a_store_when_async_too() -> None:
     store = AsyncProxyStore()
     store.die()
 
@@ -185,7 +185,7 @@ def told_of_it(caplog: pytest.LogCaptureFixture) -> int:
     return sum(digest in line and "could not record it in time" in line for line in words)
 
 
-def test_an_effect_that_cannot_be_remembered_is_returned_when_awaited_too(
+def test_an_effect_that_cannot_be_remembered_is_returned_when_async_too(
     stall: Stall, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, heard = AsyncProxyStore(), Heard()

@@ -54,7 +54,7 @@ def test_the_same_address_inside_itself_is_an_error_at_once() -> None:
     assert guard.read("charge", "pay_1") is None
 
 
-def test_the_same_address_inside_itself_is_an_error_when_awaited_too() -> None:
+def test_the_same_address_inside_itself_is_an_error_when_async_too() -> None:
     guard = AsyncGuard("memory:", policy=PATIENT)
 
     async def handler() -> None:

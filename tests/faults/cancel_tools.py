@@ -124,7 +124,7 @@ class Counted(Coroutine[Any, Any, Any]):
         return self._work.__await__()  # type: ignore[no-any-return]
 
 
-class Place(NamedTuple):
+class Environment(NamedTuple):
     """A driver at work: its guard, transactions of a caller's, and the effect of a delivery on either."""
 
     guard: AsyncGuard
@@ -138,7 +138,7 @@ class Driver(NamedTuple):
 
     # The fixture that has the address of an empty database.
     database: str
-    opened: Callable[[str], AbstractAsyncContextManager[Place]]
+    opened: Callable[[str], AbstractAsyncContextManager[Environment]]
 
     def seen(self, address: str, message: str) -> tuple[int, int]:
         """Records and effects of this message, as another connection sees them."""
@@ -189,26 +189,26 @@ async def _credit_sqlalchemy(tx: Any, message: str) -> None:
 
 
 @asynccontextmanager
-async def _psycopg(url: str) -> AsyncIterator[Place]:
+async def _psycopg(url: str) -> AsyncIterator[Environment]:
     @asynccontextmanager
     async def begun() -> AsyncIterator[Any]:
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection, connection.transaction():
             yield connection
 
     async with AsyncGuard(url) as guard:
-        yield Place(guard, begun, _credit_psycopg)
+        yield Environment(guard, begun, _credit_psycopg)
 
 
 @asynccontextmanager
-async def _psycopg_pool(url: str) -> AsyncIterator[Place]:
+async def _psycopg_pool(url: str) -> AsyncIterator[Environment]:
     opened = psycopg_pool.AsyncConnectionPool(url, min_size=1, max_size=2, open=False, timeout=PATIENCE)
     async with opened as pool, AsyncGuard(pool) as guard:
         # As most people have it: psycopg begins by itself, and the pool commits or rolls back.
-        yield Place(guard, pool.connection, _credit_psycopg)
+        yield Environment(guard, pool.connection, _credit_psycopg)
 
 
 @asynccontextmanager
-async def _asyncpg(url: str) -> AsyncIterator[Place]:
+async def _asyncpg(url: str) -> AsyncIterator[Environment]:
     @asynccontextmanager
     async def begun() -> AsyncIterator[Any]:
         connection = await asyncpg.connect(url)
@@ -219,11 +219,11 @@ async def _asyncpg(url: str) -> AsyncIterator[Place]:
             await connection.close()
 
     async with AsyncGuard(through_asyncpg(url)) as guard:
-        yield Place(guard, begun, _credit_asyncpg)
+        yield Environment(guard, begun, _credit_asyncpg)
 
 
 @asynccontextmanager
-async def _asyncpg_pool(url: str) -> AsyncIterator[Place]:
+async def _asyncpg_pool(url: str) -> AsyncIterator[Environment]:
     async with asyncpg.create_pool(url, min_size=1, max_size=2) as pool, AsyncGuard(pool) as guard:
 
         @asynccontextmanager
@@ -231,11 +231,11 @@ async def _asyncpg_pool(url: str) -> AsyncIterator[Place]:
             async with pool.acquire() as connection, connection.transaction():
                 yield connection
 
-        yield Place(guard, begun, _credit_asyncpg)
+        yield Environment(guard, begun, _credit_asyncpg)
 
 
 @asynccontextmanager
-async def _asyncmy(url: str) -> AsyncIterator[Place]:
+async def _asyncmy(url: str) -> AsyncIterator[Environment]:
     @asynccontextmanager
     async def begun() -> AsyncIterator[Any]:
         connection = await asyncmy.connect(**parameters(url))
@@ -247,29 +247,29 @@ async def _asyncmy(url: str) -> AsyncIterator[Place]:
             await connection.ensure_closed()
 
     async with AsyncGuard(url) as guard:
-        yield Place(guard, begun, _credit_asyncmy)
+        yield Environment(guard, begun, _credit_asyncmy)
 
 
 @asynccontextmanager
-async def _sqlite(path: str) -> AsyncIterator[Place]:
+async def _sqlite(path: str) -> AsyncIterator[Environment]:
     @asynccontextmanager
     async def begun() -> AsyncIterator[Any]:
         with closing(sqlite3.connect(path, timeout=PATIENCE)) as connection, connection:
             yield connection
 
     async with AsyncGuard(f"sqlite:///{path}") as guard:
-        yield Place(guard, begun, _credit_sqlite)
+        yield Environment(guard, begun, _credit_sqlite)
 
 
-def _sqlalchemy(driver: str, *, session: bool = False) -> Callable[[str], AbstractAsyncContextManager[Place]]:
+def _sqlalchemy(driver: str, *, session: bool = False) -> Callable[[str], AbstractAsyncContextManager[Environment]]:
     @asynccontextmanager
-    async def opened(address: str) -> AsyncIterator[Place]:
+    async def opened(address: str) -> AsyncIterator[Environment]:
         url = f"{driver}:///{address}" if "sqlite" in driver else f"{driver}:{address.partition(':')[2]}"
         engine = create_async_engine(url)
         makes: Any = async_sessionmaker(engine) if session else engine
         try:
             async with AsyncGuard(makes) as guard:
-                yield Place(guard, makes.begin, _credit_sqlalchemy)
+                yield Environment(guard, makes.begin, _credit_sqlalchemy)
         finally:
             await engine.dispose()
 
@@ -292,10 +292,10 @@ DRIVERS: Final[dict[str, Driver]] = {
 }
 
 # What is cancelled: it says when it begins to matter, and delivers one message.
-Story = Callable[[Place, str, Callable[[], None]], Coroutine[Any, Any, None]]
+Story = Callable[[Environment, str, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
-async def transactional(place: Place, message: str, begin: Callable[[], None]) -> None:
+async def transactional(place: Environment, message: str, begin: Callable[[], None]) -> None:
     @place.guard.transactional("credit", key="message")
     async def credit(message: str, *, tx: Any) -> str:
         await place.credit(tx, message)
@@ -305,13 +305,13 @@ async def transactional(place: Place, message: str, begin: Callable[[], None]) -
     assert await credit(message) == "credited"  # type: ignore[call-arg]
 
 
-async def within(place: Place, message: str, begin: Callable[[], None]) -> None:
+async def within(place: Environment, message: str, begin: Callable[[], None]) -> None:
     async with place.begun() as connection:
         begin()
         await _credited_within(place, connection, message)
 
 
-async def within_commits_all_the_same(place: Place, message: str, begin: Callable[[], None]) -> None:
+async def within_commits_all_the_same(place: Environment, message: str, begin: Callable[[], None]) -> None:
     """A caller who has a time-out around the delivery, and goes on. A commit that is refused tells them."""
     with suppress(Exception):
         async with place.begun() as connection:
@@ -320,7 +320,7 @@ async def within_commits_all_the_same(place: Place, message: str, begin: Callabl
                 await _credited_within(place, connection, message)
 
 
-async def _credited_within(place: Place, connection: Any, message: str) -> None:
+async def _credited_within(place: Environment, connection: Any, message: str) -> None:
     async def handler() -> str:
         await place.credit(connection, message)
         return "credited"
@@ -329,7 +329,7 @@ async def _credited_within(place: Place, connection: Any, message: str) -> None:
     assert outcome.value == "credited"
 
 
-async def fresh(place: Place, message: str, begin: Callable[[], None]) -> None:
+async def fresh(place: Environment, message: str, begin: Callable[[], None]) -> None:
     async with place.begun() as connection:
         begin()
         found = await place.guard.within(connection).fresh("credit", [message, f"{message}-2"], key=str)
@@ -337,7 +337,7 @@ async def fresh(place: Place, message: str, begin: Callable[[], None]) -> None:
             await place.credit(connection, new)
 
 
-async def fresh_commits_all_the_same(place: Place, message: str, begin: Callable[[], None]) -> None:
+async def fresh_commits_all_the_same(place: Environment, message: str, begin: Callable[[], None]) -> None:
     with suppress(Exception):
         async with place.begun() as connection:
             begin()

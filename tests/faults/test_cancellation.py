@@ -20,8 +20,8 @@ from tests.faults.cancel_tools import (
     MOMENTS_MAX,
     WAYS,
     Driver,
+    Environment,
     Moments,
-    Place,
     Story,
     fresh,
     fresh_commits_all_the_same,
@@ -63,7 +63,7 @@ async def cancelled_everywhere(driver: Driver, address: str, story: str, way: st
 
 
 async def cancelled_once(
-    driver: Driver, address: str, place: Place, story: str, moments: Moments, message: str
+    driver: Driver, address: str, place: Environment, story: str, moments: Moments, message: str
 ) -> bool:
     cancelled, again = JOINED[story]
     ended = await moments.run(cancelled(place, message, moments.begin))

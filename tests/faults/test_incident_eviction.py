@@ -32,7 +32,7 @@ ALERTS = PROJECT / "ops" / "prometheus-alerts.yaml"
 PAYMENTS = 50
 MEMORY, LESS_MEMORY = "10mb", "9mb"
 
-# Twice the memory, in portions: what nobody has asked for lately has to go.
+# Twice the memory, in batches: what nobody has asked for lately has to go.
 PORTIONS, PORTION, SIZE = 20, 1_000, 1_000
 
 

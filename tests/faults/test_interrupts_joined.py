@@ -192,7 +192,7 @@ class Interrupts:
         self.after = False
         self._seen = 0
         for step in vars(_steps).values():
-            if isinstance(step, type) and issubclass(step, _steps.Ask) and "send" in vars(step):
+            if isinstance(step, type) and issubclass(step, _steps.StoreStep) and "send" in vars(step):
                 monkeypatch.setattr(step, "send", self._struck(step.send))
 
     def set(self, at: int, *, after: bool) -> None:

@@ -17,7 +17,7 @@ import pytest
 from onefold import Guard, Policy, current
 from onefold.codecs import MsgspecCodec
 from onefold.stores.mysql.dialect import MYSQL
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from tests.faults.test_interrupts_joined import Face, SoftTimeLimitExceeded
 from tests.faults.test_interrupts_unread import FACES, Struck, address
 from tests.support import Handler
@@ -167,22 +167,22 @@ def test_an_interrupt_in_the_code_of_a_value_is_not_taken_for_an_error_of_the_co
 
 
 def test_a_talk_about_a_longer_wait_can_be_closed_at_any_time() -> None:
-    talk = MYSQL.waiting(Ask("UPDATE", {}), 1)
-    next(talk)
-    assert talk.send(Reply(0)).statement == "UPDATE"  # type: ignore[union-attr]
+    flow = MYSQL.waiting(SqlRequest("UPDATE", {}), 1)
+    next(flow)
+    assert flow.send(Reply(0)).statement == "UPDATE"  # type: ignore[union-attr]
 
-    talk.close()
+    flow.close()
 
 
 def test_a_longer_wait_is_put_back_after_an_answer_and_after_an_error() -> None:
     for failure in (None, LookupError()):
-        talk = MYSQL.waiting(Ask("UPDATE", {}), 1)
-        next(talk)
-        talk.send(Reply(0))
-        last = talk.send(Reply(1)) if failure is None else talk.throw(failure)
+        flow = MYSQL.waiting(SqlRequest("UPDATE", {}), 1)
+        next(flow)
+        flow.send(Reply(0))
+        last = flow.send(Reply(1)) if failure is None else flow.throw(failure)
         assert last.statement.endswith("= DEFAULT")  # type: ignore[union-attr]
         with pytest.raises(StopIteration if failure is None else LookupError):
-            talk.send(Reply(0))
+            flow.send(Reply(0))
 
 
 def test_a_step_whose_value_is_encoded_meanwhile_is_not_done_again() -> None:

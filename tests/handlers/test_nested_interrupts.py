@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onefold import UsageError
-from tests.faults.cancel_tools import DRIVERS, Driver, Place, prepare
+from tests.faults.cancel_tools import DRIVERS, Driver, Environment, prepare
 from tests.faults.test_interrupts_joined import FACES, Face
 
 WAYS = ["goes on", "writes", "two deep", "within"]
@@ -39,7 +39,7 @@ def chosen(drivers: Any, databases: dict[str, str], everyday: set[tuple[str, str
 class Nested:
     """A delivery in another one; the nested one is cancelled while its handler waits, after it has written."""
 
-    def __init__(self, place: Place, way: str) -> None:
+    def __init__(self, place: Environment, way: str) -> None:
         self.cancelled = True
         self.ran = 0
         self._inside = asyncio.Event()

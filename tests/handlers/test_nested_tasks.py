@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from onefold import Guard, UsageError, _interrupts
-from tests.faults.cancel_tools import DRIVERS, Place, prepare
+from tests.faults.cancel_tools import DRIVERS, Environment, prepare
 from tests.support import PATIENCE, in_time
 
 # How a nested delivery is made inside of a handler that has this transaction.
@@ -30,7 +30,7 @@ Around = Callable[[str, Callable[[Any], Awaitable[None]]], Coroutine[Any, Any, A
 class Nest:
     """Deliveries inside of a delivery, on one driver: by `transactional`, or by `within` on a caller's connection."""
 
-    def __init__(self, place: Place, mode: str) -> None:
+    def __init__(self, place: Environment, mode: str) -> None:
         self._place = place
         self.around: Around = self._within if mode == "within" else self._transactional
         self.nested: Nested = self._nested_within if mode == "within" else self._nested_transactional

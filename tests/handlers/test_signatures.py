@@ -42,7 +42,7 @@ def charge(payment_id: str, amount: int = 1, /, *tags: str, currency: str = "eur
 
 @async_guard.idempotent("charge", key="payment_id")
 async def charge_awaited(payment_id: str, amount: int = 1) -> str:
-    """Charge a card, awaited."""
+    """Charge a card, async."""
     ran["charge_awaited"] += 1
     return f"{amount}"
 
@@ -106,7 +106,7 @@ def test_a_decorated_function_keeps_its_name_its_words_and_its_signature(decorat
         assert getattr(decorated, name) == getattr(original, name)
 
 
-def test_the_colour_of_a_decorated_function_shows() -> None:
+def test_a_decorated_function_shows_whether_it_is_async() -> None:
     assert inspect.iscoroutinefunction(charge_awaited)
     assert inspect.iscoroutinefunction(Shop("a").ship)
     assert not inspect.iscoroutinefunction(charge)
@@ -146,7 +146,7 @@ def test_a_method_is_bound_and_its_object_is_not_part_of_the_payload() -> None:
     assert Shop.charge.outcome(shops[0], "pay_1", 3).replayed
 
 
-def test_an_awaited_method_is_bound() -> None:
+def test_an_async_method_is_bound() -> None:
     shop = Shop("a")
 
     async def twice() -> list[str]:

@@ -109,10 +109,10 @@ def test_half_pages_are_yellow_because_some_storage_writes_none() -> None:
     assert postgres.durability(facts | {"fsync": "off"}).grade is RED
 
 
-def test_many_records_past_their_stay_are_counted_up_to_a_bound() -> None:
+def test_many_expired_records_are_counted_up_to_a_bound() -> None:
     found = sql.purge_lag({"expired_for": 90_000.0, "expired_count": sql.COUNTED_MAX})
 
-    assert "past their stay: 10,000 records or more, the oldest by 25h" in found.reason
+    assert "expired: 10,000 records or more, the oldest by 25h" in found.reason
 
 
 @pytest.mark.parametrize(

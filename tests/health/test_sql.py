@@ -113,7 +113,7 @@ def test_a_dropped_index_is_yellow(postgres_url: str, mysql_url: str, tmp_path: 
         assert found["purge"].grade is UNKNOWN
 
 
-def test_records_past_their_stay_are_yellow_after_an_hour(postgres_url: str, mysql_url: str, tmp_path: Path) -> None:
+def test_expired_records_are_yellow_after_an_hour(postgres_url: str, mysql_url: str, tmp_path: Path) -> None:
     lite = f"sqlite:///{tmp_path}/onefold.db"
     for url in (postgres_url, mysql_url, lite):
         use(url)
@@ -126,7 +126,7 @@ def test_records_past_their_stay_are_yellow_after_an_hour(postgres_url: str, mys
         for url in (postgres_url, mysql_url, lite):
             found = checks_of(url)["purge"]
             assert found.grade is grade, (url, found)
-            assert "past their stay: 1 record, the oldest by" in found.reason
+            assert "expired: 1 record, the oldest by" in found.reason
 
 
 def test_a_user_who_may_only_read_is_red_in_the_trial(postgres_url: str, mysql_url: str) -> None:

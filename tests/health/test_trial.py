@@ -11,7 +11,7 @@ import pytest
 from onefold import Record, StoreUnavailable
 from onefold.health import Grade, Report, examine
 from onefold.health.examine import ROUND_TRIP_SLOW
-from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Memory
+from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Released
 from onefold.stores.memory import MemoryStore
 from tests.health.tools import GREEN, RED, UNKNOWN, YELLOW, checks_of
 
@@ -31,8 +31,8 @@ class Foreign:
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return self.inside.finish(claim, ending)
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self.inside.release(claim, memory)
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self.inside.release(claim, released)
 
     def read(self, address: Address) -> Record | None:
         return self.inside.read(address)
@@ -70,7 +70,7 @@ class GivesEverybodyTheClaim(Foreign):
 
 class LosesResults(Foreign):
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self.inside.finish(claim, Ending(state=ending.state, stay=ending.stay))
+        return self.inside.finish(claim, Ending(state=ending.state, ttl=ending.ttl))
 
 
 class ForgetsAtOnce(Foreign):
@@ -79,7 +79,7 @@ class ForgetsAtOnce(Foreign):
 
 
 class KeepsWhatIsReleased(Foreign):
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         self.inside.read(claim.address)
         return True
 

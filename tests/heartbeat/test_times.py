@@ -60,7 +60,7 @@ class Slow:
 
 
 class AsyncSlow(Slow):
-    """The same, awaited."""
+    """The async counterpart."""
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:  # type: ignore[override]
         return super().extend_all(claims)
@@ -79,7 +79,7 @@ def test_a_lease_is_counted_from_the_sending_of_a_renewal_not_from_its_answer(cl
     assert heartbeat.left(CLAIM) == 5.0
 
 
-def test_an_awaited_lease_is_counted_from_the_sending_of_a_renewal_too(clock: Clock) -> None:
+def test_an_async_lease_is_counted_from_the_sending_of_a_renewal_too(clock: Clock) -> None:
     async def story() -> float:
         heartbeat, here = AsyncHeartbeat(lambda: AsyncSlow(clock, 25.0), Teller()), LoopBeats()
         here.beats.add([CLAIM], sent=clock.now)
@@ -95,7 +95,7 @@ def test_an_awaited_lease_is_counted_from_the_sending_of_a_renewal_too(clock: Cl
 # What it says.
 
 
-class Trouble:
+class Warnings:
     """What becomes of renewals, and a handshake with whoever waits for the warning."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,9 +110,9 @@ class Trouble:
 
 
 @pytest.fixture
-def trouble(caplog: pytest.LogCaptureFixture) -> Iterator[Trouble]:
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Warnings]:
     with caplog.at_level(logging.WARNING, "onefold"):
-        yield Trouble(caplog)
+        yield Warnings(caplog)
 
 
 class Failing(MemoryStore):
@@ -128,7 +128,7 @@ class Failing(MemoryStore):
 
 
 class AsyncFailing(AsyncMemoryStore):
-    """The same, awaited."""
+    """The async counterpart."""
 
     def __init__(self, renew: Callable[[], Any]) -> None:
         super().__init__()
@@ -154,42 +154,44 @@ def told(heard: Heard, detail: str) -> Iterator[None]:
 
 
 def test_a_renewal_that_fails_is_a_warning_with_its_cause_before_the_lease_is_over(
-    trouble: Trouble, long_lease: float
+    warnings: Warnings, long_lease: float
 ) -> None:
     heard = Heard()
     guard = Guard(Failing(down), policy=Policy(lease=long_lease), on_event=heard)
 
     with told(heard, "StoreUnavailable"):
-        outcome = guard.run("charge", "pay_1", lambda: eventually(trouble.warned))
+        outcome = guard.run("charge", "pay_1", lambda: eventually(warnings.warned))
     guard.close()
 
     assert (outcome.value, outcome.remembered) == (True, True)
-    assert f"charge [key {CHARGE.digest}]: the claim was not renewed" in trouble.lines[0]
+    assert f"charge [key {CHARGE.digest}]: the claim was not renewed" in warnings.lines[0]
     # The handler runs.
-    assert "StoreUnavailable: the database is being moved. Wait" in trouble.lines[0]
-    assert "pay_1" not in "".join(trouble.lines)
+    assert "StoreUnavailable: the database is being moved. Wait" in warnings.lines[0]
+    assert "pay_1" not in "".join(warnings.lines)
 
 
-def test_an_awaited_renewal_that_fails_is_a_warning_too(trouble: Trouble, long_lease: float) -> None:
+def test_an_async_renewal_that_fails_is_a_warning_too(warnings: Warnings, long_lease: float) -> None:
     heard = Heard()
 
     async def story() -> Any:
         guard = AsyncGuard(AsyncFailing(down_awaited), policy=Policy(lease=long_lease), on_event=heard)
-        outcome = await guard.run("charge", "pay_1", lambda: asyncio.to_thread(eventually, trouble.warned))
+        outcome = await guard.run("charge", "pay_1", lambda: asyncio.to_thread(eventually, warnings.warned))
         await guard.aclose()
         return outcome.value
 
     with told(heard, "StoreUnavailable"):
         assert in_time(story())
-    assert "the database is being moved" in trouble.lines[0]
+    assert "the database is being moved" in warnings.lines[0]
 
 
-def test_a_renewal_that_takes_too_long_is_a_warning_while_it_is_under_way(trouble: Trouble, long_lease: float) -> None:
+def test_a_renewal_that_takes_too_long_is_a_warning_while_it_is_under_way(
+    warnings: Warnings, long_lease: float
+) -> None:
     heard, warned = Heard(), threading.Event()
     guard = Guard(Failing(lambda: warned.wait(PATIENCE)), policy=Policy(lease=long_lease), on_event=heard)
 
     def handler() -> bool:
-        seen = eventually(trouble.warned)
+        seen = eventually(warnings.warned)
         warned.set()
         return seen
 
@@ -198,25 +200,25 @@ def test_a_renewal_that_takes_too_long_is_a_warning_while_it_is_under_way(troubl
     guard.close()
 
     assert outcome.value
-    assert f"charge [key {CHARGE.digest}]: the claim was not renewed" in trouble.lines[0]
-    assert "has not answered within" in trouble.lines[0]
+    assert f"charge [key {CHARGE.digest}]: the claim was not renewed" in warnings.lines[0]
+    assert "has not answered within" in warnings.lines[0]
 
 
-def test_an_awaited_renewal_that_takes_too_long_is_given_up_and_a_warning(trouble: Trouble, long_lease: float) -> None:
+def test_an_async_renewal_that_takes_too_long_is_given_up_and_a_warning(warnings: Warnings, long_lease: float) -> None:
     heard = Heard()
 
     async def story() -> Any:
         guard = AsyncGuard(AsyncFailing(asyncio.Event().wait), policy=Policy(lease=long_lease), on_event=heard)
-        outcome = await guard.run("charge", "pay_1", lambda: asyncio.to_thread(eventually, trouble.warned))
+        outcome = await guard.run("charge", "pay_1", lambda: asyncio.to_thread(eventually, warnings.warned))
         await guard.aclose()
         return outcome.value
 
     with told(heard, "late"):
         assert in_time(story())
-    assert "has not answered within" in trouble.lines[0]
+    assert "has not answered within" in warnings.lines[0]
 
 
-def test_one_line_tells_of_all_claims_that_were_not_renewed(trouble: Trouble, clock: Clock) -> None:
+def test_one_line_tells_of_all_claims_that_were_not_renewed(warnings: Warnings, clock: Clock) -> None:
     heard = Heard()
     heartbeat = Heartbeat(lambda: Failing(down), Teller(heard))
     claims = [Claim(address("charge", str(number)), bytes([number]), 30.0, 90.0) for number in range(50)]
@@ -224,6 +226,6 @@ def test_one_line_tells_of_all_claims_that_were_not_renewed(trouble: Trouble, cl
 
     heartbeat.beat()
 
-    assert len(trouble.lines) == 1
-    assert "and 49 others" in trouble.lines[0]
+    assert len(warnings.lines) == 1
+    assert "and 49 others" in warnings.lines[0]
     assert heard.kinds.count("not_renewed") == 50

@@ -155,7 +155,7 @@ def test_a_cancelled_request_is_finished_and_remembered_with_its_whole_body() ->
         with pytest.raises(asyncio.CancelledError):
             await server
         goes_on.set()
-        await middleware._shelter.empty()
+        await middleware._background.empty()
 
         again = await Visitor(middleware, body=body).visit()
 
@@ -181,7 +181,7 @@ def test_an_error_after_the_client_has_gone_is_logged(caplog: pytest.LogCaptureF
         server.cancel()
         goes_on.set()
         await asyncio.wait({server})
-        await middleware._shelter.empty()
+        await middleware._background.empty()
         await asyncio.sleep(0)
 
     in_time(story())

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from onefold import AsyncGuard, Policy, UsageError, current
 from onefold.current import Current
-from onefold.http._asgi import captured_response as _performance
+from onefold.http._asgi import captured_response
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from tests.http_service.visitor import Visitor
@@ -52,7 +52,7 @@ def behind(request: pytest.FixtureRequest) -> Callable[[Endpoint, AsyncGuard], A
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is paused for a second is not taken for a store that waits for the application."""
-    monkeypatch.setattr(_performance, "REMEMBER_SECONDS", PATIENCE)
+    monkeypatch.setattr(captured_response, "REMEMBER_SECONDS", PATIENCE)
 
 
 def whole(later: BackgroundTask) -> Response:
@@ -148,10 +148,10 @@ def nothing(_store: AsyncProxyStore) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 503])
-@pytest.mark.parametrize("trouble", [unfinishable, down, nothing], ids=lambda trouble: trouble.__name__)
+@pytest.mark.parametrize("failure", [unfinishable, down, nothing], ids=lambda failure: failure.__name__)
 @pytest.mark.parametrize("kind", [AsyncGuard, BrokenGuard])
 def test_an_application_goes_on_however_its_claim_has_ended(
-    behind: Callable[..., Any], trouble: Callable[[AsyncProxyStore], None], kind: type[AsyncGuard], status: int
+    behind: Callable[..., Any], failure: Callable[[AsyncProxyStore], None], kind: type[AsyncGuard], status: int
 ) -> None:
     async def story() -> None:
         store, ended = AsyncProxyStore(), asyncio.Event()
@@ -160,7 +160,7 @@ def test_an_application_goes_on_however_its_claim_has_ended(
             ended.set()
 
         async def pay() -> Response:
-            trouble(store)
+            failure(store)
             return Response("paid", status_code=status, background=BackgroundTask(later))
 
         # Where the store is down, it is asked again for as long as the lease holds.
@@ -178,7 +178,7 @@ def test_a_store_that_waits_for_what_comes_after_the_answer_gets_it(
     behind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a transaction that a dependency with `yield` ends on the same SQLite file."""
-    monkeypatch.setattr(_performance, "REMEMBER_SECONDS", 0.01)
+    monkeypatch.setattr(captured_response, "REMEMBER_SECONDS", 0.01)
 
     async def story() -> None:
         store, committed = AsyncProxyStore(), asyncio.Event()
@@ -209,7 +209,7 @@ def test_a_client_that_reads_slowly_is_waited_for(behind: Callable[..., Any], mo
         yield
         left.append("the wait that has a bound")
 
-    monkeypatch.setattr(_performance, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
+    monkeypatch.setattr(captured_response, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
 
     async def story() -> None:
         seen: list[tuple[bool, bool]] = []

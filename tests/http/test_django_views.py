@@ -204,10 +204,10 @@ def test_an_async_handler_of_a_mixed_view_is_refused(store: MemoryStore, ran: li
     async def hidden() -> None:
         ran.append("paid")
 
-    async def awaited(_self: Any, _request: Any) -> None:
+    async def async_view(_self: Any, _request: Any) -> None:
         ran.append("paid")
 
-    for handler in (awaited, lambda _self, _request: hidden()):
+    for handler in (async_view, lambda _self, _request: hidden()):
         Pay.post = handler
         with pytest.raises(UsageError, match=r"async.*Use the middleware"):
             Pay.dispatch(*called(Pay))

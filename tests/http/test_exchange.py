@@ -40,7 +40,7 @@ from onefold.errors import MEANINGS
 from onefold.events import subscribe
 from onefold.http._answers.rules import RULES, NotFinal, ServerFailed, is_final, replayed, settled
 from onefold.http._exchange.deliveries import deliver, deliver_async
-from onefold.http._exchange.rules import Ask, Exchange
+from onefold.http._exchange.rules import Exchange, GuardRequest
 from onefold.http._requests.keys import KEY_BODY_MAX, body_field, header_key, parsed
 from onefold.http._shared.messages import SPOOL_MAX, Answer, Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
@@ -220,7 +220,7 @@ def test_the_fingerprint_is_method_path_query_and_body(body: Spooled) -> None:
     with closing(Spooled()) as other:
         other.add(b"two")
         asked = [
-            exchange.asked(request(method, path, query, Idempotency_Key="key"), content)
+            exchange.guard_request(request(method, path, query, Idempotency_Key="key"), content)
             for method, path, query, content in (
                 ("POST", "/pay", b"", body),
                 ("PATCH", "/pay", b"", body),
@@ -230,8 +230,8 @@ def test_the_fingerprint_is_method_path_query_and_body(body: Spooled) -> None:
             )
         ]
 
-        other_path = exchange.asked(request(path="/pay/", Idempotency_Key="key"), body)
-        small = exchange.asked(request("patch", Idempotency_Key="key"), body)
+        other_path = exchange.guard_request(request(path="/pay/", Idempotency_Key="key"), body)
+        small = exchange.guard_request(request("patch", Idempotency_Key="key"), body)
 
     fingerprints = [ask.fingerprint for ask in asked if ask is not None]
     assert len(fingerprints) == 5
@@ -271,7 +271,7 @@ def test_a_key_without_a_caller_is_refused(headers: Any, body: Spooled) -> None:
     exchange = Exchange(scope=by_header("X-Api-Key"))
 
     with pytest.raises(Refused) as refused:
-        exchange.asked(request(Idempotency_Key="key", **headers), body)
+        exchange.guard_request(request(Idempotency_Key="key", **headers), body)
 
     assert refused.value.code == "caller_unknown"
 
@@ -281,14 +281,14 @@ def test_a_caller_that_is_nobody_in_particular_is_refused(caller: str | None, bo
     exchange = Exchange(scope=lambda _request: caller)
 
     with pytest.raises(Refused) as refused:
-        exchange.asked(request(Idempotency_Key="key"), body)
+        exchange.guard_request(request(Idempotency_Key="key"), body)
 
     assert refused.value.code == "caller_unknown"
 
 
 def test_a_caller_that_is_no_text_is_a_bug(body: Spooled) -> None:
     with pytest.raises(UsageError, match="gave a int"):
-        Exchange(scope=lambda _request: 42).asked(request(Idempotency_Key="key"), body)  # type: ignore[arg-type, return-value]
+        Exchange(scope=lambda _request: 42).guard_request(request(Idempotency_Key="key"), body)  # type: ignore[arg-type, return-value]
 
 
 def test_there_is_no_default_for_the_caller() -> None:
@@ -499,8 +499,8 @@ def test_an_answer_that_was_not_kept_is_not_made_up(value: Any, omitted: bool) -
 PLAIN: list[Any] = [{"id": 17}, [1, 2], "receipt 17", 17, 1.5, True, None, b"bytes"]
 
 
-def asked(scope: str | None = None) -> Ask:
-    return Ask("http", "key", scope, ["POST", "/pay", b"", b"digest"])
+def asked(scope: str | None = None) -> GuardRequest:
+    return GuardRequest("http", "key", scope, ["POST", "/pay", b"", b"digest"])
 
 
 def never() -> Any:
@@ -537,7 +537,7 @@ def test_a_request_that_was_resolved_with_a_plain_value_is_answered_with_it(valu
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=str)
-def test_and_so_it_is_where_it_is_awaited(value: Any) -> None:
+def test_and_so_it_is_where_it_is_async(value: Any) -> None:
     async def story() -> Answer:
         exchange = Exchange(scope=single_tenant)
         guard = AsyncGuard("memory:", policy=Policy(after_crash="hold"))

@@ -15,7 +15,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from onefold import AsyncGuard, Guard, Policy, State
-from onefold.http._asgi import client_gone as _departed
+from onefold.http._asgi import client_gone
 from onefold.http._exchange import views as _views
 from onefold.http._exchange.views import captured, captured_async
 from onefold.http._shared.messages import SPOOL_MAX
@@ -296,7 +296,7 @@ def test_a_method_in_small_letters_is_guarded() -> None:
 
 
 def test_a_fast_stream_for_nobody_ends_after_so_many_bytes_and_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_departed, "STREAM_BYTES", 100_000)
+    monkeypatch.setattr(client_gone, "STREAM_BYTES", 100_000)
 
     async def story() -> tuple[int, Record | None]:
         sent = 0
@@ -356,7 +356,7 @@ def test_a_stream_that_ends_in_time_after_its_client_has_gone_is_remembered() ->
 
 
 def test_a_slow_stream_for_nobody_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_departed, "STREAM_SECONDS", 0.0)
+    monkeypatch.setattr(client_gone, "STREAM_SECONDS", 0.0)
 
     async def story() -> Record | None:
         async def app(_scope: Any, receive: Any, send: Any) -> None:
@@ -426,7 +426,7 @@ def test_an_event_stream_that_is_not_guarded_is_cancelled_with_its_request() -> 
 
 
 def test_an_endless_stream_of_wsgi_ends_when_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_departed, "STREAM_BYTES", 100_000)
+    monkeypatch.setattr(client_gone, "STREAM_BYTES", 100_000)
     ended: list[int] = []
 
     def app(_environ: Any, start_response: Any) -> Iterator[bytes]:

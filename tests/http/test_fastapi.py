@@ -114,13 +114,13 @@ def of_two(payment: Payment, more: int) -> Receipt:
     return Receipt(id=more, amount=payment.amount)
 
 
-async def awaited(payment: Payment, more: int) -> Receipt:
+async def async_handler(payment: Payment, more: int) -> Receipt:
     return of_two(payment, more)
 
 
 @pytest.mark.parametrize(
     "endpoint",
-    [Called(), functools.partial(of_two, more=7), functools.partial(awaited, more=7)],
+    [Called(), functools.partial(of_two, more=7), functools.partial(async_handler, more=7)],
     ids=["object", "partial", "async partial"],
 )
 def test_an_endpoint_may_be_any_callable(router: APIRouter, endpoint: Any) -> None:
@@ -343,7 +343,7 @@ def test_an_argument_that_the_endpoint_does_not_have_is_a_bug() -> None:
         in_time(Visitor(app_of(router)).visit())
 
 
-def test_a_caller_that_has_to_be_awaited_is_a_bug() -> None:
+def test_a_caller_that_has_to_be_async_is_a_bug() -> None:
     async def find(name: str) -> str:
         return name
 

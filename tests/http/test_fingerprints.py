@@ -20,7 +20,7 @@ from fastapi import Request as FastApiRequest
 from onefold import AsyncGuard, Guard
 from onefold.http import asgi, wsgi
 from onefold.http import fastapi as routes
-from onefold.http._exchange.rules import Ask, Exchange
+from onefold.http._exchange.rules import Exchange, GuardRequest
 from onefold.http._requests.fingerprints import LABEL, content_of, host_of, spooled_for
 from onefold.http._shared.messages import CHUNK, Refused, Request, Spooled
 from onefold.http.scopes import by_header, single_tenant
@@ -33,10 +33,10 @@ def request(**headers: str) -> Request:
     return Request("POST", "/pay", b"", pairs)
 
 
-def asked(exchange: Exchange, content: bytes = b"{}", **headers: str) -> Ask:
+def asked(exchange: Exchange, content: bytes = b"{}", **headers: str) -> GuardRequest:
     with closing(Spooled()) as body:
         body.add(content)
-        found = exchange.asked(request(**headers), body)
+        found = exchange.guard_request(request(**headers), body)
     assert found is not None
     return found
 

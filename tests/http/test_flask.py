@@ -66,7 +66,7 @@ def test_whatever_a_view_returns_is_replayed(app: flask.Flask, paid: list[str], 
     assert paid == ["key"]
 
 
-def test_an_async_view_is_awaited(app: flask.Flask) -> None:
+def test_an_async_view_is_async(app: flask.Flask) -> None:
     pytest.importorskip("asgiref")
 
     @app.post("/pay")

@@ -22,7 +22,7 @@ from tests.http_service.process import SERVERS, Service, records_in, serving
 from tests.http_service.wire import Raw, Wire, post_of
 
 # Every day all of it on ASGI and WSGI, to which the other frameworks' guards are adapters; and a part on every other
-# framework, and on each other store with one framework of either colour. The rest is for `make test-all`.
+# framework, and on each other store with one sync or async framework. The rest is for `make test-all`.
 EVERY_RULE = [("asgi", "sqlite"), ("wsgi", "sqlite")]
 A_PART = [(framework, "sqlite") for framework in SERVERS] + [("asgi", "redis"), ("django", "postgres")]
 MORE = [(framework, store) for store in ("redis", "postgres") for framework in ("asgi", "wsgi", "django", "flask")]

@@ -39,7 +39,7 @@ from tests.http_service.visitor import Visitor
 from tests.support import in_time
 
 
-async def awaited(*_given: Any) -> str:
+async def async_handler(*_given: Any) -> str:
     return "key"
 
 
@@ -59,7 +59,7 @@ def request(method: str = "POST", path: str = "/pay", **headers: str) -> Request
 def ask(exchange: Exchange, content: bytes = b"{}", **headers: str) -> Any:
     with closing(Spooled()) as body:
         body.add(content)
-        return exchange.asked(request(**headers), body)
+        return exchange.guard_request(request(**headers), body)
 
 
 def django(name: str) -> Callable[..., Any]:
@@ -144,18 +144,18 @@ def test_a_wrong_value_is_refused_wherever_it_is_given(owner: tuple[str, Callabl
         ({"required": ["/caf%C3%A9"]}, "compared without escapes: write '/café'"),
         ({"required": [7]}, "7, which is not a path"),
         ({"required": None}, "required=None is not understood"),
-        ({"required": awaited}, "required= is an async function"),
+        ({"required": async_handler}, "required= is an async function"),
         ({"required": lambda: True}, r"required= is a function that cannot be called \(too many positional"),
         ({"scope": "X-Api-Key"}, r"scope='X-Api-Key' is not a function: write by_header\('X-Api-Key'\)"),
         ({"scope": None}, "scope=None is not a function"),
         ({"scope": by_header}, r"scope=by_header is not called: write scope=by_header\('X-Api-Key'\)"),
         ({"scope": fastapi.by_argument}, "scope=by_argument is not called"),
-        ({"scope": awaited}, "scope= is an async function"),
+        ({"scope": async_handler}, "scope= is an async function"),
         ({"scope": asgi.header_key("X-Id")}, "scope= is a function that cannot be called"),
         ({"key": "id"}, r"key='id' is not a function: write body_field\('id'\), header_key\('id'\)"),
         ({"key": asgi.body_field}, r"key=body_field is not called: write key=body_field\('id'\)"),
         ({"key": by_header("X-Id")}, "key= is a function that cannot be called"),
-        ({"key": awaited}, "key= is an async function, and nobody awaits it"),
+        ({"key": async_handler}, "key= is an async function, and nobody awaits it"),
         ({"rules": "below500"}, r"'below_500', 'stripe', 'success_only': did you mean 'below_500'\?"),
         ({"rules": None}, "rules=None is not one of"),
         (
@@ -190,7 +190,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(options: Any, says: 
         (lambda: asgi.body_field(7), r"body_field\(7\) has to name a field"),  # type: ignore[arg-type]
         (lambda: fastapi.by_argument(""), r"write by_argument\('user'\)"),
         (lambda: fastapi.by_argument("user", "id"), "lambda user: user.id"),  # type: ignore[arg-type]
-        (lambda: fastapi.by_argument("user", awaited), "is an async function"),
+        (lambda: fastapi.by_argument("user", async_handler), "is an async function"),
     ],
 )
 def test_a_name_that_nothing_can_have_is_refused(make: Callable[[], Any], says: str) -> None:
@@ -334,11 +334,14 @@ def test_a_field_that_no_store_takes_is_named_and_not_shown(content: Any) -> Non
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"key": lambda *given: awaited()}, "key= gave something to await"),
+        ({"key": lambda *given: async_handler()}, "key= gave something to await"),
         ({"key": lambda *given: b"key"}, "key= has to give the key as a str, or None, and gave a bytes"),
         ({"key": lambda *given: True}, "gave a bool"),
-        ({"key": lambda *given: None, "required": lambda _request: awaited()}, "required= gave something to await"),
-        ({"scope": lambda _request: awaited()}, "scope= gave something to await"),
+        (
+            {"key": lambda *given: None, "required": lambda _request: async_handler()},
+            "required= gave something to await",
+        ),
+        ({"scope": lambda _request: async_handler()}, "scope= gave something to await"),
     ],
     ids=without_addresses,
 )
@@ -434,7 +437,7 @@ def test_a_guard_that_claims_nothing_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(OWNERS))
-def test_a_guard_of_the_other_colour_is_refused_with_a_word_about_what_it_is_for(kind: str) -> None:
+def test_a_guard_of_the_other_kind_is_refused_with_a_word_about_what_it_is_for(kind: str) -> None:
     says = {
         "wsgi": "^a WSGI application needs a Guard",
         **dict.fromkeys(AWAITING, "^an ASGI application needs an AsyncGuard"),

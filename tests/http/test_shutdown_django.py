@@ -18,7 +18,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from onefold import Guard, Record, State
-from onefold.http._asgi import background_requests as _shelter
+from onefold.http._asgi import background_requests
 from onefold.http._django import asgi as _django_asgi
 from onefold.http._django.asgi import to_its_end
 from tests.http.test_shutdown import GRACEFUL, until
@@ -145,7 +145,7 @@ class View:
 
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shelter, "GRACE", 0)
+    monkeypatch.setattr(background_requests, "GRACE", 0)
     monkeypatch.setattr(_django_asgi, "LOOKS_SECONDS", 0)
 
 

@@ -169,7 +169,7 @@ def events(request: Any) -> Any:
 
 
 @transaction.non_atomic_requests
-async def awaited(request: Any) -> HttpResponse:
+async def async_view(request: Any) -> HttpResponse:
     await asyncio.sleep(0)
     note(f"{request.path} {request.GET['name']} 0")
     return HttpResponse(f"{current().key}", status=201)
@@ -227,7 +227,7 @@ class Eager(Payments):
 urlpatterns = [
     path("middleware/pay", pay),
     path("middleware/events", events),
-    path("middleware/awaited", awaited),
+    path("middleware/awaited", async_view),
     path("in-a-transaction", in_a_transaction),
     path("with-its-own", with_its_own_transaction),
     path("download", download),

@@ -15,12 +15,12 @@ from django.urls import path
 
 from onefold import Guard, Policy
 from onefold.http import django as onefold_django
-from onefold.http._asgi import background_requests as _shelter
+from onefold.http._asgi import background_requests
 from onefold.http._django import asgi as _django_asgi
 
 FOLDER = Path(os.environ["ENDING_FOLDER"])
 
-_shelter.GRACE = float(os.environ["ENDING_GRACE"])  # type: ignore[misc]
+background_requests.GRACE = float(os.environ["ENDING_GRACE"])  # type: ignore[misc]
 _django_asgi.LOOKS_SECONDS = 0.05  # type: ignore[misc]
 
 idempotency = onefold_django.middleware(

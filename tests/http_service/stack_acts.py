@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from onefold import Policy
-from onefold.http._asgi import client_gone as _departed
+from onefold.http._asgi import client_gone
 from onefold.http.scopes import by_header
 from tests.http_service.behaviour import note, wait_for, wishes
 
 # A stream without a client ends in these services after so many bytes: no test waits for a time.
-_departed.STREAM_BYTES = 1 << 20  # type: ignore[misc]
+client_gone.STREAM_BYTES = 1 << 20  # type: ignore[misc]
 
 # Of an endless stream: a view has its beginning read, up to `body_max`, before anybody sees it.
 PART = b"x" * 100_000
@@ -41,19 +41,19 @@ def options_of(rule: str) -> dict[str, Any]:
     return {"scope": by_header("X-Api-Key"), "operation": rule, **RULES[rule][0]}
 
 
-class Place(NamedTuple):
+class Environment(NamedTuple):
     above: str
     below: str
     rule: str
     act: str
 
 
-def place_of(path: str) -> Place | None:
+def place_of(path: str) -> Environment | None:
     names = path.strip("/").split("/")
     if len(names) < 4 or names[2] not in (*RULES, "single") or {names[0], names[1]} - {*AROUND, "blocking"}:
         return None
     above, below, rule, *rest = names
-    return Place(above, below, rule, "/".join(rest))
+    return Environment(above, below, rule, "/".join(rest))
 
 
 class Done(NamedTuple):

@@ -101,10 +101,10 @@ def chosen(get_response: Any) -> Any:
     if not iscoroutinefunction(get_response):
         return chain
 
-    async def awaited(request: Any) -> Any:
+    async def async_view(request: Any) -> Any:
         return await chain(request)
 
-    return awaited
+    return async_view
 
 
 def blocking(respond: Any) -> Any:
@@ -148,7 +148,7 @@ async def endless(name: str) -> Any:
         note(f"ended {name}-ended 0")
 
 
-async def awaited(request: Any, **_names: str) -> Any:
+async def async_view(request: Any, **_names: str) -> Any:
     return await sync_to_async(view)(request)
 
 
@@ -206,7 +206,7 @@ urlpatterns = [
     *(path(f"<above>/<below>/single/{name}", single) for name in ("json", "stream", "endless", "boom", "missing")),
     *(path(f"{PATH}{name}", view) for name in ("json", "stream", "endless", "boom", "missing", "both", "both/")),
     path(f"{PATH}with-slash/", view),
-    path(f"{PATH}awaited", awaited),
+    path(f"{PATH}awaited", async_view),
     path(f"{PATH}cancellable", cancellable),
     *(path(f"{PATH}{how}", breaks, {"how": how}) for how in BREAKS),
 ]

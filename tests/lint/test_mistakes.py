@@ -63,10 +63,10 @@ def test_a_record_outlives_the_redelivery_of_its_queue(tmp_path: Path, fields: s
     [("cache", ["OF004"]), ("redis", ["OF004"]), ("memory", ["OF009"]), ("lasting", []), ("dynamodb", [])],
 )
 def test_the_store_of_before_is_judged_for_money(tmp_path: Path, store: str, expected: list[str]) -> None:
-    found = linted(tmp_path, f"store: database, also_read: {store}, {MONEY}")
+    found = linted(tmp_path, f"store: database, migrate_from: {store}, {MONEY}")
 
     assert [one.code for one in found] == expected
-    assert codes(tmp_path, f"store: database, also_read: {store}") == []
+    assert codes(tmp_path, f"store: database, migrate_from: {store}") == []
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_store_that_cannot_be_opened_is_found_for_every_guard(tmp_path: Path) 
     path = tmp_path / "onefold.yaml"
     path.write_text(
         "stores: {a: {url: 'sqlite:///:memory:'}, b: {url: 'sqlite:///b.db'}}\n"
-        "guards: {one: {store: a}, two: {store: b, also_read: a}, three: {store: b}}\n"
+        "guards: {one: {store: a}, two: {store: b, migrate_from: a}, three: {store: b}}\n"
     )
 
     assert [(one.guard, one.code) for one in findings(read(path))] == [("one", "OF016"), ("two", "OF016")]

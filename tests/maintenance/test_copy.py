@@ -52,7 +52,7 @@ def counts(tally: Tally) -> dict[str, int]:
 FULL = {
     "attempt": 3,
     "age": 500.0,
-    "stay": 1_000.0,
+    "ttl": 1_000.0,
     "bypasses": 2,
     "fingerprint": b"\x01\x02\x03\x04digest",
     "notes": b"\x81\xa7reserve\x01",
@@ -74,7 +74,7 @@ def test_a_copy_is_the_record_with_another_token(state: State) -> None:
     assert before.pop("token") != after.pop("token")
     assert before.pop("revision") == after.pop("revision") == 1
     assert before == after
-    assert after["stay_left"] == 1_000.0
+    assert after["ttl_left"] == 1_000.0
 
 
 def test_what_is_kept_forever_stays_forever_and_what_was_omitted_stays_omitted() -> None:
@@ -83,7 +83,7 @@ def test_what_is_kept_forever_stays_forever_and_what_was_omitted_stays_omitted()
 
     copy(old, new)
 
-    assert math.isinf(found(new, address).stay_left)
+    assert math.isinf(found(new, address).ttl_left)
     assert found(new, address).omitted
 
 
@@ -136,16 +136,16 @@ def test_finished_steps_are_not_done_again_in_the_new_store() -> None:
     assert steps == ["reserve", "failed"]
 
 
-def test_what_is_past_its_stay_is_not_copied() -> None:
+def test_what_has_expired_is_not_copied() -> None:
     clock = Clock()
     old, new = MemoryStore(clock=clock), MemoryStore(clock=clock)
-    put(old, "old", stay=10.0)
-    put(old, "young", stay=100.0)
+    put(old, "old", ttl=10.0)
+    put(old, "young", ttl=100.0)
     clock.advance(50.0)
 
     assert counts(copy(old, new)) == {"copied": 1}
     assert [record.address.key for record in new.browse(EVERYTHING, 9)] == ["young"]
-    assert new.browse(EVERYTHING, 9)[0].stay_left == 50.0
+    assert new.browse(EVERYTHING, 9)[0].ttl_left == 50.0
 
 
 def test_only_the_scope_and_the_operation_that_are_asked_for_are_copied() -> None:
@@ -164,11 +164,11 @@ def test_only_the_scope_and_the_operation_that_are_asked_for_are_copied() -> Non
 def test_what_runs_now_is_counted_and_not_copied() -> None:
     clock = Clock()
     old, new = MemoryStore(clock=clock), MemoryStore(clock=clock)
-    address = put(old, "pay_1", State.RUNNING, lease=30.0, stay=90.0)
+    address = put(old, "pay_1", State.RUNNING, lease=30.0, ttl=90.0)
     put(old, "pay_2")
 
     first = copy(old, new)
-    assert old.finish(Claim(address, found(old, address).token), Ending(state=State.DONE, stay=90.0))
+    assert old.finish(Claim(address, found(old, address).token), Ending(state=State.DONE, ttl=90.0))
     second = copy(old, new)
 
     assert (counts(first), first.complete) == ({"copied": 1, "running": 1}, False)
@@ -196,7 +196,7 @@ def test_a_late_owner_cannot_end_the_copy() -> None:
     copy(old, new)
 
     late = Claim(address, found(old, address).token, lease=30.0)
-    assert not new.finish(late, Ending(state=State.DONE, stay=90.0))
+    assert not new.finish(late, Ending(state=State.DONE, ttl=90.0))
     assert not new.extend(late)
     assert found(new, address).state is State.RUNNING
 
@@ -209,7 +209,7 @@ def test_a_guard_that_also_reads_the_old_store_and_a_copy_meet_in_one_record() -
     clock.advance(31.0)
     copy(old, new)
 
-    with Guard(new, also_read=old) as guard:
+    with Guard(new, migrate_from=old) as guard:
         assert guard.run("charge", "pay_1", lambda: "ran").attempt == 2
         assert guard.run("charge", "pay_2", pytest.fail).value == "paid"
 
@@ -427,11 +427,11 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, 
 def test_every_record_comes_over_whole_between_these_two(pair: tuple[Any, Any]) -> None:
     old, new = pair
     addresses = [
-        put(old, f"käy {number}", state, scope=scope, **FULL | {"stay": stay})
+        put(old, f"käy {number}", state, scope=scope, **FULL | {"ttl": ttl})
         for number, state in enumerate(STATES)
-        for scope, stay in (("", math.inf), ("acme", 1_000.0))
+        for scope, ttl in (("", math.inf), ("acme", 1_000.0))
     ]
-    addresses.append(put(old, "abandoned", State.RUNNING, stay=1_000.0, age=20.0, attempt=2))
+    addresses.append(put(old, "abandoned", State.RUNNING, ttl=1_000.0, age=20.0, attempt=2))
 
     first, second = copy(old, new), copy(old, new)
 
@@ -439,7 +439,7 @@ def test_every_record_comes_over_whole_between_these_two(pair: tuple[Any, Any]) 
     assert counts(second) == {"there": len(addresses)}
     for address in addresses:
         before, after = asdict(found(old, address)), asdict(found(new, address))
-        for name in ("age", "stay_left"):
+        for name in ("age", "ttl_left"):
             assert after.pop(name) == pytest.approx(before.pop(name), abs=20.0)
         assert before.pop("token") != after.pop("token")
         # DynamoDB's clock is known to a second or two.
@@ -451,7 +451,7 @@ def test_every_record_comes_over_whole_between_these_two(pair: tuple[Any, Any]) 
 def test_many_records_come_over_in_pages(pair: tuple[Any, Any]) -> None:
     old, new = pair
     addresses = [Address("", "charge", f"pay_{number:06}") for number in range(3_210)]
-    entries = [Entry(address=one, token=os.urandom(16), state=State.DONE, stay=900.0) for one in addresses]
+    entries = [Entry(address=one, token=os.urandom(16), state=State.DONE, ttl=900.0) for one in addresses]
     assert old.claim_all(entries) == [None] * len(entries)
 
     assert counts(copy(old, new)) == {"copied": 3_210}

@@ -147,7 +147,7 @@ def test_a_record_stays_as_long_as_it_is_kept_less_its_age(processed: Database) 
     assert record.state is State.DONE
     # A time without a zone is in that of the server.
     assert record.age == pytest.approx(10 * DAY, abs=DAY)
-    assert record.stay_left == pytest.approx(20 * DAY, abs=DAY)
+    assert record.ttl_left == pytest.approx(20 * DAY, abs=DAY)
 
 
 def test_what_was_done_longer_ago_than_it_is_kept_is_left_out_and_counted(processed: Database) -> None:

@@ -17,12 +17,12 @@ from onefold.maintenance import purge as purging
 from onefold.maintenance.purge import passes, purge
 from onefold.stores.sqlite import SqliteStore
 from onefold.testing import Clock
-from tests.maintenance.test_purge_trickle import BOUNDED, connected, leave, rows
+from tests.maintenance.test_background_purge import BOUNDED, connected, leave, rows
 from tests.support import PATIENCE
 
 
 class Counted:
-    """A store with so many records past their stay; a purge of it is noted, and takes no time."""
+    """A store with so many expired records; a purge of it is noted, and takes no time."""
 
     def __init__(self, expired: int) -> None:
         self.expired = expired
@@ -170,7 +170,7 @@ def leave_many(url: str, count: int) -> None:
 
 @pytest.mark.parametrize("server", ["postgres", "mysql"])
 def test_a_purge_waits_for_nobody_and_nobody_for_long(server: str, request: pytest.FixtureRequest) -> None:
-    """Somebody holds a record past its stay, for as long as they like."""
+    """Somebody holds an expired record, for as long as they like."""
     url = str(request.getfixturevalue(f"{server}_url"))
     leave(url, 10)
     bounded = f"{url}?{BOUNDED}" if server == "postgres" else url
@@ -189,7 +189,7 @@ def test_a_purge_waits_for_nobody_and_nobody_for_long(server: str, request: pyte
         assert purge(guard.store).removed == 1
 
 
-def test_a_claim_of_a_key_past_its_stay_beats_or_follows_the_purge(url: str) -> None:
+def test_an_expired_claim_of_a_key_beats_or_follows_the_purge(url: str) -> None:
     """Whichever comes first, the claim is there in the end, and nobody waits for a lock until a time-out."""
     leave_many(url, 300)
     with Guard(url) as guard, ThreadPoolExecutor(2) as threads:

@@ -155,7 +155,7 @@ def test_a_store_that_cannot_say_has_no_gauge(registry: CollectorRegistry) -> No
     uninstall()
 
 
-def test_a_store_that_has_to_be_awaited_is_refused_at_once(registry: CollectorRegistry) -> None:
+def test_a_store_that_has_to_be_async_is_refused_at_once(registry: CollectorRegistry) -> None:
     with pytest.raises(UsageError, match="a scrape cannot await"):
         prometheus.install(registry=registry, stores={"money": AsyncMemoryStore()})
 
@@ -243,7 +243,7 @@ def test_a_store_is_asked_once_a_scrape(registry: CollectorRegistry, monkeypatch
 
 
 @pytest.mark.parametrize("server", ["sqlite", "postgres", "mysql"])
-def test_the_purge_lag_of_a_real_store_is_the_age_of_what_is_past_its_stay(
+def test_the_purge_lag_of_a_real_store_is_the_age_of_what_has_expired(
     server: str, registry: CollectorRegistry, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/records.db" if server == "sqlite" else str(request.getfixturevalue(f"{server}_url"))

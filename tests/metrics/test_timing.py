@@ -44,7 +44,7 @@ class TestMeasuredMemory(StoreContract):
 
 
 class TestMeasuredAsyncMemory(AsyncStoreContract):
-    """The same, awaited."""
+    """The async counterpart."""
 
     rounds = 1
 
@@ -82,7 +82,7 @@ def test_a_call_that_fails_is_timed_and_raises_what_it_raised(timings: list[Timi
     assert timings[0].failed
 
 
-def test_an_async_store_is_timed_while_it_is_awaited(timings: list[Timing]) -> None:
+def test_an_async_store_is_timed_while_it_is_async(timings: list[Timing]) -> None:
     async def deliver() -> Any:
         return await AsyncGuard(measured(AsyncMemoryStore(), name="money")).run("charge", "pay_1", one)
 
@@ -102,7 +102,7 @@ def test_a_batch_is_one_call(timings: list[Timing]) -> None:
 def test_it_has_the_powers_of_the_store_inside_and_no_others(tmp_path: Path) -> None:
     sqlite: Any = measured(f"sqlite:///{tmp_path}/records.db")
     memory, poor = measured("memory:"), measured(Poor())
-    awaited = measured("memory:", awaited=True)
+    is_async = measured("memory:", is_async=True)
 
     assert isinstance(sqlite, Store)
     assert isinstance(sqlite, Joinable)
@@ -113,8 +113,8 @@ def test_it_has_the_powers_of_the_store_inside_and_no_others(tmp_path: Path) -> 
     assert not isinstance(poor, Batching)
     assert not isinstance(poor, Browsable)
     assert not isinstance(poor, Inspectable)
-    assert isinstance(awaited, AsyncBatching)
-    assert isinstance(awaited, AsyncBrowsable)
+    assert isinstance(is_async, AsyncBatching)
+    assert isinstance(is_async, AsyncBrowsable)
     sqlite.inner.close()  # type: ignore[attr-defined]
 
 

@@ -116,8 +116,8 @@ def on_mysql(fuse: Fuse, patching: pytest.MonkeyPatch) -> None:
         return True
 
     plain: Any = pymysql.connections.Connection
-    awaited: Any = asyncmy.connection.Connection
-    send, send_async = plain._execute_command, awaited._execute_command
+    async_class: Any = asyncmy.connection.Connection
+    send, send_async = plain._execute_command, async_class._execute_command
 
     def execute(connection: Any, command: int, sql: Any) -> None:
         if refused(sql):
@@ -130,7 +130,7 @@ def on_mysql(fuse: Fuse, patching: pytest.MonkeyPatch) -> None:
         await send_async(connection, command, sql)
 
     patching.setattr(plain, "_execute_command", execute)
-    patching.setattr(awaited, "_execute_command", execute_async)
+    patching.setattr(async_class, "_execute_command", execute_async)
 
 
 class PostgresFuse(Fuse):

@@ -91,7 +91,7 @@ def test_a_fault_strikes_once(valkey_proxy: Proxy) -> None:
 
 def test_a_fault_looks_at_what_is_sent(valkey_proxy: Proxy) -> None:
     with one_connection(valkey_proxy.url()) as client:
-        fault = valkey_proxy.cut_before(lambda flight: b"INCR" in flight and b"other" in flight)
+        fault = valkey_proxy.cut_before(lambda message: b"INCR" in message and b"other" in message)
 
         assert client.incr("sum") == 1
         with pytest.raises(redis.ConnectionError):
@@ -159,7 +159,7 @@ class TestCounting:
             client.get("a")
 
         assert count.trips == 2
-        assert [b"SET" in count.flights[0], b"GET" in count.flights[1]] == [True, True]
+        assert [b"SET" in count.messages[0], b"GET" in count.messages[1]] == [True, True]
 
     def test_a_first_reply_waits_for_what_the_client_still_sends(
         self, valkey_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +176,7 @@ class TestCounting:
                 assert [replies.readline(), replies.readline()] == [b"+PONG\r\n"] * 2
 
         assert not answered
-        assert count.flights == [b"PING\r\nPING\r\n"]
+        assert count.messages == [b"PING\r\nPING\r\n"]
 
     def test_a_batch_that_is_sent_in_pieces_is_one_trip(self, valkey_proxy: Proxy) -> None:
         with one_connection(valkey_proxy.url()) as client, valkey_proxy.counting() as count:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.soak.__main__ import main
 from bench.soak.effects import Bank
-from bench.soak.places import Place, Room
+from bench.soak.places import Environment, Room
 from bench.soak.plan import SHORT, Mode, Plan
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, violations
@@ -124,7 +124,7 @@ class Server:
 
 def a_queue(mode: Mode, folder: Path) -> Queue:
     plan = Plan("server", mode, SHORT._replace(messages=1, deliveries=2), 7, folder, True, True, 1.0)
-    place: Place = Server()
+    place: Environment = Server()
     queue = Queue(Desk(plan, "", Bank(folder / "bank.db")), place)
     queue.strikes.clear()
     return queue

@@ -24,7 +24,7 @@ from tests.support import PATIENCE, PROJECT
 UNACKED = "unacked_index"
 
 
-class Place:
+class Environment:
     """An app, one worker for it, and what its tasks have written down."""
 
     def __init__(self, setting: Setting, home: Home) -> None:
@@ -109,7 +109,7 @@ class Sent:
 
 
 @contextmanager
-def sending(place: Place) -> Iterator[Sent]:
+def sending(place: Environment) -> Iterator[Sent]:
     """Every message that is published inside."""
     sent = Sent(place.app)
     signals.before_task_publish.connect(sent.note, weak=False)

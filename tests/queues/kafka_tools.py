@@ -57,7 +57,7 @@ ASYNC_CONFIG: dict[str, Any] = {
 class Worker:
     """A confluent-kafka consumer, its loop and its guard."""
 
-    awaited = False
+    is_async = False
     adapter: Any = of_confluent
 
     def __init__(
@@ -133,7 +133,7 @@ class Worker:
 class AsyncWorker:
     """The same with aiokafka."""
 
-    awaited = True
+    is_async = True
     adapter: Any = of_aiokafka
 
     def __init__(
@@ -173,7 +173,7 @@ class AsyncWorker:
                 make, made["transaction"] = self.adapter.guarded_batches, awaited_transaction(transaction)
             else:
                 made.setdefault("wait", 0)
-            self.handle = make(self.guard, "credit", awaited(handler), consumer=self.consumer, **made)
+            self.handle = make(self.guard, "credit", is_async(handler), consumer=self.consumer, **made)
             await self.producer.start()
             await self.producer.partitions_for(f"{topic}.dead")
             await self.consumer.start()
@@ -283,7 +283,7 @@ class Wallet:
             return tx.execute("SELECT topic, partition_number, next_offset FROM onefold_offsets ORDER BY 2").fetchall()
 
 
-def awaited(handler: Callable[..., Any]) -> Callable[..., Any]:
+def is_async(handler: Callable[..., Any]) -> Callable[..., Any]:
     """The handler as an `async def`, with a `tx` if it has one; what it returns is awaited if it can be."""
     if "tx" in inspect.signature(handler).parameters:
 

@@ -20,8 +20,8 @@ from onefold.queues._rabbitmq.consumer import Delivery
 from onefold.queues.keys import header
 from tests.support import PATIENCE
 
-Colour = Literal["pika", "aio-pika"]
-COLOURS: Final = ("pika", "aio-pika")
+Library = Literal["pika", "aio-pika"]
+LIBRARIES: Final = ("pika", "aio-pika")
 
 # A queue that nobody uses any more goes by itself: AMQP has no word for emptying a broker.
 EXPIRES: Final = {"x-expires": 600_000}
@@ -34,7 +34,7 @@ def until(holds: Callable[[], Any], what: str) -> None:
         time.sleep(0.01)
 
 
-class Place:
+class Environment:
     """A queue, its dead letters, and a connection to look at both."""
 
     def __init__(self, url: str, name: str, **arguments: Any) -> None:
@@ -91,8 +91,8 @@ class Consumer:
 
     def __init__(
         self,
-        colour: Colour,
-        place: Place,
+        library: Library,
+        place: Environment,
         store: Any,
         handler: Callable[..., Any],
         *,
@@ -113,7 +113,7 @@ class Consumer:
         self._options: dict[str, Any] = {"key": header(), "dead_letter": place.dead, "policy": policy} | options
         self._stop = threading.Event()
         self._ready = threading.Event()
-        run = self._pika if colour == "pika" else self._aio_pika
+        run = self._pika if library == "pika" else self._aio_pika
         self._thread = threading.Thread(target=self._caught, args=(run, store, handler))
 
     def __enter__(self) -> Self:
@@ -171,7 +171,7 @@ class Consumer:
             assert callback.drain(connection, within=PATIENCE)
 
     def _aio_pika(self, store: Any, handler: Callable[..., Any]) -> None:
-        asyncio.run(self._awaited(store, awaited(handler)))
+        asyncio.run(self._awaited(store, is_async(handler)))
 
     async def _awaited(self, store: Any, handler: Callable[..., Any]) -> None:
         connection = await aio_pika.connect(self.place.url, heartbeat=self.heartbeat)
@@ -195,7 +195,7 @@ class Consumer:
             assert await callback.drain(within=PATIENCE)
 
 
-def awaited(handler: Callable[..., Any]) -> Callable[..., Any]:
+def is_async(handler: Callable[..., Any]) -> Callable[..., Any]:
     """The handler as aio-pika wants it; what blocks is in a thread, what has a transaction stays with it."""
 
     async def simple(delivery: Delivery) -> None:

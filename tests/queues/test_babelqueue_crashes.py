@@ -64,7 +64,7 @@ def end(way: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Place:
+class Environment:
     """A queue with one message in it, and the effects."""
 
     def __init__(self, broker: str, queue: str, path: Path) -> None:
@@ -94,32 +94,32 @@ class Place:
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path) -> Place:
-    return Place(rabbitmq_url, rabbitmq_name, tmp_path / "wallet.db")
+def place(rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path) -> Environment:
+    return Environment(rabbitmq_url, rabbitmq_name, tmp_path / "wallet.db")
 
 
-def test_in_a_transaction_a_killed_worker_leaves_one_effect(place: Place) -> None:
+def test_in_a_transaction_a_killed_worker_leaves_one_effect(place: Environment) -> None:
     assert place.work("transactional", "die") == -signal.SIGKILL
     assert place.work("transactional") == 0
 
     assert (place.effects, place.waiting()) == (1, 0)
 
 
-def test_in_a_claim_a_killed_worker_runs_again_with_the_same_key(place: Place) -> None:
+def test_in_a_claim_a_killed_worker_runs_again_with_the_same_key(place: Environment) -> None:
     assert place.work("rerun", "die") == -signal.SIGKILL
     assert place.work("rerun") == 0
 
     assert (place.effects, place.waiting()) == (2, 0)
 
 
-def test_under_hold_a_killed_worker_leaves_one_effect_and_a_dead_letter(place: Place) -> None:
+def test_under_hold_a_killed_worker_leaves_one_effect_and_a_dead_letter(place: Environment) -> None:
     assert place.work("hold", "die") == -signal.SIGKILL
     assert place.work("hold", messages=3) == 0
 
     assert (place.effects, place.waiting(), place.waiting(".dlq")) == (1, 0, 1)
 
 
-def test_a_poison_message_ends_in_the_dead_letters(place: Place) -> None:
+def test_a_poison_message_ends_in_the_dead_letters(place: Environment) -> None:
     assert place.work("rerun", "raise", messages=3) == 0
 
     assert (place.effects, place.waiting(), place.waiting(".dlq")) == (0, 0, 1)

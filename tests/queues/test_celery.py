@@ -20,7 +20,7 @@ from services.fixtures import found, missing_told
 from services.house import House
 from services.servers import Server
 from tests.queues.celery_tasks import LEASE, Setting
-from tests.queues.celery_tools import Place, sending
+from tests.queues.celery_tools import Environment, sending
 from tests.support import PATIENCE
 
 KEY = "idempotency-key"
@@ -39,7 +39,7 @@ def fragile(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
         yield server
 
 
-def opened(request: pytest.FixtureRequest, folder: Path, broker: str, pool: str) -> Place:
+def opened(request: pytest.FixtureRequest, folder: Path, broker: str, pool: str) -> Environment:
     data, fragile = request.getfixturevalue("data"), request.getfixturevalue("fragile")
     redis = data.url.replace("valkey:", "redis:").removesuffix("/0")
     queue = f"onefold-{secrets.token_hex(6)}"
@@ -49,13 +49,13 @@ def opened(request: pytest.FixtureRequest, folder: Path, broker: str, pool: str)
     patient = "socket_timeout=10s&socket_connect_timeout=10s"
     setting = Setting(where, f"{redis}/1", f"{redis}/2", f"{fragile.url}?{patient}", str(folder), queue, pool)
     house: House = request.getfixturevalue("house")
-    return Place(setting, house.home)
+    return Environment(setting, house.home)
 
 
 def place_fixture(*places: tuple[str, str]) -> Any:
     @pytest.fixture(scope="module", params=places, ids="-".join)
-    def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
-        kept: dict[tuple[str, str], Place] = request.getfixturevalue("places")
+    def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+        kept: dict[tuple[str, str], Environment] = request.getfixturevalue("places")
         if request.param not in kept:
             kept[request.param] = opened(request, tmp_path_factory.mktemp("celery"), *request.param)
         return kept[request.param]
@@ -64,9 +64,9 @@ def place_fixture(*places: tuple[str, str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def places(data: Server, fragile: Server) -> Iterator[dict[tuple[str, str], Place]]:
+def places(data: Server, fragile: Server) -> Iterator[dict[tuple[str, str], Environment]]:
     """The workers, one for each broker and pool, for the whole module."""
-    kept: dict[tuple[str, str], Place] = {}
+    kept: dict[tuple[str, str], Environment] = {}
     with ExitStack() as ends:
         yield kept
         for place in kept.values():
@@ -87,7 +87,7 @@ def name() -> str:
 # Duplicates.
 
 
-def test_the_same_message_executed_twice_runs_once(place: Place, name: str) -> None:
+def test_the_same_message_executed_twice_runs_once(place: Environment, name: str) -> None:
     with sending(place) as sent:
         result = place.add.apply_async((1, 2), task_id=name)
     sent.again()
@@ -98,7 +98,7 @@ def test_the_same_message_executed_twice_runs_once(place: Place, name: str) -> N
     assert result.state == "SUCCESS"
 
 
-def test_a_producer_that_sends_again_with_its_key_gets_the_stored_result(one: Place, name: str) -> None:
+def test_a_producer_that_sends_again_with_its_key_gets_the_stored_result(one: Environment, name: str) -> None:
     assert send(one.add, (2, 2), key=name) == name
     one.until_noted("finished", "add", name)
     again = one.add.apply_async((2, 2), headers={KEY: name})
@@ -107,7 +107,9 @@ def test_a_producer_that_sends_again_with_its_key_gets_the_stored_result(one: Pl
     assert one.times("started", "add", name) == 1
 
 
-def test_a_running_duplicate_comes_again_until_it_is_replayed_and_uses_up_no_retry(forked: Place, name: str) -> None:
+def test_a_running_duplicate_comes_again_until_it_is_replayed_and_uses_up_no_retry(
+    forked: Environment, name: str
+) -> None:
     first = forked.slow.apply_async((name,), headers={KEY: name})
     forked.until_noted("ran", "slow", name)
     second = forked.slow.apply_async((name,), headers={KEY: name})
@@ -118,7 +120,7 @@ def test_a_running_duplicate_comes_again_until_it_is_replayed_and_uses_up_no_ret
     assert forked.noted("ran", "slow", name) == [f"ran slow {name} 0"]
 
 
-def test_a_task_that_takes_longer_than_its_lease_keeps_its_claim(place: Place, name: str) -> None:
+def test_a_task_that_takes_longer_than_its_lease_keeps_its_claim(place: Environment, name: str) -> None:
     first = place.lasting.apply_async((name,), headers={KEY: name})
     place.until_noted("ran", "lasting", name)
     over = time.monotonic() + 1.3 * LEASE
@@ -131,7 +133,7 @@ def test_a_task_that_takes_longer_than_its_lease_keeps_its_claim(place: Place, n
     assert place.times("started", "lasting", name) == 1
 
 
-def test_a_duplicate_in_a_chord_keeps_its_place_in_it_while_it_comes_again(place: Place, name: str) -> None:
+def test_a_duplicate_in_a_chord_keeps_its_place_in_it_while_it_comes_again(place: Environment, name: str) -> None:
     place.slow.apply_async((name,), headers={KEY: name})
     place.until_noted("ran", "slow", name)
     parts = [place.slow.s(name).set(headers={KEY: name}), place.add.s(1, 2)]
@@ -143,7 +145,7 @@ def test_a_duplicate_in_a_chord_keeps_its_place_in_it_while_it_comes_again(place
     assert place.times("ran", "slow", name) == 1
 
 
-def test_a_store_that_is_down_uses_up_no_retry(place: Place, fragile: Server, name: str) -> None:
+def test_a_store_that_is_down_uses_up_no_retry(place: Environment, fragile: Server, name: str) -> None:
     fragile.kill()
     try:
         result = place.fragile.apply_async((name,), task_id=name)
@@ -158,7 +160,9 @@ def test_a_store_that_is_down_uses_up_no_retry(place: Place, fragile: Server, na
 # Canvas.
 
 
-def test_every_step_of_a_chain_has_a_key_of_its_own_and_a_replay_hands_the_result_on(place: Place, name: str) -> None:
+def test_every_step_of_a_chain_has_a_key_of_its_own_and_a_replay_hands_the_result_on(
+    place: Environment, name: str
+) -> None:
     steps = chain(place.add.s(1, 1).set(headers={KEY: name}), place.add.s(1), place.add.s(1))
     with sending(place) as sent:
         result: Any = steps.apply_async()
@@ -170,7 +174,7 @@ def test_every_step_of_a_chain_has_a_key_of_its_own_and_a_replay_hands_the_resul
     assert [place.times("started", "add", key) for key in keys] == [1, 1, 1]
 
 
-def test_a_chain_whose_first_step_was_done_before_goes_on_with_the_stored_result(one: Place, name: str) -> None:
+def test_a_chain_whose_first_step_was_done_before_goes_on_with_the_stored_result(one: Environment, name: str) -> None:
     one.add.apply_async((40, 1), headers={KEY: name}).get(timeout=PATIENCE)
 
     result = chain(one.add.s(40, 1).set(headers={KEY: name}), one.add.s(1)).apply_async()
@@ -179,7 +183,7 @@ def test_a_chain_whose_first_step_was_done_before_goes_on_with_the_stored_result
     assert one.times("started", "add", name) == 1
 
 
-def test_a_chord_fires_once_however_often_its_parts_come(place: Place, name: str) -> None:
+def test_a_chord_fires_once_however_often_its_parts_come(place: Environment, name: str) -> None:
     with sending(place) as sent:
         result = chord([place.add.s(1, n) for n in range(3)])(place.total.s())
     assert result.get(timeout=PATIENCE) == 6
@@ -191,7 +195,7 @@ def test_a_chord_fires_once_however_often_its_parts_come(place: Place, name: str
     assert place.times("started", "total", result.id) == 1
 
 
-def test_a_callback_is_sent_with_the_same_key_by_a_replay(one: Place, name: str) -> None:
+def test_a_callback_is_sent_with_the_same_key_by_a_replay(one: Environment, name: str) -> None:
     with sending(one) as sent:
         one.add.apply_async((1, 2), task_id=name, link=one.tell.s())
     one.until_noted("finished", "tell")
@@ -202,7 +206,7 @@ def test_a_callback_is_sent_with_the_same_key_by_a_replay(one: Place, name: str)
     assert [one.times("started", "tell", key) for key in told] == [1] * len(told)
 
 
-def test_a_task_that_replaces_itself_goes_on_under_its_key(one: Place, name: str) -> None:
+def test_a_task_that_replaces_itself_goes_on_under_its_key(one: Environment, name: str) -> None:
     with sending(one) as sent:
         result = one.count_down.apply_async((2,), task_id=name)
     assert result.get(timeout=PATIENCE) == "zero"
@@ -212,7 +216,7 @@ def test_a_task_that_replaces_itself_goes_on_under_its_key(one: Place, name: str
     assert one.times("ran", "count_down") == 3
 
 
-def test_a_group_under_one_key_is_refused_where_its_tasks_differ(one: Place, name: str) -> None:
+def test_a_group_under_one_key_is_refused_where_its_tasks_differ(one: Environment, name: str) -> None:
     sent: Any = group([one.add.s(1, 1), one.add.s(2, 2)]).apply_async(headers={KEY: name})
     for result in sent.results:
         result.get(timeout=PATIENCE, propagate=False)
@@ -224,7 +228,7 @@ def test_a_group_under_one_key_is_refused_where_its_tasks_differ(one: Place, nam
 
 
 @pytest.mark.parametrize("task", ["retries", "autoretries"])
-def test_a_task_that_asks_for_a_retry_runs_again_under_its_key(place: Place, name: str, task: str) -> None:
+def test_a_task_that_asks_for_a_retry_runs_again_under_its_key(place: Environment, name: str, task: str) -> None:
     result = getattr(place, task).apply_async((name, 2), task_id=name)
 
     assert result.get(timeout=PATIENCE) == name
@@ -234,7 +238,7 @@ def test_a_task_that_asks_for_a_retry_runs_again_under_its_key(place: Place, nam
 
 
 @pytest.mark.parametrize("task", ["retries", "autoretries"])
-def test_used_up_retries_are_celerys_own_failure(one: Place, name: str, task: str) -> None:
+def test_used_up_retries_are_celerys_own_failure(one: Environment, name: str, task: str) -> None:
     result = getattr(one, task).apply_async((name, 9), task_id=name)
 
     with pytest.raises((ValueError, one.app.Task.MaxRetriesExceededError)):
@@ -242,7 +246,7 @@ def test_used_up_retries_are_celerys_own_failure(one: Place, name: str, task: st
     assert one.times("ran", task, name) == 3
 
 
-def test_a_task_that_is_to_be_ignored_is_not_done(one: Place, name: str) -> None:
+def test_a_task_that_is_to_be_ignored_is_not_done(one: Environment, name: str) -> None:
     with sending(one) as sent:
         one.ignores.apply_async((name,), task_id=name)
     one.until_noted("released", "ignores", name)
@@ -252,7 +256,7 @@ def test_a_task_that_is_to_be_ignored_is_not_done(one: Place, name: str) -> None
     assert one.times("ran", "ignores", name) == 2
 
 
-def test_a_countdown_and_an_expiry_do_what_they_did(one: Place, name: str) -> None:
+def test_a_countdown_and_an_expiry_do_what_they_did(one: Environment, name: str) -> None:
     result = one.add.apply_async((3, 4), task_id=name, countdown=0.2, expires=60)
 
     assert result.get(timeout=PATIENCE) == 7
@@ -262,7 +266,9 @@ def test_a_countdown_and_an_expiry_do_what_they_did(one: Place, name: str) -> No
 
 
 @pytest.mark.parametrize("when", ["before the commit", "after the commit"])
-def test_a_killed_worker_leads_to_exactly_one_effect_in_a_transaction(forked: Place, name: str, when: str) -> None:
+def test_a_killed_worker_leads_to_exactly_one_effect_in_a_transaction(
+    forked: Environment, name: str, when: str
+) -> None:
     result = forked.credit.apply_async((name, 5, when), task_id=name)
 
     assert result.get(timeout=PATIENCE) == 5
@@ -272,7 +278,7 @@ def test_a_killed_worker_leads_to_exactly_one_effect_in_a_transaction(forked: Pl
         assert connection.execute("SELECT amount FROM wallet WHERE name = ?", (name,)).fetchall() == [(5,)]
 
 
-def test_a_killed_worker_leads_to_a_second_run_with_the_same_downstream_key(one: Place, name: str) -> None:
+def test_a_killed_worker_leads_to_a_second_run_with_the_same_downstream_key(one: Environment, name: str) -> None:
     result = one.charge.apply_async((name,), task_id=name)
 
     assert result.get(timeout=PATIENCE) == name
@@ -281,7 +287,7 @@ def test_a_killed_worker_leads_to_a_second_run_with_the_same_downstream_key(one:
     assert len(set(runs)) == 1
 
 
-def test_a_killed_worker_leaves_a_held_record_that_a_person_resolves(one: Place, name: str) -> None:
+def test_a_killed_worker_leaves_a_held_record_that_a_person_resolves(one: Environment, name: str) -> None:
     result = one.hold.apply_async((name,), task_id=name)
     one.until_noted("held", "hold", name)
 
@@ -294,7 +300,7 @@ def test_a_killed_worker_leaves_a_held_record_that_a_person_resolves(one: Place,
     assert not result.ready()
 
 
-def test_a_whole_worker_that_is_killed_leaves_its_task_to_the_next_one(forked: Place, name: str) -> None:
+def test_a_whole_worker_that_is_killed_leaves_its_task_to_the_next_one(forked: Environment, name: str) -> None:
     result = forked.lasting.apply_async((name,), task_id=name)
     forked.until_noted("ran", "lasting", name)
     forked.kill()
@@ -315,7 +321,7 @@ def refused(result: Any) -> str:
     return str(caught.value)
 
 
-def test_a_message_without_a_key_follows_the_policy(place: Place, name: str) -> None:
+def test_a_message_without_a_key_follows_the_policy(place: Environment, name: str) -> None:
     refusal = refused(place.app.send_task("shop.tell", (name,)))
     place.app.send_task("shop.unkeyed", (name,))
 
@@ -325,7 +331,7 @@ def test_a_message_without_a_key_follows_the_policy(place: Place, name: str) -> 
 
 
 @pytest.fixture
-def dead(places: dict[tuple[str, str], Place]) -> Iterator[Callable[[str], Any]]:
+def dead(places: dict[tuple[str, str], Environment]) -> Iterator[Callable[[str], Any]]:
     """The dead letter of a task, on RabbitMQ: those of an earlier test may come late."""
     place = places["rabbitmq", "prefork"]
     with place.app.connection_for_read() as connection:
@@ -342,7 +348,7 @@ def dead(places: dict[tuple[str, str], Place]) -> Iterator[Callable[[str], Any]]
 
 @pytest.mark.parametrize("forked", [("rabbitmq", "prefork")], indirect=True, ids="-".join)
 def test_what_never_runs_and_what_always_fails_ends_in_the_dead_letter_queue(
-    forked: Place, dead: Callable[[str], Any], name: str
+    forked: Environment, dead: Callable[[str], Any], name: str
 ) -> None:
     unkeyed = dead(forked.app.send_task("shop.tell", (name,)).id)
     poison = dead(forked.poison.apply_async((name,), task_id=name).id)
@@ -356,7 +362,7 @@ def test_what_never_runs_and_what_always_fails_ends_in_the_dead_letter_queue(
 @pytest.mark.parametrize(
     ("key", "says"), [({"a": 1}, "dict"), (True, "bool"), ("  ", "empty"), ("k" * (1 << 20), "1048576 characters")]
 )
-def test_a_bad_key_is_told_and_the_worker_lives_on(one: Place, name: str, key: Any, says: str) -> None:
+def test_a_bad_key_is_told_and_the_worker_lives_on(one: Environment, name: str, key: Any, says: str) -> None:
     refusal = refused(one.tell.apply_async((name,), headers={KEY: key}))
 
     assert says in refusal
@@ -364,13 +370,13 @@ def test_a_bad_key_is_told_and_the_worker_lives_on(one: Place, name: str, key: A
     assert one.times("ran", "tell", name) == 0
 
 
-def test_a_key_with_other_arguments_is_refused(one: Place, name: str) -> None:
+def test_a_key_with_other_arguments_is_refused(one: Environment, name: str) -> None:
     one.add.apply_async((1, 2), headers={KEY: name}).get(timeout=PATIENCE)
 
     assert "another payload" in refused(one.add.apply_async((9, 9), headers={KEY: name}))
 
 
-def test_a_key_in_the_arguments_finds_what_a_producer_sent_twice(one: Place, name: str) -> None:
+def test_a_key_in_the_arguments_finds_what_a_producer_sent_twice(one: Environment, name: str) -> None:
     results = [one.ship.delay({"id": name}) for _ in range(2)]
     one.mail.delay(name, 1)
     one.mail.delay(name, 2)
@@ -382,7 +388,7 @@ def test_a_key_in_the_arguments_finds_what_a_producer_sent_twice(one: Place, nam
     assert one.times("ran", "mail", name) == 1
 
 
-def test_a_result_that_was_not_kept_is_not_made_up(one: Place, name: str) -> None:
+def test_a_result_that_was_not_kept_is_not_made_up(one: Environment, name: str) -> None:
     with sending(one) as sent:
         first = one.large.apply_async((name,), task_id=name)
     assert first.get(timeout=PATIENCE) == name

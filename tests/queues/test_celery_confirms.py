@@ -14,11 +14,11 @@ from kombu import Queue
 
 from onefold import Guard, StoreUnavailable
 from onefold.queues.celery import guarded
-from onefold.queues.celery import task as _celery
+from onefold.queues.celery import task as celery_task
 from onefold.queues.celery.task import REFUSED_SECONDS_MAX
 from onefold.stores.memory import MemoryStore
 from services.proxy import Proxy
-from tests.queues.rabbitmq_tools import EXPIRES, Place
+from tests.queues.rabbitmq_tools import EXPIRES, Environment
 from tests.support import ProxyStore
 
 
@@ -47,7 +47,7 @@ def app(proxy: Proxy, rabbitmq_name: str) -> Iterator[Celery]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made; nobody waits for them."""
     found: list[float] = []
-    monkeypatch.setattr(_celery, "time", SimpleNamespace(sleep=found.append))
+    monkeypatch.setattr(celery_task, "time", SimpleNamespace(sleep=found.append))
     return found
 
 
@@ -76,12 +76,12 @@ def test_what_the_broker_has_not_confirmed_is_not_acknowledged(
     pauses: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = Place(rabbitmq_url, rabbitmq_name)
+    place = Environment(rabbitmq_url, rabbitmq_name)
     if fault == "cut":
-        proxy.cut_before(_celery.TIMES.encode())
+        proxy.cut_before(celery_task.TIMES.encode())
     if fault == "silent":
-        proxy.hold_request(_celery.TIMES.encode())
-        monkeypatch.setattr(_celery, "CONFIRM_SECONDS_MAX", 0.2)
+        proxy.hold_request(celery_task.TIMES.encode())
+        monkeypatch.setattr(celery_task, "CONFIRM_SECONDS_MAX", 0.2)
 
     with Guard(Down(MemoryStore())) as guard:
         ended = worked(made(app, guard))
@@ -113,8 +113,8 @@ def test_a_time_limit_that_ends_the_pause_does_not_end_the_message(
     def limited(_: float) -> None:
         raise SoftTimeLimitExceeded
 
-    proxy.cut_before(_celery.TIMES.encode())
-    monkeypatch.setattr(_celery, "time", SimpleNamespace(sleep=limited))
+    proxy.cut_before(celery_task.TIMES.encode())
+    monkeypatch.setattr(celery_task, "time", SimpleNamespace(sleep=limited))
 
     with Guard(Down(MemoryStore())) as guard:
         ended = worked(made(app, guard))
@@ -130,4 +130,4 @@ def test_a_channel_that_confirms_is_not_left_to_others(app: Celery, rabbitmq_url
 
     with app.producer_or_acquire() as producer:
         assert not producer.channel._confirm_selected
-    assert Place(rabbitmq_url, rabbitmq_name).count() == 3
+    assert Environment(rabbitmq_url, rabbitmq_name).count() == 3

@@ -29,7 +29,7 @@ from onefold import (
 from onefold.events import Kind
 from onefold.queues._shared.verdict import HELD_DELAY, HELD_MAX
 from onefold.queues.celery import OnefoldTask, guarded, send
-from onefold.queues.celery import task as _celery
+from onefold.queues.celery import task as celery_task
 from onefold.queues.keys import header, position
 from onefold.stores.base import Address
 from onefold.stores.memory import MemoryStore
@@ -344,7 +344,7 @@ def test_what_comes_later_comes_ever_later_with_its_retries_and_its_key(
 
 
 def test_a_broker_that_is_down_too_keeps_the_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_celery, "REFUSED_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(celery_task, "REFUSED_SECONDS_MAX", 0.0)
     with Guard(Down()) as down:
         adding = task(app, down, add)
         monkeypatch.setattr(app, "send_task", lambda *_, **__: (_ for _ in ()).throw(OSError("gone")))

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import SerializingProducer
 
 from onefold import AsyncGuard, Guard, UsageError
-from onefold._delivery import claim as _flow
-from onefold.queues._kafka import partitions as _kafka
+from onefold._delivery import claim as claim_flow
+from onefold.queues._kafka import partitions as kafka_partitions
 from onefold.queues.keys import field, header, position
 from tests.queues.kafka_tools import (
     QUIET,
@@ -128,7 +128,7 @@ def test_a_running_duplicate_first_waits_in_place(
     store = f"sqlite:///{tmp_path / 'records.db'}"
     started, found, effects, heard = threading.Event(), threading.Event(), Effects(), Heard()
     produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
-    patience = _flow._patience
+    patience = claim_flow._patience
 
     def running() -> None:
         started.set()
@@ -143,7 +143,7 @@ def test_a_running_duplicate_first_waits_in_place(
         with Guard(store) as other:
             other.run("credit", "a", running)
 
-    monkeypatch.setattr(_flow, "_patience", waits)
+    monkeypatch.setattr(claim_flow, "_patience", waits)
     owner = Elsewhere(deliver)
     assert started.wait(PATIENCE)
     with worker(kafka_url, kafka_topic, effects, store=store, wait=PATIENCE) as one:
@@ -224,7 +224,7 @@ def test_a_dead_letter_is_confirmed_before_its_offset_is_committed(
     worker: Any, kafka_url: str, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(kafka_url, kafka_topic, (None, b"keyless"), ("b", b"2"))
-    monkeypatch.setattr(_kafka, "BURY_AGAIN", 0.05)
+    monkeypatch.setattr(kafka_partitions, "BURY_AGAIN", 0.05)
     effects = Effects()
     with worker(kafka_url, kafka_topic, effects) as one:
         letters, found = one.handle._dead_letter, []
@@ -240,7 +240,7 @@ def test_a_dead_letter_is_confirmed_before_its_offset_is_committed(
         async def unconfirmed_at_first_async(*letter: Any) -> bool:
             return look(await bury(*letter)) if found else look(confirmed=False)
 
-        letters.bury = unconfirmed_at_first_async if worker.awaited else unconfirmed_at_first
+        letters.bury = unconfirmed_at_first_async if worker.is_async else unconfirmed_at_first
         one.until(lambda: effects.seen == [b"2"])
 
     # Unconfirmed, it comes again; nothing above it has run by then, and nothing was committed.
@@ -253,7 +253,7 @@ def test_dead_letters_that_cannot_be_produced_lose_nothing(
     worker: Any, kafka_url: str, kafka_topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(kafka_url, kafka_topic, (None, b"too large for the other producer" * 100), ("b", b"2"))
-    effects, small = Effects(), {"max_request_size": 1000} if worker.awaited else {"message.max.bytes": 1000}
+    effects, small = Effects(), {"max_request_size": 1000} if worker.is_async else {"message.max.bytes": 1000}
 
     with worker(kafka_url, kafka_topic, effects, producer_config=small) as one:
         one.until(lambda: "no dead letter" in caplog.text)
@@ -283,7 +283,7 @@ def test_without_dead_letters_the_consumer_stops_rather_than_lose(
     worker: Any, kafka_url: str, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(kafka_url, kafka_topic, ("a", b"1"), (None, b"keyless"), ("b", b"2"))
-    monkeypatch.setattr(_kafka, "BURY_AGAIN", PATIENCE)
+    monkeypatch.setattr(kafka_partitions, "BURY_AGAIN", PATIENCE)
     effects = Effects()
 
     with worker(kafka_url, kafka_topic, effects, dead_letter="stop") as one:
@@ -335,7 +335,7 @@ def test_a_bad_key_is_buried_with_the_reason_and_the_consumer_lives_on(
     limit, effects = 3 << 20, Effects()
     messages = [*((key, reason.encode()) for reason, key in BAD_KEYS.items()), ("b", b"good")]
     produce(kafka_url, kafka_topic, *messages, **{"message.max.bytes": limit})
-    config = {"max_request_size": limit} if worker.awaited else {"message.max.bytes": limit}
+    config = {"max_request_size": limit} if worker.is_async else {"message.max.bytes": limit}
 
     with worker(kafka_url, kafka_topic, effects, poll=poll, producer_config=config) as one:
         one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == len(messages))
@@ -425,10 +425,10 @@ def test_consumers_come_and_go_and_each_message_happens_once(
     store, effects = f"sqlite:///{tmp_path / 'records.db'}", Effects()
     for number in range(40):
         produce(kafka_url, kafka_topic, (f"k{number}", b"%d" % number), partition=number % 4)
-    config = {"session_timeout_ms" if worker.awaited else "session.timeout.ms": SHORT_SESSION_MS}
+    config = {"session_timeout_ms" if worker.is_async else "session.timeout.ms": SHORT_SESSION_MS}
     first = worker(kafka_url, kafka_topic, effects, store=store, consumer_config=config)
     first.until(lambda: len(effects.seen) >= 5)
-    if worker.awaited:
+    if worker.is_async:
         # On the mock an aiokafka consumer that joins others gets an error instead of its partitions.
         first.close()
     second = worker(kafka_url, kafka_topic, effects, store=store, consumer_config=config)
@@ -437,7 +437,7 @@ def test_consumers_come_and_go_and_each_message_happens_once(
         second.step()
         return len(effects.seen) >= 40 and bool(second.partitions())
 
-    if not worker.awaited:
+    if not worker.is_async:
         first.until(both)
         # The first one leaves, and what it had comes to the second.
         first.close()
@@ -488,7 +488,7 @@ class TestRefused:
     def test_a_consumer_that_stores_or_commits_offsets_by_itself(
         self, worker: Any, kafka_url: str, kafka_topic: str
     ) -> None:
-        config: dict[str, Any] = {"enable_auto_commit": True} if worker.awaited else {"enable.auto.offset.store": True}
+        config: dict[str, Any] = {"enable_auto_commit": True} if worker.is_async else {"enable.auto.offset.store": True}
 
         with pytest.raises(UsageError, match="a crash loses messages"):
             worker(kafka_url, kafka_topic, Effects(), consumer_config=config)
@@ -501,8 +501,8 @@ class TestRefused:
         async def awaits(message: Any) -> None: ...
         def blocks(message: Any) -> None: ...
 
-        guard: Any = AsyncGuard("memory:") if worker.awaited else Guard("memory:")
-        wrong = blocks if worker.awaited else awaits
+        guard: Any = AsyncGuard("memory:") if worker.is_async else Guard("memory:")
+        wrong = blocks if worker.is_async else awaits
         options: Any = {"consumer": object(), "key": header(), "dead_letter": "stop"}
 
         with pytest.raises(UsageError, match="its work would be lost"):
@@ -515,7 +515,7 @@ class TestRefused:
             WORKERS["aiokafka"](kafka_url, kafka_topic, Effects(), consumer_config={"value_deserializer": bytes.decode})
 
     def test_what_is_no_consumer(self, worker: Any) -> None:
-        guard: Any = AsyncGuard("memory:") if worker.awaited else Guard("memory:")
+        guard: Any = AsyncGuard("memory:") if worker.is_async else Guard("memory:")
 
         async def awaits(message: Any) -> None: ...
         def blocks(message: Any) -> None: ...
@@ -524,7 +524,7 @@ class TestRefused:
             worker.adapter.guarded(
                 guard,
                 "credit",
-                awaits if worker.awaited else blocks,
+                awaits if worker.is_async else blocks,
                 consumer=None,
                 key=header(),
                 dead_letter="stop",
@@ -556,7 +556,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="attempts="):
             worker(kafka_url, kafka_topic, Effects(), attempts=attempts)
 
-    def test_whole_polls_of_a_handler_with_a_transaction(
+    def test_whole_batches_of_a_handler_with_a_transaction(
         self, worker: Any, kafka_url: str, kafka_topic: str, tmp_path: Path
     ) -> None:
         def handler(message: Any, *, tx: Any) -> None: ...

@@ -42,14 +42,14 @@ def store(wallet: Wallet) -> str:
 
 
 def offsets_of(worker: Any, wallet: Wallet) -> Offsets:
-    transaction: Callable[[], Any] = awaited_transaction(wallet.begin) if worker.awaited else wallet.begin
+    transaction: Callable[[], Any] = awaited_transaction(wallet.begin) if worker.is_async else wallet.begin
     offsets = Offsets(transaction, group="wallet")
     with wallet.begin() as tx:
         offsets.create(tx)
     return offsets
 
 
-class TestWholePolls:
+class TestWholeBatches:
     """`handle.batch`, in claim mode."""
 
     def test_of_two_equal_keys_one_runs(self, worker: Any, kafka_url: str, kafka_topic: str) -> None:
@@ -116,7 +116,7 @@ class TestWholePolls:
             seen.append(value_of(message))
 
         # The second one of a group waits for the session of the first, on the mock.
-        config = {"session_timeout_ms" if worker.awaited else "session.timeout.ms": SHORT_SESSION_MS}
+        config = {"session_timeout_ms" if worker.is_async else "session.timeout.ms": SHORT_SESSION_MS}
         made: dict[str, Any] = {"poll": 10, "store": store, "consumer_config": config}
         with worker(kafka_url, kafka_topic, handler, **made) as one:
             one.until(lambda: len(seen) == 2)
@@ -289,7 +289,7 @@ class TestOffsets:
         assert offsets.load([("payments", 2)]) == {("payments", 2): 7}
 
     @pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "sqlalchemy"])
-    def test_they_are_kept_by_every_awaited_driver(self, driver: str, postgres_url: str) -> None:
+    def test_they_are_kept_by_every_async_driver(self, driver: str, postgres_url: str) -> None:
         import asyncio
 
         async def story() -> Any:

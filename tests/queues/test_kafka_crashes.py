@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer
 
 from onefold import Guard, MissingKey, Policy, current
-from onefold.queues._kafka import partitions as _kafka
+from onefold.queues._kafka import partitions as kafka_partitions
 from services.kafka import bootstrap
 from services.servers import Server
 from tests.processes import Notes, Stage, child
@@ -217,7 +217,7 @@ def fail_for_ever(stage: Stage, url: str, topic: str, store: str) -> None:
 def test_a_consumer_joins_while_partitions_wait_and_is_killed_and_all_of_them_are_read(
     kafka_url: str, kafka_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_kafka, "BACKOFF_MAX", LONG)
+    monkeypatch.setattr(kafka_partitions, "BACKOFF_MAX", LONG)
     store = f"sqlite:///{tmp_path / 'records.db'}"
     starts, effects = list[bytes](), list[bytes]()
     for number in range(4):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from onefold import InProgress, OnHold, StoreUnavailable, UsageError
-from onefold.queues._kafka import partitions as _kafka
+from onefold.queues._kafka import partitions as kafka_partitions
 from onefold.queues._kafka.messages import letter_headers, message_of
 from onefold.queues._kafka.offsets import Delivery, Partition
 from onefold.queues._kafka.partitions import Assigned, Bury, Commit, FindEnds, GoBack, Ledger, Position, Resume
 from onefold.queues._kafka.unread import LOOK_EVERY, UNREAD_AFTER, Ends
-from onefold.queues._shared.verdict import ACK, Failed, Later, Never, Verdict
+from onefold.queues._shared.verdict import ACK, HandlerRaised, Later, Never, Verdict
 from onefold.queues.keys import Message
 from tests.support import Clock
 
@@ -55,7 +55,7 @@ class Shell:
 
 
 LATER = Later(10.0, "running elsewhere")
-FAILED = Failed(ValueError("no"))
+FAILED = HandlerRaised(ValueError("no"))
 
 
 def test_what_is_finished_is_committed_up_to_the_first_that_is_not() -> None:
@@ -125,7 +125,7 @@ def test_a_failure_waits_longer_each_time_and_is_buried_in_the_end() -> None:
 
     bury, commit = shell.settle((7, FAILED))
 
-    assert waits == [10.0, 20.0, 40.0, *[_kafka.BACKOFF_MAX] * 5]
+    assert waits == [10.0, 20.0, 40.0, *[kafka_partitions.BACKOFF_MAX] * 5]
     assert isinstance(bury, Bury)
     assert bury.reason == "it failed 9 times, the last time with ValueError"
     assert commit == Commit({P0: 8})
@@ -154,7 +154,7 @@ def test_a_long_reason_is_cut() -> None:
 
     bury, _ = shell.settle((7, Never("x" * 100_000)))
 
-    assert len(bury.reason) == _kafka.REASON_MAX
+    assert len(bury.reason) == kafka_partitions.REASON_MAX
 
 
 def test_a_partition_that_went_away_and_came_back_owes_nothing() -> None:
@@ -255,7 +255,7 @@ def test_a_partition_that_went_while_it_was_paused_is_resumed_when_it_is_ours_ag
     assert shell.wake() == [Resume(P0)]
     # Not ours: it is looked at now and then, and not with each message.
     assert shell.wake() == []
-    shell.clock.advance(_kafka.STRAY_EVERY)
+    shell.clock.advance(kafka_partitions.STRAY_EVERY)
     assert shell.wake() == [Resume(P0)]
 
     # Whoever says that it came back has it resumed at once, and once.

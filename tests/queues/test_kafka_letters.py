@@ -13,7 +13,7 @@ from aiokafka.producer import producer as aiokafka_producer
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
-from onefold.queues._kafka import partitions as _kafka
+from onefold.queues._kafka import partitions as kafka_partitions
 from onefold.queues._kafka.messages import CHANGED_HEADER, letter_headers
 from onefold.queues._kafka.partitions import Ledger
 from onefold.queues.keys import field
@@ -68,7 +68,7 @@ def test_a_message_of_nothing_but_nulls_is_buried_and_what_is_behind_it_runs(
     assert {headers["x-onefold-reason"] for headers in letters} == {b"it has no key"}
     assert (second["trace"], second["empty"] or b"", second[""]) == (b"t", b"", b"nameless")
     # Only what this client cannot write is changed, and says so.
-    assert [CHANGED_HEADER in headers for headers in letters] == [worker.awaited] * 2
+    assert [CHANGED_HEADER in headers for headers in letters] == [worker.is_async] * 2
 
 
 ERRORS = (AssertionError("Need"), TypeError(), ValueError(), struct.error(), LookupError())
@@ -97,7 +97,7 @@ def test_a_letter_that_its_producer_refuses_to_write_is_written_in_another_form(
 def test_a_letter_that_cannot_be_written_at_all_is_kept_and_its_consumer_lives_on(
     worker: Any, kafka_url: str, kafka_topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_kafka, "BURY_AGAIN", 0.05)
+    monkeypatch.setattr(kafka_partitions, "BURY_AGAIN", 0.05)
     produce(kafka_url, kafka_topic, (None, b"keyless"), ("b", b"behind"))
     produce(kafka_url, kafka_topic, ("c", b"elsewhere"), partition=1)
     seen: list[bytes] = []

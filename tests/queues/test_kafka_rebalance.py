@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from onefold import Event, UsageError, subscribe
-from onefold.queues._kafka import partitions as _kafka
-from onefold.queues._kafka import unread as _kafka_unread
+from onefold.queues._kafka import partitions as kafka_partitions
+from onefold.queues._kafka import unread as kafka_unread
 from onefold.queues._kafka.offsets import Partition
 from onefold.queues._kafka.unread import LOOK_EVERY, UNREAD_AFTER, Ends, Readings
 from tests.queues.kafka_tools import SHORT_SESSION_MS, WORKERS, committed, produce, value_of
@@ -28,7 +28,7 @@ def worker(request: pytest.FixtureRequest) -> Any:
 
 
 def short_session(worker: Any) -> dict[str, Any]:
-    return {"session_timeout_ms" if worker.awaited else "session.timeout.ms": SHORT_SESSION_MS}
+    return {"session_timeout_ms" if worker.is_async else "session.timeout.ms": SHORT_SESSION_MS}
 
 
 class Failing:
@@ -53,7 +53,7 @@ LONG = 3_600.0
 
 @pytest.fixture(autouse=True)
 def _long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kafka, "BACKOFF_MAX", LONG)
+    monkeypatch.setattr(kafka_partitions, "BACKOFF_MAX", LONG)
 
 
 def done(one: Any, call: Callable[[], object]) -> None:
@@ -62,7 +62,7 @@ def done(one: Any, call: Callable[[], object]) -> None:
     async def in_the_loop() -> None:
         call()
 
-    if one.awaited:
+    if one.is_async:
         one._runner.run(in_the_loop())
     else:
         call()
@@ -155,14 +155,14 @@ def test_what_the_user_has_paused_stays_paused(kafka_url: str, kafka_topic: str)
 
 def pause(one: Any, topic: str) -> None:
     """Pause the first partition, as a user does it."""
-    if one.awaited:
+    if one.is_async:
         one.consumer.pause(aiokafka.TopicPartition(topic, 0))
     else:
         one.handle.pause([TopicPartition(topic, 0)])
 
 
 def resume(one: Any, topic: str) -> None:
-    if one.awaited:
+    if one.is_async:
         one.consumer.resume(aiokafka.TopicPartition(topic, 0))
     else:
         one.handle.resume([TopicPartition(topic, 0)])
@@ -193,7 +193,7 @@ def test_a_pause_of_the_user_s_own_outlasts_the_wait_for_a_message(
             produce(kafka_url, kafka_topic, (value.decode(), value), partition=1)
             one.until(lambda value=value: value in failing.effects)
         assert failing.starts.count(b"fails") == 1
-        assert not one.awaited or one.consumer.paused() == {aiokafka.TopicPartition(kafka_topic, 0)}
+        assert not one.is_async or one.consumer.paused() == {aiokafka.TopicPartition(kafka_topic, 0)}
 
         done(one, lambda: resume(one, kafka_topic))
         one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 1)
@@ -253,8 +253,8 @@ def test_consumers_join_and_leave_while_partitions_wait(kafka_url: str, kafka_to
 def test_a_partition_that_is_paused_and_forgotten_is_told(
     client: str, kafka_url: str, kafka_topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_kafka_unread, "UNREAD_AFTER", 0.0)
-    monkeypatch.setattr(_kafka_unread, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(kafka_unread, "UNREAD_AFTER", 0.0)
+    monkeypatch.setattr(kafka_unread, "LOOK_EVERY", 0.0)
     handler, heard = Failing(), list[Event]()
     produce(kafka_url, kafka_topic, ("a", b"1"))
     ends = subscribe(lambda event: heard.append(event) if event.kind == "unread" else None)
@@ -262,7 +262,7 @@ def test_a_partition_that_is_paused_and_forgotten_is_told(
     with WORKERS[client](kafka_url, kafka_topic, handler, poll=10) as one:
         one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 1)
         place = next(one_place for one_place in one.consumer.assignment() if one_place.partition == 0)
-        done(one, lambda: one.consumer.pause(place if one.awaited else [place]))
+        done(one, lambda: one.consumer.pause(place if one.is_async else [place]))
         produce(kafka_url, kafka_topic, ("b", b"2"), ("c", b"3"))
         one.until(lambda: any("has 2 messages" in line.message for line in caplog.records))
     ends()

@@ -17,8 +17,8 @@ from sqlalchemy.orm import sessionmaker
 from onefold import Event, Guard, Policy, UsageError, subscribe
 from onefold.keys import address
 from onefold.queues._kafka.confluent_messages import is_news
-from onefold.queues._shared import transactional_batches as _joined_polls
-from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared import transactional_batches
+from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues.keys import Message, header
 from tests.queues.kafka_tools import WORKERS, Wallet, committed, letters_in, produce, value_of
 from tests.support import PATIENCE, Handler
@@ -50,7 +50,7 @@ def buried() -> Iterator[list[Event]]:
 
 @pytest.fixture(autouse=True)
 def looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_joined_polls, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(transactional_batches, "PAUSES", (0.0, 0.0))
 
 
 def ignore(message: Any) -> None: ...
@@ -122,7 +122,7 @@ class TestUncommitted:
 
         with Guard(postgres_url) as guard:
             guard.run("other", "k", lambda: None)
-            polls = JoinedPolls(
+            polls = TransactionalBatches(
                 guard,
                 "credit",
                 passes_over,
@@ -135,16 +135,16 @@ class TestUncommitted:
                 polls.deliver([Sent("a")])
 
     def test_what_is_known_not_to_commit_is_refused_at_once(self, store: str) -> None:
-        engine, awaited = sqlalchemy.create_engine(store), create_async_engine(store.replace(":", "+aiosqlite:", 1))
+        engine, async_one = sqlalchemy.create_engine(store), create_async_engine(store.replace(":", "+aiosqlite:", 1))
         guard, asked = Guard("memory:"), {"key": header(), "missing_key": "never", "policy": None}
-        wrong = [engine.connect, engine.raw_connection, sessionmaker(engine), awaited.connect, async_sessionmaker()]
-        right = [engine.begin, sessionmaker(engine).begin, awaited.begin]
+        wrong = [engine.connect, engine.raw_connection, sessionmaker(engine), async_one.connect, async_sessionmaker()]
+        right = [engine.begin, sessionmaker(engine).begin, async_one.begin]
 
         for transaction in wrong:
             with pytest.raises(UsageError, match="does not commit at its end: say engine"):
-                JoinedPolls(guard, "credit", ignore_all, transaction, **asked)  # type: ignore[arg-type]
+                TransactionalBatches(guard, "credit", ignore_all, transaction, **asked)  # type: ignore[arg-type]
         for transaction in right:
-            JoinedPolls(guard, "credit", ignore_all, transaction, **asked)  # type: ignore[arg-type]
+            TransactionalBatches(guard, "credit", ignore_all, transaction, **asked)  # type: ignore[arg-type]
 
 
 class TestMistakes:
@@ -242,7 +242,7 @@ class TestMistakes:
         policy = Policy(remember=(ValueError,))
 
         with Guard(store, policy=policy) as guard, pytest.raises(UsageError, match="cannot remember a failure"):
-            JoinedPolls(guard, "credit", ignore_all, print, key=header(), missing_key="never", policy=None)  # type: ignore[arg-type]
+            TransactionalBatches(guard, "credit", ignore_all, print, key=header(), missing_key="never", policy=None)  # type: ignore[arg-type]
 
 
 class TestTold:
@@ -269,7 +269,7 @@ class TestTold:
         self, worker: Any, kafka_url: str, kafka_topic: str, buried: list[Event], caplog: pytest.LogCaptureFixture
     ) -> None:
         produce(kafka_url, kafka_topic, (None, b"too large for the other producer" * 100))
-        small = {"max_request_size": 1000} if worker.awaited else {"message.max.bytes": 1000}
+        small = {"max_request_size": 1000} if worker.is_async else {"message.max.bytes": 1000}
 
         with worker(kafka_url, kafka_topic, ignore, producer_config=small) as one:
             one.until(lambda: "no dead letter" in caplog.text)
@@ -445,7 +445,7 @@ def uncommitted(wallet: Wallet) -> Any:
 
 
 def call(one: Any, handle: Any, given: Any) -> None:
-    if one.awaited:
+    if one.is_async:
         one._runner.run(handle(given))
     else:
         handle(given)

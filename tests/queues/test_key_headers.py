@@ -19,7 +19,7 @@ from onefold.queues.celery import guarded
 from onefold.queues.celery import send as send_task
 from onefold.queues.keys import Message, first_of, header, message_id, with_key
 from tests.queues.kafka_tools import QUIET, WORKERS, committed, headers_of, letters_in, value_of
-from tests.queues.rabbitmq_tools import COLOURS, Colour, Consumer, Place, until
+from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
 from tests.support import PATIENCE
 
 SPELLINGS = ("idempotency-key", "Idempotency-Key", "IDEMPOTENCY-KEY", "idempotency-KEY")
@@ -32,13 +32,13 @@ def message(headers: dict[Any, Any]) -> Message:
     return Message(b"", headers, message_id="id")
 
 
-@pytest.mark.parametrize("spelled", SPELLINGS)
+@pytest.mark.parametrize("written", SPELLINGS)
 @pytest.mark.parametrize("value", ["pay-1", b"pay-1", bytearray(b"pay-1")])
 @pytest.mark.parametrize("asked", [*SPELLINGS[:2], ""])
-def test_the_name_of_a_header_has_no_case(spelled: str, value: Any, asked: str) -> None:
+def test_the_name_of_a_header_has_no_case(written: str, value: Any, asked: str) -> None:
     key = header(asked) if asked else header()
 
-    assert key(message({"other": "x", spelled: value, 7: "no name"})) == "pay-1"
+    assert key(message({"other": "x", written: value, 7: "no name"})) == "pay-1"
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_on_kafka_a_key_in_capitals_runs_once(client: str, kafka_url: str, kafka
     assert headers_of(sent) == {"idempotency-key": b"c"}
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_on_rabbitmq_a_key_in_capitals_runs_once(
-    colour: Colour, rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path
+    library: Library, rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path
 ) -> None:
-    place = Place(rabbitmq_url, rabbitmq_name)
+    place = Environment(rabbitmq_url, rabbitmq_name)
     for headers in THREE:
         place.send(headers=headers)
     seen: list[bytes] = []
@@ -114,7 +114,7 @@ def test_on_rabbitmq_a_key_in_capitals_runs_once(
     def handle(delivery: Any) -> None:
         seen.append(delivery.body)
 
-    with Consumer(colour, place, f"sqlite:///{tmp_path}/records.db", handle) as consumer:
+    with Consumer(library, place, f"sqlite:///{tmp_path}/records.db", handle) as consumer:
         until(lambda: consumer.acks == 3, "all are acknowledged")
 
     assert len(seen) == 1
@@ -122,14 +122,14 @@ def test_on_rabbitmq_a_key_in_capitals_runs_once(
 
 
 def test_on_rabbitmq_a_key_among_the_headers_is_the_key(rabbitmq_url: str, rabbitmq_name: str) -> None:
-    place, given = Place(rabbitmq_url, rabbitmq_name), {"Idempotency-Key": "pay-1"}
+    place, given = Environment(rabbitmq_url, rabbitmq_name), {"Idempotency-Key": "pay-1"}
 
-    async def awaited() -> str:
+    async def in_loop() -> str:
         async with await aio_pika.connect(place.url) as connection:
             return await onefold_aio_pika.send(await connection.channel(), place.queue, b"{}", headers=given)
 
     with place.channel() as channel:
-        keys = [onefold_pika.send(channel, place.queue, b"{}", headers=given), asyncio.run(awaited())]
+        keys = [onefold_pika.send(channel, place.queue, b"{}", headers=given), asyncio.run(in_loop())]
         found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
 
     assert keys == ["pay-1"] * 2
@@ -153,12 +153,12 @@ def test_on_celery_a_key_in_capitals_runs_once(eager: Celery) -> None:
             ran.append(amount)
             return len(ran)
 
-        for spelled in SPELLINGS:
-            pay.apply_async((1,), headers={spelled: "pay-1"})
-            pay.s(1).set(headers={spelled: "pay-1"}).apply_async()
-            pay.apply((1,), headers={spelled: "pay-1"})
-            assert send_task(pay, (1,), headers={spelled: "pay-1"}) == "pay-1"
-            assert send_task(pay, (1,), headers={spelled: "other"}, key="pay-1") == "pay-1"
+        for written in SPELLINGS:
+            pay.apply_async((1,), headers={written: "pay-1"})
+            pay.s(1).set(headers={written: "pay-1"}).apply_async()
+            pay.apply((1,), headers={written: "pay-1"})
+            assert send_task(pay, (1,), headers={written: "pay-1"}) == "pay-1"
+            assert send_task(pay, (1,), headers={written: "other"}, key="pay-1") == "pay-1"
         with pytest.raises(MissingKey, match=TWO):
             pay.apply_async((1,), headers={"Idempotency-Key": "a", "idempotency-key": "b"})
 

@@ -13,11 +13,11 @@ import redis
 
 from onefold import AsyncGuard, Guard, MissingKey, Policy, StoreUnavailable, UsageError
 from onefold.queues import keys
-from onefold.queues._shared.batches import Polls
+from onefold.queues._shared.batches import Batches
 from onefold.queues._shared.consumer import AsyncConsuming, Consuming
 from onefold.queues._shared.options import check_transactions
-from onefold.queues._shared.transactional_batches import JoinedPolls
-from onefold.queues._shared.verdict import ACK, HELD_DELAY, Failed, Later, Never, Verdict
+from onefold.queues._shared.transactional_batches import TransactionalBatches
+from onefold.queues._shared.verdict import ACK, HELD_DELAY, HandlerRaised, Later, Never, Verdict
 from onefold.queues.babelqueue import wrap
 from onefold.queues.keys import Message
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -107,23 +107,23 @@ def test_what_would_fail_for_every_message_is_refused_before_the_first(wrong: di
         Consuming(given.pop("guard"), given.pop("operation"), given.pop("handler"), **given)
 
 
-def test_a_guard_of_the_wrong_colour_is_refused_and_the_right_one_named() -> None:
+def test_a_guard_of_sync_for_async_is_refused_and_the_right_one_named() -> None:
     def handle(message: Message) -> None: ...
 
-    async def awaited(message: Message) -> None: ...
+    async def async_handler(message: Message) -> None: ...
 
     blocking: Any = Guard("memory:")
     other: Any = AsyncGuard("memory:")
 
     with pytest.raises(UsageError, match="this client is async: it takes AsyncGuard, and this is Guard"):
-        AsyncConsuming(blocking, "charge", awaited, key=keys.header())
+        AsyncConsuming(blocking, "charge", async_handler, key=keys.header())
     with pytest.raises(UsageError, match="this client is blocking: it takes Guard, and this is AsyncGuard"):
         Consuming(other, "charge", handle, key=keys.header())
 
 
-def test_a_handler_of_whole_polls_has_to_take_the_transaction() -> None:
+def test_a_handler_of_whole_batches_has_to_take_the_transaction() -> None:
     with Guard("memory:") as guard, pytest.raises(UsageError, match="the handler has to take tx"):
-        JoinedPolls(guard, "credit", handle, lambda: None, key=keys.header(), missing_key="never", policy=None)  # type: ignore[arg-type,return-value]
+        TransactionalBatches(guard, "credit", handle, lambda: None, key=keys.header(), missing_key="never", policy=None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_transaction_of_the_wrong_colour_is_raised_and_blames_no_message() -> None:
@@ -134,11 +134,11 @@ def test_a_transaction_of_the_wrong_colour_is_raised_and_blames_no_message() -> 
 
     async def main() -> None:
         async with AsyncGuard("memory:") as guard:
-            polls = JoinedPolls(guard, "credit", credit_async, threading.Lock, **asked)
+            polls = TransactionalBatches(guard, "credit", credit_async, threading.Lock, **asked)
             await polls.deliver_async([OnItsWay(SENT, "")])
 
     with Guard("memory:") as guard, pytest.raises(UsageError, match="gives object, and this client opens it by `with`"):
-        JoinedPolls(guard, "credit", credit, object, **asked).deliver([OnItsWay(SENT, "")])  # type: ignore[arg-type]
+        TransactionalBatches(guard, "credit", credit, object, **asked).deliver([OnItsWay(SENT, "")])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="this client opens it by `async with`"):
         asyncio.run(main())
 
@@ -161,11 +161,11 @@ def test_a_forgotten_await_in_a_poll_is_told_and_not_acknowledged(sent: Message)
 
     async def main() -> list[Verdict]:
         async with AsyncGuard("memory:") as guard:
-            polls = Polls(guard, "charge", forgets, key=keys.header(), missing_key="run", policy=None)
+            polls = Batches(guard, "charge", forgets, key=keys.header(), missing_key="run", policy=None)
             return await polls.deliver_async([OnItsWay(sent, "")])
 
     with Guard("memory:") as guard:
-        polls = Polls(guard, "charge", hidden(handle_async), key=keys.header(), missing_key="run", policy=None)
+        polls = Batches(guard, "charge", hidden(handle_async), key=keys.header(), missing_key="run", policy=None)
         (blocking,) = polls.deliver([OnItsWay(sent, "")])
     (awaiting,) = asyncio.run(main())
 
@@ -195,10 +195,10 @@ def test_what_another_guard_says_inside_the_handler_does_not_acknowledge_the_mes
             raise ConnectionError("the mail server is away")
 
         one = Consuming(guard, "order", charge_and_mail, key=keys.header())
-        polls = Polls(guard, "order in polls", charge_and_mail, key=keys.header(), missing_key="never", policy=None)
+        polls = Batches(guard, "order in polls", charge_and_mail, key=keys.header(), missing_key="never", policy=None)
         verdicts = [one.deliver(SENT, ""), one.deliver(SENT, ""), *polls.deliver([OnItsWay(SENT, "")])]
 
-    assert [type(verdict) for verdict in verdicts] == [Failed, Failed, Failed]
+    assert [type(verdict) for verdict in verdicts] == [HandlerRaised, HandlerRaised, HandlerRaised]
 
 
 @pytest.mark.parametrize("sent", [SENT, Message(b"{}", {})], ids=["guarded", "without a key"])
@@ -208,7 +208,7 @@ def test_a_failure_that_the_policy_remembers_is_not_tried_again(sent: Message) -
 
     policy = Policy(remember=(ValueError,))
     with Guard("memory:", policy=policy) as guard:
-        polls = Polls(guard, "charge", decline, key=keys.header(), missing_key="never", policy=None)
+        polls = Batches(guard, "charge", decline, key=keys.header(), missing_key="never", policy=None)
         verdicts = [deliver(decline, sent=sent, policy=policy), *polls.deliver([OnItsWay(SENT, "")])]
 
     assert all(isinstance(verdict, Never) for verdict in verdicts)
@@ -252,13 +252,13 @@ def test_a_handler_whose_inner_task_was_cancelled_does_not_end_its_consumer() ->
 
     async def in_a_poll() -> list[Verdict]:
         async with AsyncGuard("memory:") as guard:
-            polls = Polls(
+            polls = Batches(
                 guard, "charge", waits_for_a_cancelled_task, key=keys.header(), missing_key="never", policy=None
             )
             return await polls.deliver_async([OnItsWay(SENT, "")])
 
-    assert isinstance(deliver_async(waits_for_a_cancelled_task), Failed)
-    assert [type(verdict) for verdict in asyncio.run(in_a_poll())] == [Failed]
+    assert isinstance(deliver_async(waits_for_a_cancelled_task), HandlerRaised)
+    assert [type(verdict) for verdict in asyncio.run(in_a_poll())] == [HandlerRaised]
 
 
 def test_a_consumer_that_is_itself_cancelled_stops() -> None:

@@ -21,27 +21,27 @@ from onefold import AsyncGuard, Event, Guard, Policy, UsageError, done, subscrib
 from onefold.events import Kind
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, Delivery, Rules
-from onefold.queues._shared.verdict import Failed
+from onefold.queues._shared.verdict import HandlerRaised
 from onefold.queues.keys import body, field, first_of, header, message_id
 from onefold.stores.base import Address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.queues import rabbitmq_tools
-from tests.queues.rabbitmq_tools import COLOURS, Colour, Consumer, Place, awaited, until
+from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, is_async, until
 from tests.support import PATIENCE
 from tests.wallet import add, balance
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Colour:
-    chosen: Colour = request.param
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> Library:
+    chosen: Library = request.param
     return chosen
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str) -> Place:
-    return Place(rabbitmq_url, rabbitmq_name)
+def place(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
+    return Environment(rabbitmq_url, rabbitmq_name)
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def store(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed attempts come again at once, or nearly."""
-    monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", 0.01)
-    monkeypatch.setattr(_rabbitmq, "DEAD_LETTER_DELAY", 0.05)
+    monkeypatch.setattr(rabbitmq_consumer, "FAILED_DELAY", 0.01)
+    monkeypatch.setattr(rabbitmq_consumer, "DEAD_LETTER_DELAY", 0.05)
 
 
 class Handled:
@@ -71,20 +71,20 @@ class Handled:
 
 class TestVerdicts:
     def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         handle = Handled()
         place.send_keyed("pay-1", times=3)
         place.send_keyed("pay-2")
 
-        with Consumer(colour, place, store, handle) as consumer:
+        with Consumer(library, place, store, handle) as consumer:
             until(lambda: consumer.acks == 4, "all are acknowledged")
 
         assert len(handle.calls) == 2
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
     def test_a_duplicate_of_a_running_message_is_acknowledged_in_the_end(
-        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
         runs, gate, handle = [], threading.Event(), Handled()
@@ -93,11 +93,11 @@ class TestVerdicts:
             runs.append(delivery)
             assert gate.wait(2 * PATIENCE)
 
-        with Consumer(colour, place, store, slow, prefetch=1) as first:
+        with Consumer(library, place, store, slow, prefetch=1) as first:
             place.send_keyed("pay-1")
             until(lambda: runs, "the first runs")
             # Its wait is over at once: it has to be kept, and delivered again in place.
-            with Consumer(colour, place, store, handle, wait=0) as second:
+            with Consumer(library, place, store, handle, wait=0) as second:
                 place.send_keyed("pay-1")
                 until(lambda: caplog.text.count("]: again in") >= 2, "the duplicate is delivered, and again")
                 assert (first.acks, second.acks) == (0, 0)
@@ -108,19 +108,19 @@ class TestVerdicts:
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
     def test_a_handler_that_raises_gets_the_message_again_and_then_succeeds(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         handle = Handled(failures=2)
         place.send_keyed("pay-1")
 
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             until(lambda: len(handle.calls) == 3, "it ran three times")
 
         assert [call.redelivered for call in handle.calls] == [False, True, True]
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
     def test_a_probe_that_fails_is_no_failure_of_the_handler_and_is_asked_again(
-        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         handle = Handled()
         asked: list[None] = []
@@ -137,7 +137,7 @@ class TestVerdicts:
 
         place.send_keyed("pay-1")
         policy = Policy(after_crash=probe)
-        with Consumer(colour, place, store, times_out, attempts=2, policy=policy) as consumer:
+        with Consumer(library, place, store, times_out, attempts=2, policy=policy) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged, as the probe says")
 
         assert (len(handle.calls), len(asked)) == (1, 3)
@@ -146,14 +146,14 @@ class TestVerdicts:
         assert "the probe failed with ConnectionError" in caplog.text
 
     def test_a_handler_that_always_raises_sends_its_message_to_the_dead_letters(
-        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         handle = Handled(failures=99)
         place.send(
             b"poison", headers={"idempotency-key": "pay-1", "CC": ["elsewhere"]}, expiration="3600000", app_id="x"
         )
 
-        with Consumer(colour, place, store, handle, attempts=3):
+        with Consumer(library, place, store, handle, attempts=3):
             properties, body = place.letter()
 
         assert len(handle.calls) == 3
@@ -172,26 +172,28 @@ class TestVerdicts:
         assert place.count() == 0
         assert "4111" not in "".join(record.getMessage() for record in caplog.records if record.levelname != "DEBUG")
 
-    def test_after_a_poison_message_the_consumer_lives_on(self, colour: Colour, place: Place, store: str) -> None:
+    def test_after_a_poison_message_the_consumer_lives_on(
+        self, library: Library, place: Environment, store: str
+    ) -> None:
         handle = Handled()
         place.send(b"no key")
         place.send_keyed("pay-1")
 
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             until(lambda: handle.calls, "the good one ran")
 
         assert place.letter()[0].headers["x-onefold-reason"] == "it has no key"
         assert place.count() == 0
 
     def test_a_used_key_with_another_body_is_buried_where_bodies_are_compared(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         handle = Handled()
         for amount in (b"10 EUR", b"10 EUR", b"99 EUR"):
             place.send(amount, headers={"idempotency-key": "pay-1"})
 
         # One after the other: the first of them is the one that the others are compared with.
-        with Consumer(colour, place, store, handle, fingerprint=body(), prefetch=1):
+        with Consumer(library, place, store, handle, fingerprint=body(), prefetch=1):
             properties, buried = place.letter()
 
         assert buried == b"99 EUR"
@@ -200,13 +202,13 @@ class TestVerdicts:
         assert place.count() == 0
 
     def test_a_quorum_queue_counts_failed_attempts_and_its_own_limit_holds(
-        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str
+        self, library: Library, rabbitmq_url: str, rabbitmq_name: str, store: str
     ) -> None:
         place = quorum(rabbitmq_url, rabbitmq_name, limit=1)
         handle = Handled(failures=99)
         place.send_keyed("pay-1")
 
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             properties, _ = place.letter()
 
         assert len(handle.calls) == 2
@@ -215,32 +217,32 @@ class TestVerdicts:
 
     def test_on_a_quorum_queue_a_restarted_consumer_knows_how_often_a_message_failed(
         self,
-        colour: Colour,
+        library: Library,
         rabbitmq_url: str,
         rabbitmq_name: str,
         store: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         place = quorum(rabbitmq_url, rabbitmq_name, limit=20)
-        handle, shortly = Handled(failures=99), _rabbitmq.FAILED_DELAY
+        handle, shortly = Handled(failures=99), rabbitmq_consumer.FAILED_DELAY
         place.send_keyed("pay-1")
 
         def fails_twice(delivery: Delivery) -> None:
             # After the second time it is kept until its consumer goes, and the broker counts that as well.
-            monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", PATIENCE if handle.calls else shortly)
+            monkeypatch.setattr(rabbitmq_consumer, "FAILED_DELAY", PATIENCE if handle.calls else shortly)
             handle(delivery)
 
-        with Consumer(colour, place, store, fails_twice, attempts=4):
+        with Consumer(library, place, store, fails_twice, attempts=4):
             until(lambda: len(handle.calls) == 2, "it failed twice")
-        monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", shortly)
-        with Consumer(colour, place, store, handle, attempts=4):
+        monkeypatch.setattr(rabbitmq_consumer, "FAILED_DELAY", shortly)
+        with Consumer(library, place, store, handle, attempts=4):
             properties, _ = place.letter()
 
         assert len(handle.calls) == 4
         assert properties.headers["x-onefold-reason"].startswith("it failed 4 times")
 
     def test_on_a_quorum_queue_a_running_duplicate_is_not_counted(
-        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
         place = quorum(rabbitmq_url, rabbitmq_name, limit=1)
@@ -251,7 +253,7 @@ class TestVerdicts:
             assert gate.wait(2 * PATIENCE)
 
         place.send_keyed("pay-1", times=2)
-        two = [Consumer(colour, place, store, slow, prefetch=1, wait=0) for _ in range(2)]
+        two = [Consumer(library, place, store, slow, prefetch=1, wait=0) for _ in range(2)]
         with two[0], two[1]:
             until(lambda: caplog.text.count("]: again in") >= 3, "it came three times; the limit is one")
             assert place.count(place.dead) == 0
@@ -262,7 +264,7 @@ class TestVerdicts:
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
     def test_what_is_on_hold_comes_again_for_a_while_and_then_goes_to_the_dead_letters(
-        self, colour: Colour, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
+        self, library: Library, place: Environment, store: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("onefold.queues._shared.verdict.HELD_DELAY", 0.2)
         handle = Handled()
@@ -270,7 +272,7 @@ class TestVerdicts:
         place.send_keyed("pay-1")
 
         begun = time.monotonic()
-        with Consumer(colour, place, store, handle, policy=HOLD, unacked_max=1):
+        with Consumer(library, place, store, handle, policy=HOLD, unacked_max=1):
             properties, _ = place.letter()
 
         assert time.monotonic() - begun >= 0.8
@@ -279,7 +281,7 @@ class TestVerdicts:
         assert "pay-1" not in properties.headers["x-onefold-reason"]
 
     def test_what_has_waited_too_long_is_given_back(
-        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
         gate, runs, begun = threading.Event(), [], time.monotonic()
@@ -289,7 +291,7 @@ class TestVerdicts:
             assert gate.wait(2 * PATIENCE)
 
         place.send_keyed("pay-1", times=2)
-        two = [Consumer(colour, place, store, slow, prefetch=1, wait=0, unacked_max=0.5) for _ in range(2)]
+        two = [Consumer(library, place, store, slow, prefetch=1, wait=0, unacked_max=0.5) for _ in range(2)]
         with two[0], two[1]:
             until(lambda: caplog.text.count("given back after") >= 2, "it is given back, and again")
             gate.set()
@@ -299,7 +301,7 @@ class TestVerdicts:
         assert time.monotonic() - begun >= 1, "it went round in circles"
 
     def test_a_dead_letter_that_no_queue_takes_is_not_lost(
-        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         handle = Handled()
         with place.channel() as channel:
@@ -307,7 +309,7 @@ class TestVerdicts:
         place.send(b"no key")
         place.send_keyed("pay-1")
 
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             until(lambda: "does not take a dead letter" in caplog.text, "it was tried")
             until(lambda: handle.calls, "its neighbour ran")
             with place.channel() as channel:
@@ -317,9 +319,9 @@ class TestVerdicts:
         assert place.count() == 0
 
     def test_a_dead_letter_that_the_client_cannot_write_does_not_end_the_consumer(
-        self, colour: Colour, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
+        self, library: Library, place: Environment, store: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        handle, module = Handled(), onefold_pika if colour == "pika" else onefold_aio_pika
+        handle, module = Handled(), onefold_pika if library == "pika" else onefold_aio_pika
         tries: list[object] = []
         bury = module.bury
 
@@ -333,20 +335,20 @@ class TestVerdicts:
         place.send(b"no key")
         place.send_keyed("pay-1")
 
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             until(lambda: handle.calls, "its neighbour ran")
             assert place.letter()[1] == b"no key"
 
         assert place.count() == 0
 
     def test_the_queues_own_exchange_can_take_the_dead_letters(
-        self, colour: Colour, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, rabbitmq_url: str, rabbitmq_name: str, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         own = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{rabbitmq_name}.dead"}
-        place = Place(rabbitmq_url, rabbitmq_name, **own)
+        place = Environment(rabbitmq_url, rabbitmq_name, **own)
         place.send(b"no key")
 
-        with Consumer(colour, place, store, Handled(), dead_letter=OWN_EXCHANGE):
+        with Consumer(library, place, store, Handled(), dead_letter=OWN_EXCHANGE):
             properties, body = place.letter()
 
         assert body == b"no key"
@@ -354,7 +356,7 @@ class TestVerdicts:
         assert "charge: to the dead letters: it has no key" in caplog.text
 
 
-class TestTelling:
+class TestLogs:
     """Dead letters as events, and lines that lead to a record."""
 
     @pytest.fixture(autouse=True)
@@ -365,10 +367,10 @@ class TestTelling:
         stop()
 
     def test_every_dead_letter_is_an_event_without_a_payload(
-        self, colour: Colour, place: Place, store: str, buried: list[Event]
+        self, library: Library, place: Environment, store: str, buried: list[Event]
     ) -> None:
         place.send_keyed("pay-1")
-        with Consumer(colour, place, store, Handled(failures=99), attempts=1):
+        with Consumer(library, place, store, Handled(failures=99), attempts=1):
             place.letter()
             place.send(b"no key")
             place.letter()
@@ -380,13 +382,13 @@ class TestTelling:
         assert "4111" not in buried[0].detail
 
     def test_a_dead_letter_is_told_once_it_is_one(
-        self, colour: Colour, place: Place, store: str, buried: list[Event], caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, buried: list[Event], caplog: pytest.LogCaptureFixture
     ) -> None:
         with place.channel() as channel:
             channel.queue_delete(place.dead)
         place.send(b"no key")
 
-        with Consumer(colour, place, store, Handled()):
+        with Consumer(library, place, store, Handled()):
             until(lambda: caplog.text.count("does not take a dead letter") > 1, "it was tried, and again")
             assert buried == []
             with place.channel() as channel:
@@ -396,21 +398,21 @@ class TestTelling:
         assert len(buried) == 1
 
     def test_what_is_rejected_is_told_as_well(
-        self, colour: Colour, place: Place, store: str, buried: list[Event]
+        self, library: Library, place: Environment, store: str, buried: list[Event]
     ) -> None:
         place.send(b"no key")
 
-        with Consumer(colour, place, store, Handled(), dead_letter=OWN_EXCHANGE):
+        with Consumer(library, place, store, Handled(), dead_letter=OWN_EXCHANGE):
             until(lambda: buried, "it is told")
 
         assert buried[0].detail == "it has no key"
 
     def test_lines_have_the_queue_the_operation_and_the_digest_and_never_a_key(
-        self, colour: Colour, place: Place, store: str, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, store: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         place.send(headers={"idempotency-key": "secret-key"}, message_id="secret-key")
 
-        with Consumer(colour, place, store, Handled(failures=99), attempts=2):
+        with Consumer(library, place, store, Handled(failures=99), attempts=2):
             place.letter()
 
         lines = [record.getMessage() for record in caplog.records if record.name == "onefold.queues.rabbitmq"]
@@ -420,12 +422,12 @@ class TestTelling:
         assert "secret-key" not in "".join(lines)
 
     def test_a_worker_that_cannot_work_buries_nothing_and_says_why(
-        self, colour: Colour, place: Place, buried: list[Event], caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, buried: list[Event], caplog: pytest.LogCaptureFixture
     ) -> None:
         def credit(delivery: Delivery, *, tx: Any) -> None: ...
 
         place.send_keyed("pay-1", times=2)
-        with Consumer(colour, place, MemoryStore if colour == "pika" else AsyncMemoryStore, credit) as consumer:
+        with Consumer(library, place, MemoryStore if library == "pika" else AsyncMemoryStore, credit) as consumer:
             until(lambda: "again in 60 s: UsageError: " in caplog.text, "it is told")
 
         assert "MemoryStore has no transactions" in caplog.text
@@ -434,11 +436,11 @@ class TestTelling:
         assert (place.count(), place.count(place.dead)) == (2, 0)
 
     def test_a_store_that_is_away_is_told_with_its_cause(
-        self, colour: Colour, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, library: Library, place: Environment, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         place.send_keyed("pay-1", times=3)
 
-        with Consumer(colour, place, f"sqlite:///{tmp_path}/nowhere/records.db", Handled()):
+        with Consumer(library, place, f"sqlite:///{tmp_path}/nowhere/records.db", Handled()):
             until(lambda: "StoreUnavailable: " in caplog.text, "it is told")
 
         assert "the file cannot be opened" in caplog.text
@@ -470,8 +472,8 @@ def held(store: str, key: str) -> None:
         guard.run("charge", key, unknown)
 
 
-def quorum(url: str, name: str, limit: int) -> Place:
-    return Place(
+def quorum(url: str, name: str, limit: int) -> Environment:
+    return Environment(
         url,
         name,
         **{
@@ -485,12 +487,12 @@ def quorum(url: str, name: str, limit: int) -> Place:
 
 class TestKeys:
     def test_a_message_without_a_key_runs_unguarded_if_that_is_the_policy(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         handle = Handled()
         place.send(b"no key", times=2)
 
-        with Consumer(colour, place, store, handle, missing_key="run"):
+        with Consumer(library, place, store, handle, missing_key="run"):
             until(lambda: len(handle.calls) == 2, "both ran")
 
         assert (place.count(), place.count(place.dead)) == (0, 0)
@@ -508,23 +510,23 @@ class TestKeys:
         ],
     )
     def test_a_header_that_is_no_key_ends_in_the_dead_letters_with_the_reason(
-        self, colour: Colour, place: Place, store: str, sent: dict[str, Any], reason: str
+        self, library: Library, place: Environment, store: str, sent: dict[str, Any], reason: str
     ) -> None:
         place.send(b"bad", **sent)
 
-        with Consumer(colour, place, store, Handled()):
+        with Consumer(library, place, store, Handled()):
             properties, body = place.letter()
 
         assert (properties.headers["x-onefold-reason"], body) == (reason, b"bad")
 
     def test_headers_that_leave_no_room_for_the_reason_do_not_end_the_consumer(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         handle = Handled()
         place.send(b"bad", headers={"idempotency-key": "k" * 130_900, "kept": "yes"})
         place.send_keyed("pay-1")
 
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             properties, _ = place.letter()
             until(lambda: handle.calls, "the good one ran")
 
@@ -548,53 +550,55 @@ class TestKeys:
         ids=["not JSON", "not UTF-8", "a list", "empty", "a float", "1 MiB"],
     )
     def test_a_body_without_a_usable_key_ends_in_the_dead_letters_with_the_reason(
-        self, colour: Colour, place: Place, store: str, body: bytes, reason: str
+        self, library: Library, place: Environment, store: str, body: bytes, reason: str
     ) -> None:
         place.send(body)
 
-        with Consumer(colour, place, store, Handled(), key=field("event.id")):
+        with Consumer(library, place, store, Handled(), key=field("event.id")):
             properties, found = place.letter()
 
         assert (properties.headers["x-onefold-reason"], found) == (reason, body)
 
-    def test_the_message_id_is_the_key_where_there_is_no_header(self, colour: Colour, place: Place, store: str) -> None:
+    def test_the_message_id_is_the_key_where_there_is_no_header(
+        self, library: Library, place: Environment, store: str
+    ) -> None:
         handle = Handled()
         place.send(message_id="pay-1", times=2)
         place.send(message_id="pay-1", headers={"idempotency-key": "pay-2"})
 
-        with Consumer(colour, place, store, handle, key=first_of(header(), message_id())) as consumer:
+        with Consumer(library, place, store, handle, key=first_of(header(), message_id())) as consumer:
             until(lambda: consumer.acks == 3, "all are acknowledged")
 
         assert [call.message_id for call in handle.calls] == ["pay-1", "pay-1"]
 
     def test_what_comes_back_from_the_dead_letters_by_mistake_is_absorbed_and_by_intent_runs(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         handle = Handled()
         place.send_keyed("pay-1")
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             until(lambda: handle.calls, "it ran")
 
         place.send_keyed("pay-1")
-        with Consumer(colour, place, store, handle) as consumer:
+        with Consumer(library, place, store, handle) as consumer:
             until(lambda: consumer.acks == 1, "it came again")
         assert len(handle.calls) == 1
 
         with Guard(store) as guard:
             assert guard.forget("charge", "pay-1")
         place.send_keyed("pay-1")
-        with Consumer(colour, place, store, handle):
+        with Consumer(library, place, store, handle):
             until(lambda: len(handle.calls) == 2, "it ran again")
 
 
 class TestTransactions:
-    def test_a_handler_with_tx_commits_with_its_record(self, colour: Colour, place: Place, path: Path) -> None:
+    def test_a_handler_with_tx_commits_with_its_record(self, library: Library, place: Environment, path: Path) -> None:
         def credit(delivery: Delivery, *, tx: Any) -> None:
             add(tx, int(delivery.body))
 
         for number in range(5):
             place.send_keyed(f"pay-{number}", b"10", times=2)
-        with Consumer(colour, place, f"sqlite:///{path}", credit) as consumer:
+        with Consumer(library, place, f"sqlite:///{path}", credit) as consumer:
             until(lambda: consumer.acks == 10, "all are acknowledged")
 
         assert balance(path) == 50
@@ -617,10 +621,10 @@ class TestConnections:
             time.sleep(4.5 * HEARTBEAT)
 
         # Both at once: each takes long.
-        places = [Place(rabbitmq_url, f"{rabbitmq_name}-{colour}") for colour in COLOURS]
+        places = [Environment(rabbitmq_url, f"{rabbitmq_name}-{library}") for library in LIBRARIES]
         consumers = [
-            Consumer(colour, place, f"sqlite:///{tmp_path}/{colour}.db", long, heartbeat=HEARTBEAT)
-            for colour, place in zip(get_args(Colour), places, strict=True)
+            Consumer(library, place, f"sqlite:///{tmp_path}/{library}.db", long, heartbeat=HEARTBEAT)
+            for library, place in zip(get_args(Library), places, strict=True)
         ]
         for place in places:
             place.send_keyed("pay-1")
@@ -631,7 +635,7 @@ class TestConnections:
         assert len(runs) == 2
         assert [(place.count(), place.count(place.dead)) for place in places] == [(0, 0), (0, 0)]
 
-    def test_with_prefetch_and_one_thread_messages_are_handled_in_order(self, place: Place, store: str) -> None:
+    def test_with_prefetch_and_one_thread_messages_are_handled_in_order(self, place: Environment, store: str) -> None:
         handle = Handled()
         for number in range(20):
             place.send_keyed(f"pay-{number}", str(number).encode())
@@ -641,7 +645,7 @@ class TestConnections:
 
         assert [int(call.body) for call in handle.calls] == list(range(20))
 
-    def test_several_threads_handle_several_messages_at_once(self, place: Place, store: str) -> None:
+    def test_several_threads_handle_several_messages_at_once(self, place: Environment, store: str) -> None:
         together = threading.Barrier(3, timeout=PATIENCE)
         for number in range(3):
             place.send_keyed(f"pay-{number}")
@@ -652,7 +656,7 @@ class TestConnections:
         assert place.count() == 0
 
     def test_a_consumer_that_goes_settles_what_runs_and_leaves_the_rest_to_the_queue(
-        self, colour: Colour, place: Place, store: str
+        self, library: Library, place: Environment, store: str
     ) -> None:
         runs: list[Delivery] = []
 
@@ -660,10 +664,10 @@ class TestConnections:
             runs.append(delivery)
             until(lambda: consumer.is_leaving, "its consumer goes")
 
-        prefetch = 5 if colour == "pika" else 1
+        prefetch = 5 if library == "pika" else 1
         for number in range(5):
             place.send_keyed(f"pay-{number}")
-        with Consumer(colour, place, store, slow, prefetch=prefetch) as consumer:
+        with Consumer(library, place, store, slow, prefetch=prefetch) as consumer:
             until(lambda: runs, "the first runs")
 
         assert len(runs) == 1
@@ -673,7 +677,7 @@ class TestConnections:
 class TestPikasOwnWays:
     """What pika can do besides a callback, and what a thread must not swallow."""
 
-    def test_its_generator_can_feed_the_callback(self, place: Place, store: str) -> None:
+    def test_its_generator_can_feed_the_callback(self, place: Environment, store: str) -> None:
         handle = Handled()
         place.send_keyed("pay-1", times=2)
         place.send_keyed("pay-2")
@@ -691,7 +695,7 @@ class TestPikasOwnWays:
         assert len(handle.calls) == 2
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
-    def test_a_handler_that_ends_its_thread_does_not_lose_its_message(self, place: Place, store: str) -> None:
+    def test_a_handler_that_ends_its_thread_does_not_lose_its_message(self, place: Environment, store: str) -> None:
         runs: list[Delivery] = []
 
         def leaves(delivery: Delivery) -> None:
@@ -705,8 +709,8 @@ class TestPikasOwnWays:
 
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
-    def test_an_awaited_handler_that_was_cancelled_inside_does_not_keep_its_message_for_ever(
-        self, place: Place, store: str, monkeypatch: pytest.MonkeyPatch
+    def test_an_async_handler_that_was_cancelled_inside_does_not_keep_its_message_for_ever(
+        self, place: Environment, store: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         runs: list[Delivery] = []
 
@@ -715,14 +719,14 @@ class TestPikasOwnWays:
             if len(runs) == 1:
                 raise asyncio.CancelledError
 
-        monkeypatch.setattr(rabbitmq_tools, "awaited", lambda handler: handler)
+        monkeypatch.setattr(rabbitmq_tools, "is_async", lambda handler: handler)
         place.send_keyed("pay-1")
         with Consumer("aio-pika", place, store, waits_for_a_cancelled_task, policy=Policy(lease=0.5), wait=0):
             until(lambda: len(runs) == 2, "it ran again")
 
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
-    def test_a_moved_back_dead_letter_has_all_its_attempts_again(self, place: Place, path: Path) -> None:
+    def test_a_moved_back_dead_letter_has_all_its_attempts_again(self, place: Environment, path: Path) -> None:
         calls: list[Delivery] = []
 
         def refuses(delivery: Delivery, *, tx: Any) -> None:
@@ -744,7 +748,7 @@ class TestCounting:
     def failures(self, rules: Rules, **parts: Any) -> int:
         """How often it fails before it is dead."""
         delivery = Delivery(b"4200", {}, None, None, "", "", True, "1", None)._replace(**parts)
-        steps = (rules.after(Failed(ValueError()), delivery, 0.0) for _ in range(100))
+        steps = (rules.after(HandlerRaised(ValueError()), delivery, 0.0) for _ in range(100))
         return 1 + sum(1 for _ in takewhile(lambda step: step.action == "give back", steps))
 
     def test_a_count_that_a_message_has_brought_along_does_not_keep_it_alive(self) -> None:
@@ -756,10 +760,10 @@ class TestCounting:
         rules = Rules("charge", "dead", attempts=5)
         first = Delivery(b"4200", {"idempotency-key": "a"}, None, None, "", "", True, "1", None)
         for _ in range(4):
-            assert rules.after(Failed(ValueError()), first, 0.0).action == "give back"
+            assert rules.after(HandlerRaised(ValueError()), first, 0.0).action == "give back"
 
         assert self.failures(rules, headers={"idempotency-key": "b"}) == 5
-        assert rules.after(Failed(ValueError()), first, 0.0).action == "bury"
+        assert rules.after(HandlerRaised(ValueError()), first, 0.0).action == "bury"
 
 
 class TestRefusals:
@@ -772,13 +776,13 @@ class TestRefusals:
         assert "UsageError: onefold.queues." in done.stderr
         assert "pip install 'onefold[rabbitmq]'" in done.stderr
 
-    def test_a_handler_of_the_wrong_colour_is_refused_at_once(self) -> None:
-        async def awaited(delivery: Delivery) -> None: ...
+    def test_a_handler_of_sync_for_async_is_refused_at_once(self) -> None:
+        async def is_async(delivery: Delivery) -> None: ...
 
         def blocking(delivery: Delivery) -> None: ...
 
         with Guard("memory:") as guard, pytest.raises(UsageError, match="its work would be lost"):
-            onefold_pika.guarded(guard, "charge", awaited, key=header(), dead_letter="dead")
+            onefold_pika.guarded(guard, "charge", is_async, key=header(), dead_letter="dead")
         with pytest.raises(UsageError, match="its work would be lost"):
             onefold_aio_pika.guarded(AsyncGuard("memory:"), "charge", blocking, key=header(), dead_letter="dead")
         with pytest.raises(UsageError, match="it takes Guard"):
@@ -815,7 +819,7 @@ class TestRefusals:
 
     def test_a_consumer_without_acknowledgements_is_refused(self) -> None:
         guard = AsyncGuard("memory:")
-        callback = onefold_aio_pika.guarded(guard, "charge", awaited(Handled()), key=header(), dead_letter="dead")
+        callback = onefold_aio_pika.guarded(guard, "charge", is_async(Handled()), key=header(), dead_letter="dead")
 
         with pytest.raises(UsageError, match="no_ack=True"):
             asyncio.run(callback(SimpleNamespace(processed=True)))  # type: ignore[arg-type]

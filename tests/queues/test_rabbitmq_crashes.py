@@ -20,14 +20,14 @@ from pika.exceptions import AMQPError, NackError, UnroutableError
 from onefold import Guard, MissingKey, Policy, UsageError, current
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import pika as onefold_pika
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Delivery
 from services.fixtures import missing_told
 from services.house import House
 from services.rabbitmq import is_on_disk
 from services.servers import Server
 from tests.processes import Stage, child
-from tests.queues.rabbitmq_tools import COLOURS, Colour, Consumer, Place, until
+from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
 from tests.support import PATIENCE
 from tests.wallet import add, balance
 
@@ -35,15 +35,15 @@ from tests.wallet import add, balance
 LEASE = 1.0
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Colour:
-    chosen: Colour = request.param
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> Library:
+    chosen: Library = request.param
     return chosen
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str) -> Place:
-    return Place(rabbitmq_url, rabbitmq_name)
+def place(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
+    return Environment(rabbitmq_url, rabbitmq_name)
 
 
 class Credit:
@@ -72,16 +72,18 @@ class Charge:
             self._stage.at("after the effect")
 
 
-def work(stage: Stage, colour: Colour, place: Place, store: str, effects: Path | None, policy: Policy | None) -> None:
+def work(
+    stage: Stage, library: Library, place: Environment, store: str, effects: Path | None, policy: Policy | None
+) -> None:
     """The part of a worker that is killed on the stage."""
     stopping_before_the_ack(stage)
     handler: Callable[..., Any] = Credit(stage) if effects is None else Charge(effects, stage)
-    with Consumer(colour, place, store, handler, policy=policy, prefetch=1):
+    with Consumer(library, place, store, handler, policy=policy, prefetch=1):
         threading.Event().wait()
 
 
 def stopping_before_the_ack(stage: Stage) -> None:
-    blocking, awaited = BlockingChannel.basic_ack, aiormq.channel.Channel.basic_ack
+    blocking, async_handler = BlockingChannel.basic_ack, aiormq.channel.Channel.basic_ack
 
     def basic_ack(channel: Any, *args: Any, **kwargs: Any) -> None:
         stage.at("before the ack")
@@ -89,7 +91,7 @@ def stopping_before_the_ack(stage: Stage) -> None:
 
     async def async_ack(channel: Any, *args: Any, **kwargs: Any) -> None:
         stage.at("before the ack")
-        await awaited(channel, *args, **kwargs)
+        await async_handler(channel, *args, **kwargs)
 
     BlockingChannel.basic_ack = basic_ack  # type: ignore[assignment, method-assign]
     aiormq.channel.Channel.basic_ack = async_ack  # type: ignore[assignment, method-assign]
@@ -101,16 +103,16 @@ STEPS = ("after the effect", "before the ack")
 class TestKilledWorkers:
     @pytest.mark.parametrize("step", STEPS)
     def test_in_a_transaction_the_effect_happens_exactly_once(
-        self, colour: Colour, place: Place, path: Path, step: str
+        self, library: Library, place: Environment, path: Path, step: str
     ) -> None:
         store = f"sqlite:///{path}"
         place.send_keyed("pay-1", b"10")
 
-        with child(work, colour, place, store, None, None, stops=(step,)) as worker:
+        with child(work, library, place, store, None, None, stops=(step,)) as worker:
             worker.reaches(step)
             worker.kill()
         assert balance(path) == (0 if step == "after the effect" else 10)
-        with Consumer(colour, place, store, Credit()) as consumer:
+        with Consumer(library, place, store, Credit()) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged")
 
         assert balance(path) == 10
@@ -118,15 +120,15 @@ class TestKilledWorkers:
 
     @pytest.mark.parametrize("step", STEPS)
     def test_a_claim_is_run_again_with_the_same_key_for_the_other_side(
-        self, colour: Colour, place: Place, tmp_path: Path, step: str
+        self, library: Library, place: Environment, tmp_path: Path, step: str
     ) -> None:
         store, effects, policy = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects", Policy(lease=LEASE)
         place.send_keyed("pay-1")
 
-        with child(work, colour, place, store, effects, policy, stops=(step,)) as worker:
+        with child(work, library, place, store, effects, policy, stops=(step,)) as worker:
             worker.reaches(step)
             worker.kill()
-        with Consumer(colour, place, store, Charge(effects), policy=policy) as consumer:
+        with Consumer(library, place, store, Charge(effects), policy=policy) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged")
 
         assert done(store)
@@ -136,32 +138,32 @@ class TestKilledWorkers:
         assert (place.count(), place.count(place.dead)) == (0, 0)
 
     def test_under_hold_it_is_not_run_again_and_waits_for_a_person(
-        self, colour: Colour, place: Place, tmp_path: Path
+        self, library: Library, place: Environment, tmp_path: Path
     ) -> None:
         store, effects = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects"
         policy = Policy(lease=LEASE, after_crash="hold")
         place.send_keyed("pay-1")
 
-        with child(work, colour, place, store, effects, policy, stops=STEPS[:1]) as worker:
+        with child(work, library, place, store, effects, policy, stops=STEPS[:1]) as worker:
             worker.reaches("after the effect")
             worker.kill()
-        with Consumer(colour, place, store, Charge(effects), policy=policy, unacked_max=3 * LEASE):
+        with Consumer(library, place, store, Charge(effects), policy=policy, unacked_max=3 * LEASE):
             properties, _ = place.letter()
 
         assert len(effects.read_text().split()) == 1
         assert properties.headers["x-onefold-reason"].startswith("OnHold: ")
 
     def test_under_skip_it_counts_as_done_and_nobody_has_to_look(
-        self, colour: Colour, place: Place, tmp_path: Path
+        self, library: Library, place: Environment, tmp_path: Path
     ) -> None:
         store, effects = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects"
         policy = Policy(lease=LEASE, after_crash="skip")
         place.send_keyed("pay-1")
 
-        with child(work, colour, place, store, effects, policy, stops=STEPS[:1]) as worker:
+        with child(work, library, place, store, effects, policy, stops=STEPS[:1]) as worker:
             worker.reaches("after the effect")
             worker.kill()
-        with Consumer(colour, place, store, Charge(effects), policy=policy) as consumer:
+        with Consumer(library, place, store, Charge(effects), policy=policy) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged")
 
         assert done(store)
@@ -185,14 +187,14 @@ def mortal(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
 class Scene:
     """A consumer of one colour whose handler waits while its broker goes."""
 
-    def __init__(self, colour: Colour, server: Server, name: str, folder: Path, gate: threading.Event) -> None:
-        self.colour: Colour = colour
-        self.place = Place(server.url, name)
+    def __init__(self, library: Library, server: Server, name: str, folder: Path, gate: threading.Event) -> None:
+        self.library: Library = library
+        self.place = Environment(server.url, name)
         self.place.send_keyed("pay-1")
-        self.store = f"sqlite:///{folder}/{colour}.db"
+        self.store = f"sqlite:///{folder}/{library}.db"
         self.runs: list[Delivery] = []
         self._gate = gate
-        self.consumer = Consumer(colour, self.place, self.store, self._slow, loses_its_broker=True)
+        self.consumer = Consumer(library, self.place, self.store, self._slow, loses_its_broker=True)
 
     def _slow(self, delivery: Delivery) -> None:
         self.runs.append(delivery)
@@ -205,7 +207,7 @@ class TestBrokersThatGo:
         self, mortal: Server, rabbitmq_name: str, tmp_path: Path
     ) -> None:
         gate = threading.Event()
-        scenes = [Scene(colour, mortal, f"{rabbitmq_name}-{colour}", tmp_path, gate) for colour in COLOURS]
+        scenes = [Scene(library, mortal, f"{rabbitmq_name}-{library}", tmp_path, gate) for library in LIBRARIES]
         with ExitStack() as consumers:
             for scene in scenes:
                 consumers.enter_context(scene.consumer)
@@ -219,7 +221,7 @@ class TestBrokersThatGo:
 
         for scene in scenes:
             again: list[Delivery] = []
-            with Consumer(scene.colour, scene.place, scene.store, again.append) as consumer:
+            with Consumer(scene.library, scene.place, scene.store, again.append) as consumer:
                 until(lambda consumer=consumer: consumer.acks == 1, "it came again")  # type: ignore[misc]
             assert (len(scene.runs), again) == (1, [])
             # A broker that is killed may have forgotten a queue of which it was told a moment before.
@@ -230,8 +232,8 @@ class TestBrokersThatGo:
         self, mortal: Server, rabbitmq_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A broker may take longer to come back than the half minute of a sender.
-        monkeypatch.setattr(_rabbitmq, "SEND_TRIES", 5 * _rabbitmq.SEND_TRIES)
-        place = Place(mortal.url, rabbitmq_name)
+        monkeypatch.setattr(rabbitmq_consumer, "SEND_TRIES", 5 * rabbitmq_consumer.SEND_TRIES)
+        place = Environment(mortal.url, rabbitmq_name)
         channels: list[BlockingChannel] = []
 
         def channel() -> BlockingChannel:
@@ -268,8 +270,8 @@ class TestBrokersThatGo:
 
 
 class TestSending:
-    def test_a_key_is_minted_once_and_is_in_the_header_and_the_message_id(self, place: Place) -> None:
-        async def awaited() -> str:
+    def test_a_key_is_minted_once_and_is_in_the_header_and_the_message_id(self, place: Environment) -> None:
+        async def async_handler() -> str:
             async with await aio_pika.connect(place.url) as connection:
                 channel = await connection.channel()
                 return await onefold_aio_pika.send(
@@ -279,7 +281,7 @@ class TestSending:
         with place.channel() as channel:
             keys = [
                 onefold_pika.send(channel, place.queue, b"{}", headers={"trace": "t"}, content_type="j"),
-                asyncio.run(awaited()),
+                asyncio.run(async_handler()),
             ]
             found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
 
@@ -288,20 +290,20 @@ class TestSending:
             assert (properties.message_id, properties.headers) == (key, {"trace": "t", "idempotency-key": key})
             assert (properties.delivery_mode, properties.content_type) == (2, "j")
 
-    def test_what_no_queue_takes_is_an_error_at_once(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def awaited() -> None:
+    def test_what_no_queue_takes_is_an_error_at_once(self, place: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def async_handler() -> None:
             async with await aio_pika.connect(place.url) as connection:
                 await onefold_aio_pika.send(await connection.channel(), "nowhere", b"{}")
 
         # Whoever tries again cannot wait for this.
-        monkeypatch.setattr(_rabbitmq, "pauses", lambda: ["never"])
+        monkeypatch.setattr(rabbitmq_consumer, "pauses", lambda: ["never"])
         with place.channel() as channel, pytest.raises(UnroutableError):
             onefold_pika.send(channel, "nowhere", b"{}")
         with pytest.raises(aio_pika.exceptions.PublishError):
-            asyncio.run(awaited())
+            asyncio.run(async_handler())
 
     def test_what_the_broker_does_not_confirm_is_sent_again_with_its_key(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch
+        self, place: Environment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         published, sent = BlockingChannel.basic_publish, []
 
@@ -318,39 +320,39 @@ class TestSending:
         assert sent == [key, key]
 
     def test_a_channel_that_is_closed_is_not_tried_again_and_again(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch
+        self, place: Environment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with place.channel() as channel:
             pass
 
-        monkeypatch.setattr(_rabbitmq, "pauses", lambda: ["never"])
+        monkeypatch.setattr(rabbitmq_consumer, "pauses", lambda: ["never"])
         with pytest.raises(AMQPError):
             onefold_pika.send(channel, place.queue, b"{}")
 
-    def test_a_channel_without_confirms_is_refused(self, place: Place) -> None:
-        async def awaited() -> None:
+    def test_a_channel_without_confirms_is_refused(self, place: Environment) -> None:
+        async def async_handler() -> None:
             async with await aio_pika.connect(place.url) as connection:
                 channel = await connection.channel(publisher_confirms=False)
                 await onefold_aio_pika.send(channel, place.queue, b"{}")
 
         with pytest.raises(UsageError, match="publisher_confirms"):
-            asyncio.run(awaited())
+            asyncio.run(async_handler())
 
     @pytest.mark.parametrize("key", [42, uuid.UUID(int=42)])
-    def test_a_number_or_a_uuid_is_sent_as_its_text(self, place: Place, key: Any) -> None:
-        async def awaited() -> str:
+    def test_a_number_or_a_uuid_is_sent_as_its_text(self, place: Environment, key: Any) -> None:
+        async def async_handler() -> str:
             async with await aio_pika.connect(place.url) as connection:
                 return await onefold_aio_pika.send(await connection.channel(), place.queue, b"{}", key=key)
 
         with place.channel() as channel:
-            keys = [onefold_pika.send(channel, place.queue, b"{}", key=key), asyncio.run(awaited())]
+            keys = [onefold_pika.send(channel, place.queue, b"{}", key=key), asyncio.run(async_handler())]
             found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
 
         assert keys == [str(key)] * 2
         assert [(one.headers["idempotency-key"], one.message_id) for one in found] == [(str(key), str(key))] * 2
 
     @pytest.mark.parametrize("key", ["", " ", "k" * 300, 1.5])
-    def test_a_key_that_is_none_is_refused_before_anything_is_sent(self, place: Place, key: Any) -> None:
+    def test_a_key_that_is_none_is_refused_before_anything_is_sent(self, place: Environment, key: Any) -> None:
         with place.channel() as channel, pytest.raises(MissingKey):
             onefold_pika.send(channel, place.queue, b"{}", key=key)
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from onefold.queues import aio_pika, pika
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Delivery
 from onefold.queues._shared.consumer import WAIT
 from onefold.queues.keys import KEY_HEADER
@@ -20,8 +20,8 @@ DEFAULTS = {
     "missing_key": '`"never"`',
     "wait": f"{WAIT:g} s",
     "policy": "the guard's",
-    "attempts": str(_rabbitmq.ATTEMPTS),
-    "unacked_max": f"{_rabbitmq.UNACKED_MAX / 60:g} min",
+    "attempts": str(rabbitmq_consumer.ATTEMPTS),
+    "unacked_max": f"{rabbitmq_consumer.UNACKED_MAX / 60:g} min",
     "threads": "1",
 }
 
@@ -37,12 +37,12 @@ def test_the_page_names_every_argument_and_its_default() -> None:
 
 def test_both_clients_take_the_same_arguments() -> None:
     blocking = dict(inspect.signature(pika.guarded).parameters)
-    awaited = dict(inspect.signature(aio_pika.guarded).parameters)
-    for one in (blocking, awaited):
+    async_parameters = dict(inspect.signature(aio_pika.guarded).parameters)
+    for one in (blocking, async_parameters):
         one.pop("guard")
     blocking.pop("threads")
 
-    assert blocking == awaited
+    assert blocking == async_parameters
     assert [*inspect.signature(pika.send).parameters] == [*inspect.signature(aio_pika.send).parameters]
 
 
@@ -53,7 +53,7 @@ def test_the_page_names_what_a_handler_gets(name: str) -> None:
 
 def test_the_page_names_the_headers() -> None:
     message = Delivery(b"", {}, None, None, "", "", False, "1", None)
-    dead = _rabbitmq.Rules("charge", "dead").dead(message, "because")
+    dead = rabbitmq_consumer.Rules("charge", "dead").dead(message, "because")
 
     assert [name for name in dead.properties["headers"] if f"`{name}`" not in TEXT] == []
     assert f"`{KEY_HEADER}`" in TEXT

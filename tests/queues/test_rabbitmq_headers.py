@@ -13,21 +13,21 @@ import pika
 import pytest
 
 from onefold.queues._rabbitmq import aio_pika_messages as _aio_pika_messages
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq import pika_messages as _pika_messages
 from onefold.queues._rabbitmq.consumer import DROPPED_HEADER, FRAME_MAX, REASON_HEADER, Dead, fitted
-from tests.queues.rabbitmq_tools import COLOURS, Colour, Consumer, Place, until
+from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Colour:
-    chosen: Colour = request.param
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> Library:
+    chosen: Library = request.param
     return chosen
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str) -> Place:
-    return Place(rabbitmq_url, rabbitmq_name)
+def place(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
+    return Environment(rabbitmq_url, rabbitmq_name)
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def store(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rabbitmq, "FAILED_DELAY", 0.01)
-    monkeypatch.setattr(_rabbitmq, "DEAD_LETTER_DELAY", 0.05)
+    monkeypatch.setattr(rabbitmq_consumer, "FAILED_DELAY", 0.01)
+    monkeypatch.setattr(rabbitmq_consumer, "DEAD_LETTER_DELAY", 0.05)
 
 
-def send(place: Place, by: Colour, body: bytes, headers: dict[str, Any]) -> None:
+def send(place: Environment, by: Library, body: bytes, headers: dict[str, Any]) -> None:
     """As either client encodes it: aio-pika writes small numbers in two bytes, pika in five."""
     if by == "pika":
         place.send(body, headers=headers)
@@ -66,7 +66,7 @@ class Called:
 
 
 # What fits into a frame as it comes, and, with the reason or encoded by the other client, not as it would go.
-LARGE: list[tuple[Colour, dict[str, Any]]] = [
+LARGE: list[tuple[Library, dict[str, Any]]] = [
     ("pika", {"counts": [1] * 26_200}),
     ("pika", {"tables": {f"k{number}": 1 for number in range(11_000)}}),
     ("pika", {"texts": ["a"] * 21_835}),
@@ -78,13 +78,13 @@ LARGE: list[tuple[Colour, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("by", "headers"), LARGE, ids=lambda one: one if isinstance(one, str) else next(iter(one)))
 def test_one_message_does_not_end_the_connection_of_its_consumer(
-    colour: Colour, place: Place, store: str, by: Colour, headers: dict[str, Any]
+    library: Library, place: Environment, store: str, by: Library, headers: dict[str, Any]
 ) -> None:
     handle = Called()
     send(place, by, b"bad", headers)
     place.send_keyed("pay-1", b"good")
 
-    with Consumer(colour, place, store, handle) as consumer:
+    with Consumer(library, place, store, handle) as consumer:
         properties, body = place.letter()
         until(lambda: handle.bodies == [b"good"], "the good one ran")
         until(lambda: consumer.acks == 2, "both are acknowledged")

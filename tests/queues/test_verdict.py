@@ -31,7 +31,7 @@ from onefold.queues._shared.verdict import (
     HELD_MAX,
     SOON,
     Ack,
-    Failed,
+    HandlerRaised,
     Later,
     Never,
     Verdict,
@@ -61,7 +61,7 @@ def test_every_error_of_ours_has_a_verdict_and_tells_no_key(kind: type[Any]) -> 
 
     expected = {"ack": Ack, "later": Later, "never": Never, "by policy": Never, "read once": type(None)}
     expected["later or never"] = Never
-    assert type(verdict) is expected.get(MEANINGS[kind].queue, Failed)
+    assert type(verdict) is expected.get(MEANINGS[kind].queue, HandlerRaised)
     assert "secret-key" not in str(verdict)
 
 
@@ -75,7 +75,7 @@ def test_before_its_handler_has_begun_a_message_is_not_to_blame_for_a_usage_erro
 def test_the_handlers_own_error_is_left_to_the_broker() -> None:
     error = ValueError("no such account")
 
-    assert of_error(error) == Failed(error)
+    assert of_error(error) == HandlerRaised(error)
 
 
 def test_a_running_duplicate_comes_later_and_never_in_a_hot_loop() -> None:
@@ -170,19 +170,19 @@ def test_a_content_hash_has_to_be_meant() -> None:
 
 
 def test_no_verdict_is_false() -> None:
-    assert all((ACK, Later(1.0, ""), Never(""), Failed(ValueError())))
+    assert all((ACK, Later(1.0, ""), Never(""), HandlerRaised(ValueError())))
 
 
-# Deliveries, in both colours.
+# Deliveries, sync and async.
 
 Deliver = Callable[..., Verdict]
 
 
-class Place:
-    """A consumer of either colour on one store, and how often its handler ran."""
+class Environment:
+    """A sync or async consumer on one store, and how often its handler ran."""
 
-    def __init__(self, *, awaited: bool) -> None:
-        self.awaited = awaited
+    def __init__(self, *, is_async: bool) -> None:
+        self.is_async = is_async
         self.runs = 0
         self.error: Exception | None = None
         self.store: Any = None
@@ -200,7 +200,7 @@ class Place:
         """Twice, to one consumer."""
         sent = message() if sent is None else sent
         options = {"key": keys.header()} | options
-        if not self.awaited:
+        if not self.is_async:
             with Guard(source) as guard:
                 consuming = Consuming(guard, "charge", self.handle, **options)
                 return [consuming.deliver(sent, "body") for _ in range(2)]
@@ -214,23 +214,23 @@ class Place:
 
 
 @pytest.fixture(params=[False, True], ids=["blocking", "awaiting"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return Place(awaited=request.param)
+def place(request: pytest.FixtureRequest) -> Environment:
+    return Environment(is_async=request.param)
 
 
-def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(place: Place) -> None:
+def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(place: Environment) -> None:
     assert place.deliver() == [ACK, ACK]
     assert place.runs == 1
 
 
-def test_a_handler_that_fails_is_left_to_the_broker_and_runs_again(place: Place) -> None:
+def test_a_handler_that_fails_is_left_to_the_broker_and_runs_again(place: Environment) -> None:
     place.error = ValueError("no")
 
-    assert place.deliver() == [Failed(place.error), Failed(place.error)]
+    assert place.deliver() == [HandlerRaised(place.error), HandlerRaised(place.error)]
     assert place.runs == 2
 
 
-def test_a_message_without_a_key_follows_the_policy(place: Place) -> None:
+def test_a_message_without_a_key_follows_the_policy(place: Environment) -> None:
     refused = place.deliver(message(headers={}))
     ran_before = place.runs
     run = place.deliver(message(headers={}), missing_key="run")
@@ -353,7 +353,7 @@ def test_key_reused_and_best_effort() -> None:
         consuming = Consuming(guard, "notify", _times_out, key=keys.header())
         verdicts = [consuming.deliver(message(), "body") for _ in range(2)]
 
-    assert isinstance(verdicts[0], Failed)
+    assert isinstance(verdicts[0], HandlerRaised)
     assert verdicts[1] == ACK
 
 
@@ -361,7 +361,7 @@ def _times_out(_body: str) -> None:
     raise TimeoutError
 
 
-def test_the_wrong_colour_is_refused_at_once() -> None:
+def test_sync_for_async_is_refused_at_once() -> None:
     async def handler(body: str) -> None: ...
 
     def plain(body: str) -> None: ...
@@ -392,6 +392,6 @@ def test_a_handler_with_tx_commits_with_its_record(tmp_path: Any) -> None:
         failed = consuming.deliver(message(headers={"idempotency-key": "other"}), "fail")
 
     assert verdicts == [ACK, ACK]
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, HandlerRaised)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT body FROM effects").fetchall() == [("ok",)]

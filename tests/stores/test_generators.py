@@ -28,7 +28,7 @@ class Sender:
 
 
 class AsyncSender:
-    """The same, awaited."""
+    """The async counterpart."""
 
     def __init__(self, sync: Sender) -> None:
         self.sync = sync
@@ -46,12 +46,12 @@ def blocking(work: Work[Any], sender: Sender) -> Any:
     return run(work, sender)
 
 
-def awaited(work: Work[Any], sender: Sender) -> Any:
+def is_async(work: Work[Any], sender: Sender) -> Any:
     return asyncio.run(run_async(work, AsyncSender(sender)))
 
 
 Drive = Callable[[Work[Any], Sender], Any]
-both = pytest.mark.parametrize("drive", [blocking, awaited])
+both = pytest.mark.parametrize("drive", [blocking, is_async])
 
 
 @both

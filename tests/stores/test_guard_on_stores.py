@@ -1,4 +1,4 @@
-"""Guards on every store with batches: the production flows on real servers, and mixed batches in both colours."""
+"""Guards on every store with batches: the production flows on real servers, and mixed batches sync and async."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from onefold import AsyncGuard, Guard, InProgress, KeyReused, OnHold, Outcome, OutcomeUnknown, Policy, current, done
 from onefold._delivery import decide as _decide
 from onefold._delivery.decide import Then
-from onefold._model import Asked, Claim, State
+from onefold._model import Claim, DeliveryRequest, State
 from tests.stores.redis.tools import entry
 from tests.support import eventually, in_time
 
@@ -52,7 +52,7 @@ class Desk:
 
 HOLDING = Policy(after_crash="hold")
 BRIEF = Policy(keep="50ms")
-RUNNING = entry("running", lease=900.0, stay=900.0)
+RUNNING = entry("running", lease=900.0, ttl=900.0)
 
 BATCH = ["new", "finished", "running", "doubtful", "expired", "new", "poison", "finished", "another", "open"]
 
@@ -102,7 +102,7 @@ def _fails_after_a_step() -> None:
     raise ZeroDivisionError
 
 
-def test_a_mixed_batch_gives_each_message_its_own_answer_awaited(url: str) -> None:
+def test_a_mixed_batch_gives_each_message_its_own_answer_async(url: str) -> None:
     async def fails_after_a_step() -> None:
         await current().step("first", lambda: asyncio.sleep(0, "noted"))
         raise ZeroDivisionError
@@ -212,11 +212,11 @@ def check_bypasses(guard: Guard, *, lease: float = 0.001) -> None:
     failed = guard.read("charge", "pay_1")
     assert failed is not None
     assert (failed.state, failed.result, failed.bypasses) == (State.DONE, before.result, 0)
-    assert failed.stay_left == pytest.approx(before.stay_left, abs=600)
+    assert failed.ttl_left == pytest.approx(before.ttl_left, abs=600)
 
-    dead = _decide.entry(Then.RUN_AGAIN, failed, Asked(failed.address, None, True), guard.policy, b"d" * 16)
+    dead = _decide.entry(Then.RUN_AGAIN, failed, DeliveryRequest(failed.address, None, True), guard.policy, b"d" * 16)
     assert guard.store.claim(replace(dead, lease=lease), replacing=failed) is None
-    assert guard.store.extend(Claim(dead.address, dead.token, lease, dead.stay), dead.notes) is True
+    assert guard.store.extend(Claim(dead.address, dead.token, lease, dead.ttl), dead.notes) is True
     running = guard.read("charge", "pay_1")
     assert running is not None
     assert (running.state, running.result, running.notes) == (State.RUNNING, before.result, dead.notes)

@@ -1,4 +1,4 @@
-"""The memory store: the contract in both colours, and what it alone promises."""
+"""The memory store: the contract sync and async, and what it alone promises."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claim_of(entry: Entry) -> Claim:
     return Claim(entry.address, entry.token, 30.0, 60.0)
 
 
-DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
+DONE = Ending(state=State.DONE, ttl=60.0, result=b"result")
 
 
 class TestALimit:
@@ -55,12 +55,12 @@ class TestALimit:
 
         assert [store.read(entry(number).address) is not None for number in (1, 2, 3)] == [True, True, False]
 
-    def test_what_is_past_its_stay_makes_room(self) -> None:
+    def test_what_has_expired_makes_room(self) -> None:
         clock = Clock()
         store = MemoryStore(limit=10, clock=clock)
         for number in range(10):
-            # Only the last one will be past its stay: a few steps of the sweep do not come that far.
-            store.claim(entry(number, stay=math.inf if number < 9 else 60.0))
+            # Only the last one will have expired: a few steps of the sweep do not come that far.
+            store.claim(entry(number, ttl=math.inf if number < 9 else 60.0))
         clock.advance("61s")
 
         assert store.claim(entry(10)) is None
@@ -122,11 +122,11 @@ class TestCosts:
         assert isinstance(store._rows, CountedRows)
         assert store._rows.touched >= 20
 
-    def test_records_past_their_stay_are_swept_as_new_ones_come(self) -> None:
+    def test_expired_records_are_swept_as_new_ones_come(self) -> None:
         clock = Clock()
         store = MemoryStore(clock=clock)
         for number in range(100):
-            store.claim(entry(number, stay=60.0))
+            store.claim(entry(number, ttl=60.0))
         clock.advance("61s")
 
         for number in range(100, 200):

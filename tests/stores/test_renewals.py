@@ -91,7 +91,7 @@ def observer(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Observe
 
 
 # A source for a guard, how to hold all of it, and the URL of the same place for others.
-Place = tuple[Any, Callable[[], Any], str]
+Environment = tuple[Any, Callable[[], Any], str]
 
 
 @contextmanager
@@ -105,49 +105,49 @@ def all_of(take: Callable[[], Any], give_back: Callable[[Any], object]) -> Itera
 
 
 @contextmanager
-def psycopg_pool_of(request: pytest.FixtureRequest) -> Iterator[Place]:
+def psycopg_pool_of(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     with psycopg_pool.ConnectionPool(url, min_size=0, max_size=SIZE, timeout=NO_PATIENCE, open=True) as pool:
         yield pool, lambda: all_of(pool.getconn, pool.putconn), url
 
 
 @contextmanager
-def psycopg_null_pool_of(request: pytest.FixtureRequest) -> Iterator[Place]:
+def psycopg_null_pool_of(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     with psycopg_pool.NullConnectionPool(url, max_size=SIZE, timeout=NO_PATIENCE, open=True) as pool:
         yield pool, lambda: all_of(pool.getconn, pool.putconn), url
 
 
 @contextmanager
-def engine_of(url: str, seen: str, **options: Any) -> Iterator[Place]:
+def engine_of(url: str, seen: str, **options: Any) -> Iterator[Environment]:
     engine = create_engine(url, **({"pool_size": SIZE, "max_overflow": 0, "pool_timeout": NO_PATIENCE} | options))
     yield engine, lambda: all_of(engine.connect, lambda one: one.close()), seen
     engine.dispose()
 
 
 @contextmanager
-def postgres_engine(request: pytest.FixtureRequest) -> Iterator[Place]:
+def postgres_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     with engine_of(url.replace("postgresql://", "postgresql+psycopg://"), url) as place:
         yield place
 
 
 @contextmanager
-def mysql_engine(request: pytest.FixtureRequest) -> Iterator[Place]:
+def mysql_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("mysql_url")
     with engine_of(url.replace("mysql://", "mysql+pymysql://").partition("?")[0], url) as place:
         yield place
 
 
 @contextmanager
-def sqlite_engine(request: pytest.FixtureRequest) -> Iterator[Place]:
+def sqlite_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = f"sqlite:///{request.getfixturevalue('tmp_path') / 'records.db'}"
     with engine_of(url, url.replace("sqlite:///", "sqlite:////")) as place:
         yield place
 
 
 @contextmanager
-def static_engine(request: pytest.FixtureRequest) -> Iterator[Place]:
+def static_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=StaticPool)
     yield engine, lambda: all_of(engine.connect, lambda one: one.close()), url
@@ -155,7 +155,7 @@ def static_engine(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @contextmanager
-def redis_pool_of(request: pytest.FixtureRequest, kind: Any, **options: Any) -> Iterator[Place]:
+def redis_pool_of(request: pytest.FixtureRequest, kind: Any, **options: Any) -> Iterator[Environment]:
     url = request.getfixturevalue("redis_url")
     pool = kind.from_url(url, max_connections=SIZE, **options)
     client = redis.Redis(connection_pool=pool)
@@ -165,19 +165,19 @@ def redis_pool_of(request: pytest.FixtureRequest, kind: Any, **options: Any) -> 
 
 
 @contextmanager
-def redis_client(request: pytest.FixtureRequest) -> Iterator[Place]:
+def redis_client(request: pytest.FixtureRequest) -> Iterator[Environment]:
     with redis_pool_of(request, redis.ConnectionPool) as place:
         yield place
 
 
 @contextmanager
-def blocking_redis_client(request: pytest.FixtureRequest) -> Iterator[Place]:
+def blocking_redis_client(request: pytest.FixtureRequest) -> Iterator[Environment]:
     with redis_pool_of(request, redis.BlockingConnectionPool, timeout=NO_PATIENCE) as place:
         yield place
 
 
 @contextmanager
-def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Place]:
+def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("redis_cluster_url")
     client: Any = redis.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
     pools = [client.get_redis_connection(node).connection_pool for node in client.get_primaries()]
@@ -194,7 +194,7 @@ def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @contextmanager
-def django_pool(request: pytest.FixtureRequest) -> Iterator[Place]:
+def django_pool(request: pytest.FixtureRequest) -> Iterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     pool = {"min_size": 0, "max_size": SIZE, "timeout": NO_PATIENCE}
     with project(), alias_of("postgres", url, OPTIONS={"pool": pool}) as alias:
@@ -217,7 +217,7 @@ def lent_by(guard: Guard) -> Any:
     """Every connection of a pool of ours, as handlers of `transactional` hold them."""
     stack = ExitStack()
     for _ in range(SIZE):
-        stack.enter_context(guard.store._pool.lend())
+        stack.enter_context(guard.store._pool.acquire())
     return stack
 
 
@@ -288,7 +288,7 @@ def test_a_claim_is_ended_while_other_handlers_hold_everything(
         assert observer(url).guard.run("charge", "pay_1", lambda: "theirs").replayed
 
 
-# The same, awaited.
+# The async counterpart.
 
 
 @asynccontextmanager
@@ -304,7 +304,7 @@ async def all_awaited(
 
 
 @asynccontextmanager
-async def async_psycopg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def async_psycopg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     pool = psycopg_pool.AsyncConnectionPool(url, min_size=0, max_size=SIZE, timeout=NO_PATIENCE, open=False)
     async with pool:
@@ -312,42 +312,42 @@ async def async_psycopg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Pl
 
 
 @asynccontextmanager
-async def asyncpg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def asyncpg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     async with asyncpg.create_pool(url, min_size=0, max_size=SIZE) as pool:
         yield pool, lambda: all_awaited(pool.acquire, pool.release), url
 
 
 @asynccontextmanager
-async def async_engine(url: str, seen: str) -> AsyncIterator[Place]:
+async def async_engine(url: str, seen: str) -> AsyncIterator[Environment]:
     engine = create_async_engine(url, pool_size=SIZE, max_overflow=0, pool_timeout=NO_PATIENCE)
     yield engine, lambda: all_awaited(lambda: engine.connect().start(), lambda one: one.close()), seen
     await engine.dispose()
 
 
 @asynccontextmanager
-async def async_postgres_engine(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def async_postgres_engine(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     url = request.getfixturevalue("postgres_url")
     async with async_engine(url.replace("postgresql://", "postgresql+asyncpg://"), url) as place:
         yield place
 
 
 @asynccontextmanager
-async def async_mysql_engine(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def async_mysql_engine(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     url = request.getfixturevalue("mysql_url")
     async with async_engine(url.replace("mysql://", "mysql+asyncmy://").partition("?")[0], url) as place:
         yield place
 
 
 @asynccontextmanager
-async def async_sqlite_engine(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def async_sqlite_engine(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     path = request.getfixturevalue("tmp_path") / "records.db"
     async with async_engine(f"sqlite+aiosqlite:///{path}", f"sqlite:////{path}") as place:
         yield place
 
 
 @asynccontextmanager
-async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     url = request.getfixturevalue("redis_url")
     pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=SIZE, timeout=NO_PATIENCE)
     client = redis.asyncio.Redis(connection_pool=pool)
@@ -357,7 +357,7 @@ async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Pl
 
 
 @asynccontextmanager
-async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     url = request.getfixturevalue("redis_cluster_url")
     client: Any = redis.asyncio.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
     await client.initialize()
@@ -376,7 +376,7 @@ async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIte
 
 
 @asynccontextmanager
-async def aiobotocore_client(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def aiobotocore_client(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
     from aiobotocore.config import AioConfig
     from aiobotocore.session import get_session
 
@@ -400,7 +400,7 @@ async def aiobotocore_client(request: pytest.FixtureRequest) -> AsyncIterator[Pl
         yield lambda: AsyncDynamoDBStore(table_of(url), client=client), hold, url
 
 
-AWAITED: Final = {
+ASYNC: Final = {
     "psycopg_pool": async_psycopg_pool,
     "asyncpg": asyncpg_pool,
     "SQLAlchemy, asyncpg": async_postgres_engine,
@@ -412,12 +412,12 @@ AWAITED: Final = {
 }
 
 
-@pytest.mark.parametrize("place", AWAITED)
+@pytest.mark.parametrize("place", ASYNC)
 def test_tasks_that_hold_everything_do_not_cost_a_claim(
     place: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer], lease: float
 ) -> None:
     async def story() -> None:
-        async with AWAITED[place](request) as (source, hold, url):
+        async with ASYNC[place](request) as (source, hold, url):
             other, effects = observer(url), []
             guard = AsyncGuard(source, policy=Policy(lease=lease))
 

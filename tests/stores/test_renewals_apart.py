@@ -39,11 +39,11 @@ BEATS: Final = 3
 
 
 def entry(key: str, lease: float = LEASE) -> Entry:
-    return Entry(address=Address("", "charge", key), token=os.urandom(16), lease=lease, stay=2 * HOUR)
+    return Entry(address=Address("", "charge", key), token=os.urandom(16), lease=lease, ttl=2 * HOUR)
 
 
 def claim_of(one: Entry) -> Claim:
-    return Claim(one.address, one.token, one.lease, one.stay)
+    return Claim(one.address, one.token, one.lease, one.ttl)
 
 
 def revision(store: Any, one: Entry) -> int:
@@ -153,7 +153,7 @@ def test_a_batch_does_not_wait_for_a_row_at_all(sql: Any, words: str) -> None:
 
 @pytest.mark.parametrize("server", ["postgres", "mysql"])
 @pytest.mark.parametrize("library", ["", pytest.param("SQLAlchemy", marks=pytest.mark.more)])
-def test_a_locked_row_costs_no_other_claim_its_awaited_renewal(
+def test_a_locked_row_costs_no_other_claim_its_async_renewal(
     server: str, library: str, request: pytest.FixtureRequest
 ) -> None:
     url = request.getfixturevalue(f"{server}_url")
@@ -267,12 +267,12 @@ class AsyncPartly(Partly):
     claim_all = close_all = extend_all  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("colour", ["blocking", "awaited"])
-def test_what_was_not_renewed_is_late_and_not_lost(colour: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_what_was_not_renewed_is_late_and_not_lost(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     heard, claims = Heard(), [claim_of(entry(key, 30.0)) for key in "ab"]
     sent = time.monotonic() - 15.0
     teller = Teller([heard])
-    if colour == "blocking":
+    if mode == "blocking":
         heartbeat = Heartbeat(Partly, teller)
         beats = heartbeat.beats
         beats.add(claims, sent)
@@ -280,11 +280,11 @@ def test_what_was_not_renewed_is_late_and_not_lost(colour: str, caplog: pytest.L
     else:
 
         async def story() -> Any:
-            awaited = AsyncHeartbeat(AsyncPartly, teller)
-            here = awaited._here()
+            async_heartbeat = AsyncHeartbeat(AsyncPartly, teller)
+            here = async_heartbeat._here()
             here.beats.add(claims, sent)
-            await awaited.beat(here)
-            awaited.close()
+            await async_heartbeat.beat(here)
+            async_heartbeat.close()
             return here.beats
 
         beats = in_time(story())
@@ -421,7 +421,7 @@ def test_a_renewal_that_hangs_does_not_keep_a_heartbeat_from_being_closed(
     assert not heartbeat.beats
 
 
-def test_of_a_store_that_is_awaited_one_by_one_each_answer_counts_by_itself() -> None:
+def test_of_a_store_that_is_async_one_by_one_each_answer_counts_by_itself() -> None:
     store, claims, began = AsyncOneByOne(), [claim_of(entry(key, 30.0)) for key in KEYS], time.monotonic()
 
     async def story() -> Any:
@@ -443,9 +443,9 @@ def test_of_a_store_that_is_awaited_one_by_one_each_answer_counts_by_itself() ->
 # DynamoDB, where each claim is a request.
 
 
-@pytest.mark.parametrize("colour", ["blocking", "awaited"])
+@pytest.mark.parametrize("mode", ["blocking", "async"])
 def test_a_request_to_dynamodb_that_hangs_costs_no_other_claim_its_renewal(
-    colour: str, dynamodb_url: str, fast: None
+    mode: str, dynamodb_url: str, fast: None
 ) -> None:
     entries = [entry(f"key-{number}", HOUR) for number in range(5)]
     claims = [claim_of(one) for one in entries]
@@ -454,7 +454,7 @@ def test_a_request_to_dynamodb_that_hangs_costs_no_other_claim_its_renewal(
         def others_are_renewed() -> bool:
             return all(revision(other.store, one) > BEATS for one in entries[1:])
 
-        if colour == "blocking":
+        if mode == "blocking":
             store = Guard(f"{proxy.url()}&timeout={PATIENCE}s").store
             for one in entries:
                 assert store.claim(one) is None
@@ -492,21 +492,21 @@ def silencing(key: bytes) -> bytes:
     return SILENT % (len(key), key)
 
 
-def spread_over(line: Any, keys: Callable[[Address], bytes]) -> tuple[list[Entry], list[Entry], Any, bytes]:
+def spread_over(sender: Any, keys: Callable[[Address], bytes]) -> tuple[list[Entry], list[Entry], Any, bytes]:
     """Claims at one primary, claims at the others, that primary, and a name of nothing that it has."""
     entries = [entry(f"key-{number}", HOUR) for number in range(30)]
-    place = line.place_of(keys(entries[0].address))
-    here = [one for one in entries if line.place_of(keys(one.address)) is place]
-    name = next(name for name in (b"nothing-%d" % number for number in range(1_000)) if line.place_of(name) is place)
-    return here, [one for one in entries if one not in here], place, name
+    node = sender.node_of(keys(entries[0].address))
+    here = [one for one in entries if sender.node_of(keys(one.address)) is node]
+    name = next(name for name in (b"nothing-%d" % number for number in range(1_000)) if sender.node_of(name) is node)
+    return here, [one for one in entries if one not in here], node, name
 
 
 def test_a_silent_primary_costs_no_claim_of_the_others_its_renewal(redis_cluster_url: str, fast: None) -> None:
     store, other = RedisStore(f"{redis_cluster_url}?socket_timeout={PATIENCE}s"), RedisStore(redis_cluster_url)
-    line = store._renewing().line
-    here, elsewhere, place, name = spread_over(line, store._key)
+    sender = store._renewing().sender
+    here, elsewhere, node, name = spread_over(sender, store._key)
     assert store.claim_all([*here, *elsewhere]) == [None] * 30
-    (connection,) = line.lender._idle[line._pool(place)]  # type: ignore[attr-defined]
+    (connection,) = sender.connections._idle[sender._pool(node)]  # type: ignore[attr-defined]
     connection.send_packed_command([silencing(name)])
     heartbeat = Heartbeat(lambda: store, Teller())
 
@@ -515,21 +515,21 @@ def test_a_silent_primary_costs_no_claim_of_the_others_its_renewal(redis_cluster
     try:
         assert eventually(lambda: all(revision(other, one) > BEATS for one in elsewhere))
     finally:
-        store._line.client.rpush(name, b"something")  # type: ignore[union-attr]
+        store._sender.client.rpush(name, b"something")  # type: ignore[union-attr]
         heartbeat.close()
         store.close()
         other.close()
 
 
-def test_a_silent_primary_costs_no_claim_of_the_others_its_awaited_renewal(redis_cluster_url: str, fast: None) -> None:
+def test_a_silent_primary_costs_no_claim_of_the_others_its_async_renewal(redis_cluster_url: str, fast: None) -> None:
     other = RedisStore(redis_cluster_url)
 
     async def story() -> None:
         store = AsyncRedisStore(f"{redis_cluster_url}?socket_timeout={PATIENCE}s")
-        line = await store._loops.renewals()
-        here, elsewhere, place, name = spread_over(line, store._key)
+        sender = await store._loops.renewals()
+        here, elsewhere, node, name = spread_over(sender, store._key)
         assert await store.claim_all([*here, *elsewhere]) == [None] * 30
-        await line._connections[place.name].send_packed_command([silencing(name)])
+        await sender._connections[node.name].send_packed_command([silencing(name)])
         heartbeat = AsyncHeartbeat(lambda: store, Teller())
         heartbeat.watch([claim_of(one) for one in (*here, *elsewhere)], time.monotonic())
         assert await asyncio.to_thread(eventually, lambda: all(revision(other, one) > BEATS for one in elsewhere))

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable, current
-from onefold._model import Close, Ending, Memory, State
+from onefold._model import Close, Ending, Released, State
 from onefold.keys import address
 from onefold.stores.base import Query
 from tests.stores.test_renewals_apart import HOUR, claim_of, entry, locking, through
@@ -23,7 +23,7 @@ from tests.support import elsewhere, in_time
 LEASE: Final = 2.0
 SIZE: Final = 2
 
-DONE: Final = Ending(state=State.DONE, stay=HOUR)
+DONE: Final = Ending(state=State.DONE, ttl=HOUR)
 
 
 def with_options(url: str, options: str) -> str:
@@ -36,7 +36,7 @@ Source = tuple[Any, Callable[[Any], Any]]
 
 @asynccontextmanager
 async def ours(url: str) -> AsyncIterator[Source]:
-    yield with_options(url, f"pool_size={SIZE}"), lambda guard: guard.store._pool.lend()
+    yield with_options(url, f"pool_size={SIZE}"), lambda guard: guard.store._pool.acquire()
 
 
 @asynccontextmanager
@@ -140,14 +140,14 @@ def test_an_end_on_the_reserved_connection_waits_for_nobodys_row(server: str, re
     ends: list[Callable[[], object]] = [
         lambda: store.finish(claim, DONE),
         lambda: store.release(claim),
-        lambda: store.release(claim, Memory(attempt=1, stay=HOUR)),
+        lambda: store.release(claim, Released(attempt=1, ttl=HOUR)),
         lambda: store.extend(claim, b"\x80"),
         lambda: store.close_all([Close(claim, DONE), Close(claim_of(others[0]), DONE)]),
     ]
     with ExitStack() as stack:
         stack.callback(guard.close)
         unlock = stack.enter_context(locking(url, "held"))
-        stack.enter_context(store._pool.lend())
+        stack.enter_context(store._pool.acquire())
         for end in ends:
             with pytest.raises(
                 StoreUnavailable, match=rf"charge \[key {held.address.digest}\]: another transaction holds"

@@ -13,7 +13,7 @@ import pytest
 from onefold import Guard, State, StoreUnavailable
 from onefold.stores import sqlite
 from onefold.stores.base import Query
-from onefold.stores.sql import dialect as _sql_dialect
+from onefold.stores.sql import dialect as sql_dialect
 from onefold.stores.sql import records as _sql
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlite import SqliteStore
@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def old_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The code believes that it is of version 1."""
-    for module in (_sql, _sql_dialect, sqlite):
+    for module in (_sql, sql_dialect, sqlite):
         monkeypatch.setattr(module, "VERSION", 1)
     yield
     monkeypatch.undo()

@@ -62,7 +62,7 @@ def test_whoever_goes_on_interrupting_ends_the_delivery_and_the_claim_stays_unti
     found = store.read(CHARGE)
     assert (store.sent, found and found.state) == (sent, State.RUNNING)
     # Nobody renews it any more.
-    heartbeat = guard._tools().heartbeat
+    heartbeat = guard._context().heartbeat
     assert found is not None
     assert heartbeat is not None
     assert heartbeat.find(found.token) is None

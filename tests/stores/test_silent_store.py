@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from onefold import AsyncGuard, Guard, OutcomeUnknown, Policy, _interrupts, current
-from onefold.stores.base import Claim, Ending, Memory
+from onefold.stores.base import Claim, Ending, Released
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from services.proxy import Proxy
 from tests.faults.cancel_tools import DRIVERS
@@ -53,9 +53,9 @@ class Silent(AsyncMemoryStore):
         await self._heard()
         return await super().finish(claim, ending)
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
         await self._heard()
-        return await super().release(claim, memory)
+        return await super().release(claim, released)
 
 
 def test_a_step_whose_log_the_store_does_not_take_raises_when_its_lease_is_over() -> None:

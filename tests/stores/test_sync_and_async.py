@@ -28,7 +28,7 @@ BLOCKING: dict[str, Callable[[], Any]] = {
     "a client of Redis": redis.Redis,
     "a session of boto3": boto3.Session,
 }
-AWAITED: dict[str, Callable[[], Any]] = {
+ASYNC: dict[str, Callable[[], Any]] = {
     "a store": AsyncMemoryStore,
     "an engine": lambda: create_async_engine("sqlite+aiosqlite://"),
     "a sessionmaker": lambda: async_sessionmaker(create_async_engine("sqlite+aiosqlite://")),
@@ -38,12 +38,12 @@ AWAITED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", AWAITED.values(), ids=AWAITED)
-def test_a_guard_refuses_what_is_awaited(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("make", ASYNC.values(), ids=ASYNC)
+def test_a_guard_refuses_what_is_async(make: Callable[[], Any]) -> None:
     with pytest.raises(UsageError):
         Guard(make())
     with pytest.raises(UsageError):
-        Guard("memory:", also_read=make())
+        Guard("memory:", migrate_from=make())
     AsyncGuard(make())
 
 
@@ -52,7 +52,7 @@ def test_an_async_guard_refuses_what_blocks(make: Callable[[], Any]) -> None:
     with pytest.raises(UsageError):
         AsyncGuard(make())
     with pytest.raises(UsageError):
-        AsyncGuard("memory:", also_read=make())
+        AsyncGuard("memory:", migrate_from=make())
     Guard(make())
 
 

@@ -184,15 +184,15 @@ def test_without_sqlalchemy_its_store_says_what_to_install() -> None:
 @pytest.mark.parametrize("rest", ["data[1.db", "a]b", "[zz]", "h\u2100x", "table?endpoint_url=http://["])
 @pytest.mark.parametrize("scheme", sorted(schemes()))
 def test_what_no_parser_can_read_is_a_usage_error_of_every_store(scheme: str, rest: str) -> None:
-    for awaited in (False, True):
-        assert refusal(partial(open_store, awaited=awaited), f"{scheme}://{rest}")
+    for is_async in (False, True):
+        assert refusal(partial(open_store, is_async=is_async), f"{scheme}://{rest}")
 
 
 def test_a_file_after_two_slashes_is_told_how_to_write_it() -> None:
-    assert "write sqlite:///relative.db" in refusal(lambda: open_store("sqlite://data[1.db", awaited=False))
+    assert "write sqlite:///relative.db" in refusal(lambda: open_store("sqlite://data[1.db", is_async=False))
 
 
 def test_an_endpoint_whose_port_is_none_is_refused() -> None:
-    said = refusal(lambda: open_store("dynamodb://table?endpoint_url=http://localhost:x", awaited=False))
+    said = refusal(lambda: open_store("dynamodb://table?endpoint_url=http://localhost:x", is_async=False))
 
     assert "http://127.0.0.1:8000" in said

@@ -18,7 +18,7 @@ import redis
 from sqlalchemy import create_engine
 
 from onefold import Guard, StoreUnavailable
-from onefold._model import Claim, Memory
+from onefold._model import Claim, Released
 from onefold.stores.dynamodb import DynamoDBStore
 from tests.support import PATIENCE, ProxyStore
 
@@ -35,9 +35,9 @@ class Counted:
         self._release = guard.store.release
         guard.store.release = self.release
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         self.releases += 1
-        return bool(self._release(claim, memory))
+        return bool(self._release(claim, released))
 
     def refuses(self) -> bool:
         """Whether a delivery is refused, its claim not having come as far as the store."""
@@ -91,7 +91,7 @@ def engine_in_use(request: pytest.FixtureRequest, stack: ExitStack) -> Guard:
 def own_pool_in_use(request: pytest.FixtureRequest, stack: ExitStack) -> Guard:
     guard = Guard(f"{request.getfixturevalue('postgres_url')}?pool_size=1&pool_timeout={SHORT}s")
     guard.run("charge", "earlier", lambda: None)
-    stack.enter_context(guard.store._pool.lend())
+    stack.enter_context(guard.store._pool.acquire())
     return guard
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from onefold.stores.base import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Query, Record, State
+from onefold.stores.base import GONE, Address, Claim, Close, Ending, Entry, Gone, Query, Record, Released, State
 from onefold.stores.memory import MemoryStore, Row
 from tests.support import PATIENCE
 
@@ -238,9 +238,9 @@ class Careless(MemoryStore):
         self._now_in = "extend"
         return super()._extend(claim, notes, now)
 
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         self._now_in = "release"
-        return super()._release(claim, memory, now)
+        return super()._release(claim, released, now)
 
     def _mine(self, claim: Claim, now: float) -> Row | None:
         return self._alive(claim.address, now) if self._now_in == self.careless else super()._mine(claim, now)
@@ -286,7 +286,7 @@ class FinishKeepsOldNotes(MemoryStore):
 @noticed_by("a_held_record_is_finished_forever", "forever_stays")
 class CapsForever(MemoryStore):
     def _finish(self, claim: Claim, ending: Ending, now: float) -> bool:
-        return super()._finish(claim, replace(ending, stay=min(ending.stay, 1e9)), now)
+        return super()._finish(claim, replace(ending, ttl=min(ending.ttl, 1e9)), now)
 
 
 @noticed_by("finish_of_an_absent_record_is_refused_and_writes_nothing")
@@ -309,7 +309,7 @@ class NeverShortensALease(MemoryStore):
 class ExtendsOnlyTheLease(MemoryStore):
     def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
         row = self._rows.get(claim.address)
-        return super()._extend(claim if row is None else replace(claim, stay=row.expires - now), notes, now)
+        return super()._extend(claim if row is None else replace(claim, ttl=row.expires - now), notes, now)
 
 
 @noticed_by("extend_keeps_the_notes_until_there_are_new_ones")
@@ -335,7 +335,7 @@ class ExtendsWhatIsHeld(MemoryStore):
     def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
         ours = super()._extend(claim, notes, now)
         if ours:
-            self._rows[claim.address] = replace(self._rows[claim.address], expires=now + claim.stay)
+            self._rows[claim.address] = replace(self._rows[claim.address], expires=now + claim.ttl)
         return ours
 
 
@@ -368,38 +368,38 @@ class ExtendsNothing(MemoryStore):
 
 @noticed_by("release_frees_the_address", "a_take_over_of_nothing_is_gone_and_writes_nothing")
 class ReleaseAlwaysLeavesAMemory(MemoryStore):
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
-        return super()._release(claim, memory or Memory(stay=math.inf, attempt=1), now)
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
+        return super()._release(claim, released or Released(ttl=math.inf, attempt=1), now)
 
 
 @noticed_by("release_forgets_a_record_in_every_state")
 class ReleasesOnlyWhatRuns(MemoryStore):
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         row = self._mine(claim, now)
         if row is not None and row.state is State.DONE:
             return False
-        return super()._release(claim, memory, now)
+        return super()._release(claim, released, now)
 
 
 @noticed_by("release_of_an_absent_record_has_succeeded_before", "release_frees_the_address")
 class ReleaseOfNothingFails(MemoryStore):
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
-        return self._mine(claim, now) is not None and super()._release(claim, memory, now)
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
+        return self._mine(claim, now) is not None and super()._release(claim, released, now)
 
 
 @noticed_by("release_with_a_memory_leaves_the_record_open")
 class ReleaseHasNoMemory(MemoryStore):
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         return super()._release(claim, None, now)
 
 
 @noticed_by("a_memory_without_notes_clears_them")
 class ReleaseKeepsOldNotes(MemoryStore):
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         row = self._mine(claim, now)
-        if row is not None and memory is not None and memory.notes is None:
-            memory = replace(memory, notes=row.notes)
-        return super()._release(claim, memory, now)
+        if row is not None and released is not None and released.notes is None:
+            released = replace(released, notes=row.notes)
+        return super()._release(claim, released, now)
 
 
 # Revisions
@@ -436,9 +436,9 @@ class FinishesWithoutCounting(Uncounted):
     "a_take_over_is_refused_if_the_owner_has_left_the_record_open",
 )
 class ReleasesWithoutCounting(Uncounted):
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         before = self._rows.get(claim.address)
-        ours = super()._release(claim, memory, now)
+        ours = super()._release(claim, released, now)
         self._put_back(claim.address, before)
         return ours
 
@@ -574,10 +574,10 @@ class Rewrites(MemoryStore):
         ending = replace(ending, result=self.rewritten(ending.result), notes=self.rewritten(ending.notes))
         return super()._finish(claim, ending, now)
 
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
-        if memory is not None:
-            memory = replace(memory, notes=self.rewritten(memory.notes))
-        return super()._release(claim, memory, now)
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
+        if released is not None:
+            released = replace(released, notes=self.rewritten(released.notes))
+        return super()._release(claim, released, now)
 
 
 @noticed_by("results_come_back_byte_for_byte", "notes_come_back_byte_for_byte")
@@ -640,7 +640,7 @@ class FinishNeverShortensAStay(MemoryStore):
     def _finish(self, claim: Claim, ending: Ending, now: float) -> bool:
         row = self._mine(claim, now)
         if row is not None:
-            ending = replace(ending, stay=max(ending.stay, row.expires - now))
+            ending = replace(ending, ttl=max(ending.ttl, row.expires - now))
         return super()._finish(claim, ending, now)
 
 
@@ -782,7 +782,7 @@ class ClosesAllForAnybody(MemoryStore):
 @noticed_by("releasing_all_equals_releasing_each", "closing_all_takes_every_way_to_close_in_one_batch")
 class ClosesAllWithoutForgetting(MemoryStore):
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        left = Memory(stay=math.inf, attempt=1)
+        left = Released(ttl=math.inf, attempt=1)
         return super().close_all([replace(close, by=close.by or left) for close in closes])
 
 
@@ -790,7 +790,7 @@ class ClosesAllWithoutForgetting(MemoryStore):
 class ClosesAllWithoutAMemory(MemoryStore):
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return super().close_all(
-            [replace(close, by=None if isinstance(close.by, Memory) else close.by) for close in closes]
+            [replace(close, by=None if isinstance(close.by, Released) else close.by) for close in closes]
         )
 
 
@@ -808,7 +808,7 @@ class ShowsAGhost(MemoryStore):
     def browse(self, query: Query, limit: int) -> list[Record]:
         address = Address("", "ghost", "ghost")
         ghost = Record(
-            address=address, token=b"", revision=1, state=State.DONE, attempt=1, lease_left=0, stay_left=1, age=0
+            address=address, token=b"", revision=1, state=State.DONE, attempt=1, lease_left=0, ttl_left=1, age=0
         )
         return super().browse(query, limit) or [ghost]
 

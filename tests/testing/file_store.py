@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Memory, Record
+from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Record, Released
 from onefold.stores.memory import MemoryStore
 
 
@@ -32,9 +32,9 @@ class FileStore:
         with self._rows() as rows:
             return rows.finish(claim, ending)
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         with self._rows() as rows:
-            return rows.release(claim, memory)
+            return rows.release(claim, released)
 
     def read(self, address: Address) -> Record | None:
         with self._rows() as rows:
@@ -60,7 +60,7 @@ class FileStore:
 
 
 class AsyncFileStore:
-    """The same, awaited."""
+    """The async counterpart."""
 
     def __init__(self, path: Path) -> None:
         self.sync = FileStore(path)
@@ -74,8 +74,8 @@ class AsyncFileStore:
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return self.sync.finish(claim, ending)
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self.sync.release(claim, memory)
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self.sync.release(claim, released)
 
     async def read(self, address: Address) -> Record | None:
         return self.sync.read(address)

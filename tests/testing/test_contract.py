@@ -88,7 +88,7 @@ def test_every_promise_has_a_store_that_breaks_it() -> None:
     assert sorted(broken | set(IN_PROCESSES)) == PROMISES
 
 
-def test_both_colours_have_the_same_promises() -> None:
+def test_sync_and_async_have_the_same_promises() -> None:
     assert sorted(name for name in dir(AsyncStoreContract) if name.startswith("test_")) == PROMISES
 
 
@@ -153,7 +153,7 @@ class TestProcesses:
             Contract().test_of_claims_racing_in_processes_exactly_one_wins()
 
 
-class TestColours:
+class TestSyncAndAsync:
     def test_an_async_store_that_forgets_its_own_token_is_noticed(self) -> None:
         class Forgetful(AsyncMemoryStore):
             async def claim(self, entry: Any, *, replacing: Any = None) -> Any:

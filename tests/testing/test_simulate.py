@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from onefold import Policy, Record, State, StoreUnavailable, _interrupts
-from onefold._delivery import carried as _bypass
-from onefold._delivery.handler_steps import flow as _flow_steps
+from onefold._delivery import earlier_ending
+from onefold._delivery.handler_steps import flow as step_flow
 from onefold._delivery.steps import Flow
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore
@@ -58,9 +58,9 @@ class WithoutTokenCheck(MemoryStore):
 
 
 class WithReleaseOfAnybody(MemoryStore):
-    def _release(self, claim: Any, memory: Any, now: float) -> bool:
+    def _release(self, claim: Any, released: Any, now: float) -> bool:
         row = self._alive(claim.address, now)
-        return super()._release(claim if row is None else replace(claim, token=row.token), memory, now)
+        return super()._release(claim if row is None else replace(claim, token=row.token), released, now)
 
 
 class WithForgottenTokens(MemoryStore):
@@ -72,7 +72,7 @@ class WithForgottenTokens(MemoryStore):
 
 class WithExpiringHolds(MemoryStore):
     def _claim(self, entry: Any, replacing: Any, now: float) -> Any:
-        return super()._claim(replace(entry, stay=100.0) if entry.state is State.HELD else entry, replacing, now)
+        return super()._claim(replace(entry, ttl=100.0) if entry.state is State.HELD else entry, replacing, now)
 
 
 class WithClaimsOverNothing(MemoryStore):
@@ -140,14 +140,14 @@ def test_without_the_revision_check_a_live_claim_is_taken_over() -> None:
 
 
 def test_a_bypass_that_forgets_what_it_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bypass, "carrying", lambda entry, found: replace(entry, bypasses=found.bypasses + 1))
+    monkeypatch.setattr(earlier_ending, "carrying", lambda entry, found: replace(entry, bypasses=found.bypasses + 1))
 
     assert story_of(bypass=True).number == 4
     assert story_of(bypass=True, ignoring=frozenset({4})).number == 10
 
 
 def test_a_dead_bypass_that_takes_what_was_done_along_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bypass, "finished", lambda _found: None)
+    monkeypatch.setattr(earlier_ending, "finished", lambda _found: None)
 
     assert story_of(bypass=True, ignoring=frozenset({4, 5})).number == 10
 
@@ -159,7 +159,7 @@ def test_a_step_that_returns_before_its_log_is_kept_is_told(monkeypatch: pytest.
         except StoreUnavailable:
             return True
 
-    monkeypatch.setattr(_flow_steps, "insist", once)
+    monkeypatch.setattr(step_flow, "insist", once)
 
     story = story_of(steps=("reserve",))
 
@@ -277,12 +277,12 @@ def test_every_statement_can_fail(number: int, defect: dict[str, Any]) -> None:
 
 def test_one_token_for_two_transactions_commits_the_effect_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The claim of the second transaction would take the first one's record for its own, and run again."""
-    make_work = _scenario._work
+    make_delivery = _scenario._make_delivery
 
-    def work(name: str, policy: Policy, *, bypass: bool = False) -> Any:
-        return replace(make_work(name, policy, bypass=bypass), mint=name.encode)
+    def delivery(name: str, policy: Policy, *, bypass: bool = False) -> Any:
+        return replace(make_delivery(name, policy, bypass=bypass), mint=name.encode)
 
-    monkeypatch.setattr(_scenario, "_work", work)
+    monkeypatch.setattr(_scenario, "_make_delivery", delivery)
 
     story = story_of(mode="transactional")
 

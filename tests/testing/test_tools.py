@@ -184,7 +184,7 @@ class TestUse:
 
         with use(guard, "memory:"):
             guard.run("charge", "pay_1", lambda: 1)
-            thread = guard._tools().heartbeat._thread  # type: ignore[union-attr]
+            thread = guard._context().heartbeat._thread  # type: ignore[union-attr]
             assert thread is not None
             assert thread.is_alive()
 
@@ -228,12 +228,12 @@ class TestUseOfAnAsyncGuard:
 
         assert (first.replayed, again.replayed) == (False, True)
 
-    @pytest.mark.parametrize("awaited", [False, True])
-    def test_inside_an_event_loop(self, awaited: bool) -> None:
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_inside_an_event_loop(self, is_async: bool) -> None:
         guard = AsyncGuard(never_opened)
 
         async def deliver() -> bool:
-            if awaited:
+            if is_async:
                 async with use(guard, "memory:"):
                     return (await guard.run("charge", "pay_1", self.charged)).replayed
             with use(guard, "memory:"):
@@ -255,7 +255,7 @@ class TestUseOfAnAsyncGuard:
             with use(guard, "memory:"):
                 running = asyncio.create_task(guard.run("charge", "pay_1", wait))
                 await started.wait()
-                (here,) = guard._tools().heartbeat._loops.values()  # type: ignore[union-attr]
+                (here,) = guard._context().heartbeat._loops.values()  # type: ignore[union-attr]
                 timer = here.timer
                 assert timer is not None
                 assert not timer.cancelled()

@@ -15,7 +15,7 @@ import pytest
 
 from onefold import Guard, MissingKey, UsageError, subscribe
 from onefold.trace import Hop, digest
-from onefold.trace.leaks import Kind
+from onefold.trace.leaks import LeakKind
 from onefold.trace.report import examine
 
 KEY = "sk_live_4242"
@@ -128,10 +128,10 @@ def test_what_hops_write_can_be_traced(tmp_path: Path, monkeypatch: pytest.Monke
 
     report = examine([str(path)])
 
-    assert {kind: report.count(kind) for kind in Kind} == {
-        Kind.REPLACED: 2,
-        Kind.REQUESTS: 1,
-        Kind.RESENT: 0,
-        Kind.REMINTED: 0,
+    assert {kind: report.count(kind) for kind in LeakKind} == {
+        LeakKind.REPLACED: 2,
+        LeakKind.REQUESTS: 1,
+        LeakKind.RESENT: 0,
+        LeakKind.REMINTED: 0,
     }
     assert report.examples["replaced"][0]["hop"] == "work"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onefold.trace.leaks import Kind, Leak, Repeated, Seen, Sent, of_keys, of_message
+from onefold.trace.leaks import Leak, LeakKind, Repeated, Seen, Sent, of_keys, of_message
 
 APP, GATEWAY, WORKER = "app", "gateway", "worker"
 
@@ -20,7 +20,7 @@ def test_a_key_that_stays_the_same_from_hop_to_hop_is_no_leak() -> None:
 
 def test_the_hop_that_has_another_key_than_the_hop_before_has_replaced_it() -> None:
     assert found((APP, "a", 1), (GATEWAY, "a", 2), (WORKER, "b", 3)) == [
-        Leak(Kind.REPLACED, WORKER, 3, "a", "b", GATEWAY, "m")
+        Leak(LeakKind.REPLACED, WORKER, 3, "a", "b", GATEWAY, "m")
     ]
 
 
@@ -32,21 +32,21 @@ def test_each_try_whose_key_is_replaced_counts() -> None:
     leaks = found((APP, "a", 1), (WORKER, "b", 2), (WORKER, "c", 9))
 
     assert [(leak.kind, leak.before, leak.after) for leak in leaks] == [
-        (Kind.REPLACED, "a", "b"),
-        (Kind.REPLACED, "a", "c"),
+        (LeakKind.REPLACED, "a", "b"),
+        (LeakKind.REPLACED, "a", "c"),
     ]
 
 
 def test_a_try_that_does_not_pass_every_hop_is_no_leak() -> None:
     leaks = found((APP, "a", 1), (GATEWAY, "a", 2), (WORKER, "a", 3), (APP, "b", 7), (WORKER, "b", 8))
 
-    assert [leak.kind for leak in leaks] == [Kind.REMINTED]
+    assert [leak.kind for leak in leaks] == [LeakKind.REMINTED]
 
 
 def test_a_message_with_two_keys_at_its_first_hop_was_given_a_new_one_there() -> None:
     leaks = found((APP, "a", 1), (WORKER, "a", 2), (APP, "b", 8), (WORKER, "b", 9))
 
-    assert leaks == [Leak(Kind.REMINTED, APP, 8, "a", "b", None, "m")]
+    assert leaks == [Leak(LeakKind.REMINTED, APP, 8, "a", "b", None, "m")]
 
 
 def test_a_request_with_two_keys_at_one_hop_says_nothing_of_tries() -> None:

@@ -182,7 +182,7 @@ def test_lines_that_are_cut_by_a_portion_are_whole(tmp_path: Path, monkeypatch: 
         assert tally == Tally(lines=50)
 
 
-def test_the_number_of_a_broken_line_is_right_in_every_portion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_a_broken_line_is_right_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "CHUNK", 200)
 
     _, tally = of(tmp_path, f"{line()}\n" * 40 + "broken\n" + f"{line()}\n" * 40)

@@ -46,7 +46,7 @@ def listener(event: Event) -> None:
     assert_type(event.digest, str)
 
 
-async def awaited() -> None:
+async def in_loop() -> None:
     assert_type(await async_guard.run("charge", "pay_1", pay_awaited), Outcome[list[int]])
     assert_type(await async_guard.run_batch("c", ["a"], key=str, handler=each), list[Outcome[int] | Exception])
     assert_type(await async_guard.read("charge", "pay_1"), Record | None)

@@ -43,7 +43,7 @@ as_before: Callable[[str, int], Receipt] = charge
 name: str = charge.__name__
 
 
-async def awaited() -> None:
+async def in_loop() -> None:
     assert_type(await charge_awaited("pay_1", 2), list[Receipt])
     assert_type((await charge_awaited.outcome("pay_1")).value, list[Receipt])
 
@@ -60,7 +60,7 @@ charge_awaited(amount="2", payment_id="pay_1")  # type: ignore[arg-type, unused-
 
 
 @async_guard.idempotent("charge", key="payment_id")  # type: ignore[arg-type]
-def wrong_colour(payment_id: str) -> int:
+def sync_async_mixed(payment_id: str) -> int:
     return 1
 
 

@@ -17,7 +17,6 @@ from onefold._delivery.claim import RETRY_AFTER, claim_of, close, deliver, win, 
 from onefold._delivery.decide import Then
 from onefold._delivery.seen import look
 from onefold._delivery.steps import (
-    Ask,
     Claiming,
     ClaimingAll,
     Closing,
@@ -27,14 +26,15 @@ from onefold._delivery.steps import (
     Flow,
     Running,
     Step,
+    StoreStep,
     Watching,
 )
-from onefold._delivery.work import Work, refused
+from onefold._delivery.work import Delivery, refused
 from onefold._model import Address, Entry, Outcome
 from onefold.errors import InProgress, KeyReused, StoreUnavailable
 from onefold.events import Kind
 
-# Bounds one round trip: larger batches are taken in portions of this size.
+# Bounds one round trip: larger batches are taken in batches of this size.
 BATCH_MAX: Final = 1_000
 
 Result = Outcome[Any] | Exception
@@ -50,17 +50,17 @@ class Over(msgspec.Struct):
 class Part(msgspec.Struct):
     """One message of a batch in progress: its flow, and the step at which the flow stands."""
 
-    work: Work
+    delivery: Delivery
     flow: Flow[Any]
     at: Step | Over | None = None
 
 
-def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[list[Result]]:
+def deliver_all(deliveries: Sequence[Delivery | Exception], *, batching: bool) -> Flow[list[Result]]:
     """Return outcomes or errors in the order of the works; an exception in place of a work stays where it is."""
     parts: dict[Address, Part] = {}
-    for work in works:
-        if isinstance(work, Work) and work.asked.address not in parts:
-            parts[work.asked.address] = Part(work, _begin(work))
+    for delivery in deliveries:
+        if isinstance(delivery, Delivery) and delivery.request.address not in parts:
+            parts[delivery.request.address] = Part(delivery, _begin(delivery))
     if batching:
         yield from _together(parts.values(), Claiming, ClaimingAll)
         # If the store did not answer, everything that may have been written is taken back in one round trip too.
@@ -76,19 +76,19 @@ def deliver_all(works: Sequence[Work | Exception], *, batching: bool) -> Flow[li
     if interrupt is not None:
         raise interrupt
     told: set[Address] = set()
-    return [work if isinstance(work, Exception) else _result(work, parts, told) for work in works]
+    return [delivery if isinstance(delivery, Exception) else _result(delivery, parts, told) for delivery in deliveries]
 
 
-def _begin(work: Work) -> Flow[Any]:
-    if work.policy.mode == "seen":
-        return _look(work)
+def _begin(delivery: Delivery) -> Flow[Any]:
+    if delivery.policy.mode == "seen":
+        return _look(delivery)
     # Under `rerun` it hardly matters whether a handler had started; otherwise it is worth a round trip.
-    policy = work.policy
-    return win(work, unstarted=policy.after_crash != "rerun" or policy.attempts_max == 1)
+    policy = delivery.policy
+    return win(delivery, unstarted=policy.after_crash != "rerun" or policy.attempts_max == 1)
 
 
-def _look(work: Work) -> Flow[tuple[Outcome[Any], Then]]:
-    return (yield from look(work)), Then.REPLAY
+def _look(delivery: Delivery) -> Flow[tuple[Outcome[Any], Then]]:
+    return (yield from look(delivery)), Then.REPLAY
 
 
 def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | None]:
@@ -109,11 +109,11 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
             entry, then = over.value
             suspect = entry.attempt > 1
             if interrupt is None:
-                part.flow, interrupt = yield from _run(part.work, entry, then)
+                part.flow, interrupt = yield from _run(part.delivery, entry, then)
             else:
-                part.flow = close(part.work, entry, Ended(error=interrupt, started=False))
+                part.flow = close(part.delivery, entry, Ended(error=interrupt, started=False))
         elif isinstance(over.error, StoreUnavailable) and interrupt is None:
-            over = yield from _alone(Part(part.work, without_store(part.work, over.error)))
+            over = yield from _alone(Part(part.delivery, without_store(part.delivery, over.error)))
             part.flow, interrupt = _ended(over), _interrupt(over.error)
         else:
             part.flow = _ended(over)
@@ -126,30 +126,30 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
     return interrupt
 
 
-def _run(work: Work, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseException | None]]:
+def _run(delivery: Delivery, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseException | None]]:
     """Call one handler; return the flow that closes its record, and the interrupt that hit it."""
     claim = claim_of(entry)
     if then is Then.ASK:
-        over = yield from _alone(Part(work, deliver(work, (entry, then))))
+        over = yield from _alone(Part(delivery, deliver(delivery, (entry, then))))
         return _ended(over), _interrupt(over.error)
     if (yield Watching((claim,))) <= 0:
-        late = Ended(error=refused(work, InProgress.about(entry.address, retry_after=RETRY_AFTER)), started=False)
-        return close(work, entry, late), None
+        late = Ended(error=refused(delivery, InProgress.about(entry.address, retry_after=RETRY_AFTER)), started=False)
+        return close(delivery, entry, late), None
     if entry.notes == _decide.UNSTARTED:
         try:
             ours = yield Extending(claim, _decide.STARTED)
         except StoreUnavailable as down:
             return _ended(Over(error=down)), None
         if not ours:
-            lost = refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
+            lost = refused(delivery, InProgress.about(delivery.request.address, retry_after=RETRY_AFTER))
             return _ended(Over(error=lost)), None
         entry = _decide.change(entry, notes=None)
-    work.tell(Kind.STARTED, work.asked.address, entry.attempt)
-    ended: Ended = yield Running(work.call, entry, cancel_when_lost=work.policy.cancel_when_lost)
-    return close(work, entry, ended), _interrupt(ended.error)
+    delivery.tell(Kind.STARTED, delivery.request.address, entry.attempt)
+    ended: Ended = yield Running(delivery.call, entry, cancel_when_lost=delivery.policy.cancel_when_lost)
+    return close(delivery, entry, ended), _interrupt(ended.error)
 
 
-def _together(parts: Iterable[Part], kind: type[Ask], all_at_once: type[ClaimingAll | ClosingAll]) -> Flow[None]:
+def _together(parts: Iterable[Part], kind: type[StoreStep], all_at_once: type[ClaimingAll | ClosingAll]) -> Flow[None]:
     """Advance every flow to its first request; send those of one kind in one round trip, and hand out the replies."""
     asking: list[Part] = []
     for part in parts:
@@ -209,18 +209,18 @@ def _interrupt(error: BaseException | None) -> BaseException | None:
     return None if error is None or isinstance(error, Exception) else error
 
 
-def _result(work: Work, parts: dict[Address, Part], told: set[Address]) -> Result:
+def _result(delivery: Delivery, parts: dict[Address, Part], told: set[Address]) -> Result:
     """Return the outcome of the first message of a key; others of the same key share it."""
-    address = work.asked.address
+    address = delivery.request.address
     part = parts[address]
     over = cast("Over", part.at)
     if address not in told:
         told.add(address)
         return cast("Result", over.value if over.error is None else over.error)
-    if _decide.reused(part.work.asked.fingerprint, work.asked.fingerprint):
-        return refused(work, KeyReused.about(address))
+    if _decide.reused(part.delivery.request.fingerprint, delivery.request.fingerprint):
+        return refused(delivery, KeyReused.about(address))
     if over.error is not None:
         return cast("Exception", over.error)
-    work.tell(Kind.REPLAYED, address, over.value.attempt)
+    delivery.tell(Kind.REPLAYED, address, over.value.attempt)
     shared: Outcome[Any] = msgspec.structs.replace(over.value, replayed=True)
     return shared

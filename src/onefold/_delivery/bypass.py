@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from onefold._delivery import carried as _bypass
 from onefold._delivery import decide as _decide
+from onefold._delivery import earlier_ending
 from onefold._delivery.steps import Claiming, Ended, Flow, Reading
-from onefold._delivery.work import Work
+from onefold._delivery.work import Delivery
 from onefold._model import Entry, Record, State
 from onefold.events import Kind
 
@@ -17,16 +17,16 @@ from onefold.events import Kind
 ROUNDS_MAX: Final = 8
 
 
-def put_back(work: Work, entry: Entry, ended: Ended) -> Flow[bool]:
+def put_back(delivery: Delivery, entry: Entry, ended: Ended) -> Flow[bool]:
     """Restore the record that a failed bypass found. False: it has expired meanwhile, and nothing was written."""
     name = type(ended.error).__name__
     try:
         ours = yield from _write_earlier(entry, ended, name if ended.started else "")
     except Exception:  # noqa: BLE001 - the handler's own error must surface, and the lease will end
-        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "claim")
+        delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "claim")
         return True
     if ours is not None:
-        work.tell(Kind.RELEASED if ours else Kind.LOST, entry.address, entry.attempt, name)
+        delivery.tell(Kind.RELEASED if ours else Kind.LOST, entry.address, entry.attempt, name)
     return ours is not None
 
 
@@ -38,7 +38,7 @@ def _write_earlier(entry: Entry, ended: Ended, failure: str) -> Flow[bool | None
         if found.state is not State.RUNNING:
             # Written in the previous round, whose answer got lost.
             return True
-        earlier = _bypass.put_back(found, ended.notes if ended.started else found.notes, failure)
+        earlier = earlier_ending.put_back(found, ended.notes if ended.started else found.notes, failure)
         if earlier is None:
             return None
         if (yield Claiming(earlier, found)) is None:
@@ -49,6 +49,6 @@ def _write_earlier(entry: Entry, ended: Ended, failure: str) -> Flow[bool | None
 def alone(entry: Entry, ended: Ended) -> tuple[Entry, Ended]:
     """Return a bypass that has nothing to restore any more."""
     return (
-        _decide.change(entry, notes=_bypass.without_earlier(entry.notes)),
-        msgspec.structs.replace(ended, notes=_bypass.without_earlier(ended.notes)),
+        _decide.change(entry, notes=earlier_ending.without_earlier(entry.notes)),
+        msgspec.structs.replace(ended, notes=earlier_ending.without_earlier(ended.notes)),
     )

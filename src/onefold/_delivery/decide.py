@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from onefold._delivery import carried as _bypass
+from onefold._delivery import earlier_ending
 from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
 from onefold._fingerprint import Compared, compare
 from onefold._model import (
     Answer,
-    Asked,
+    DeliveryRequest,
     Done,
     Entry,
     ErrorKinds,
-    Memory,
     NotDone,
     Policy,
     Record,
+    Released,
     State,
     Unknown,
 )
@@ -62,58 +62,58 @@ class Row(NamedTuple):
 
     state: State
     when: str
-    holds: Callable[[Record, Asked, Policy], bool]
+    holds: Callable[[Record, DeliveryRequest, Policy], bool]
     then: Then
     becomes: State
 
 
-def always(_found: Record, _asked: Asked, _policy: Policy) -> bool:
+def always(_found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
     return True
 
 
-def bypassed(_found: Record, asked: Asked, _policy: Policy) -> bool:
-    return asked.bypass
+def bypassed(_found: Record, request: DeliveryRequest, _policy: Policy) -> bool:
+    return request.bypass
 
 
-def stands_done(found: Record, _asked: Asked, _policy: Policy) -> bool:
-    ended = _bypass.finished(found)
+def stands_done(found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
+    ended = earlier_ending.finished(found)
     return ended is not None and ended.state is State.DONE
 
 
-def stands_failed(found: Record, _asked: Asked, _policy: Policy) -> bool:
-    ended = _bypass.finished(found)
+def stands_failed(found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
+    ended = earlier_ending.finished(found)
     return ended is not None and ended.state is State.FAILED
 
 
-def bypassed_again(found: Record, asked: Asked, _policy: Policy) -> bool:
-    return asked.bypass and _bypass.finished(found) is not None
+def bypassed_again(found: Record, request: DeliveryRequest, _policy: Policy) -> bool:
+    return request.bypass and earlier_ending.finished(found) is not None
 
 
-def lease_live(found: Record, _asked: Asked, _policy: Policy) -> bool:
+def lease_live(found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
     return found.is_live
 
 
-def never_started(found: Record, _asked: Asked, _policy: Policy) -> bool:
+def never_started(found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
     return starts(found) == 0
 
 
-def may_hold(_found: Record, _asked: Asked, policy: Policy) -> bool:
+def may_hold(_found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
     return policy.after_crash == "hold"
 
 
-def may_skip(_found: Record, _asked: Asked, policy: Policy) -> bool:
+def may_skip(_found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
     return policy.after_crash == "skip"
 
 
-def has_probe(_found: Record, _asked: Asked, policy: Policy) -> bool:
+def has_probe(_found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
     return callable(policy.after_crash)
 
 
-def used_up(found: Record, _asked: Asked, policy: Policy) -> bool:
+def used_up(found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
     return starts(found) >= policy.attempts_max
 
 
-def too_old(found: Record, _asked: Asked, policy: Policy) -> bool:
+def too_old(found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
     return found.age >= policy.rerun_within
 
 
@@ -141,26 +141,26 @@ FOUND = (
 _BY_STATE = {state: tuple(row for row in FOUND if row.state is state) for state in State}
 
 
-def decide(found: Record, asked: Asked, policy: Policy) -> Then:
+def decide(found: Record, request: DeliveryRequest, policy: Policy) -> Then:
     """Decide what to do with a delivery that finds this record."""
     if found.is_expired:
         return Then.RUN
-    if reused(found.fingerprint, asked.fingerprint):
+    if reused(found.fingerprint, request.fingerprint):
         return Then.REFUSE_REUSED
     for row in _BY_STATE[found.state]:
-        if row.holds(found, asked, policy):
+        if row.holds(found, request, policy):
             return row.then
     raise AssertionError(f"no row for {found.state}: the last one of each state holds always")
 
 
-def reused(found: bytes | None, asked: bytes | None) -> bool:
+def reused(found: bytes | None, request: bytes | None) -> bool:
     """Return whether this is a different payload, as far as both fingerprints can tell."""
-    return found != asked and compare(found, asked) is Compared.DIFFERENT
+    return found != request and compare(found, request) is Compared.DIFFERENT
 
 
-def uncompared(found: bytes | None, asked: bytes | None) -> bool:
+def uncompared(found: bytes | None, request: bytes | None) -> bool:
     """Return whether another payload could go unnoticed: an argument was renamed, or another function made it."""
-    return found != asked and compare(found, asked) is Compared.UNKNOWN
+    return found != request and compare(found, request) is Compared.UNKNOWN
 
 
 class After(NamedTuple):
@@ -197,7 +197,7 @@ def step_under_way(_error: BaseException | None, _policy: Policy, steps: StepsLe
     return bool(steps.under_way)
 
 
-def nobody_knows(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
+def is_ambiguous(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
     return bool(steps.interrupted) or is_one_of(error, (*policy.unknown, OutcomeUnknown))
 
 
@@ -217,9 +217,9 @@ AFTER = (
     After("raised while a step was under way", "any", step_under_way, Then.LEAVE, State.RUNNING),
     After("was cancelled", "rerun", _when(interrupted, "rerun"), Then.RELEASE, State.OPEN),
     After("was cancelled", "hold, skip, a probe", interrupted, Then.LEAVE, State.RUNNING),
-    After(UNKNOWN, "hold", _when(nobody_knows, "hold"), Then.HOLD, State.HELD),
-    After(UNKNOWN, "skip", _when(nobody_knows, "skip"), Then.SKIP, State.DONE),
-    After(UNKNOWN, "a probe", _when(nobody_knows, "probe"), Then.ASK, State.RUNNING),
+    After(UNKNOWN, "hold", _when(is_ambiguous, "hold"), Then.HOLD, State.HELD),
+    After(UNKNOWN, "skip", _when(is_ambiguous, "skip"), Then.SKIP, State.DONE),
+    After(UNKNOWN, "a probe", _when(is_ambiguous, "probe"), Then.ASK, State.RUNNING),
     After("raised anything else", "any", lambda _error, _policy, _steps: True, Then.RELEASE, None),
 )
 
@@ -256,53 +256,53 @@ def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
     return Then.HOLD if then is Then.RUN and attempt >= policy.attempts_max else then
 
 
-def new_entry(asked: Asked, policy: Policy, token: bytes) -> Entry:
+def new_entry(request: DeliveryRequest, policy: Policy, token: bytes) -> Entry:
     """Return the record that a claim writes if it finds none."""
     return Entry(
-        address=asked.address,
+        address=request.address,
         token=token,
         lease=policy.lease,
-        stay=stay_running(policy),
-        fingerprint=asked.fingerprint,
+        ttl=ttl_running(policy),
+        fingerprint=request.fingerprint,
     )
 
 
-def done_at_once(asked: Asked, policy: Policy, token: bytes) -> Entry:
+def done_at_once(request: DeliveryRequest, policy: Policy, token: bytes) -> Entry:
     """Return a record that is done at once, for a transaction that commits it or not: nobody sees it running."""
     return Entry(
-        address=asked.address,
+        address=request.address,
         token=token,
         state=State.DONE,
         lease=0.0,
-        stay=policy.keep,
-        fingerprint=asked.fingerprint,
+        ttl=policy.keep,
+        fingerprint=request.fingerprint,
     )
 
 
-def entry(then: Then, found: Record | None, asked: Asked, policy: Policy, token: bytes) -> Entry:
+def entry(then: Then, found: Record | None, request: DeliveryRequest, policy: Policy, token: bytes) -> Entry:
     """Return the record that a claim writes to carry out the decision."""
-    new = new_entry(asked, policy, token)
+    new = new_entry(request, policy, token)
     if found is None or then is Then.RUN:
         return new
     if then is Then.RUN_AGAIN:
-        return _bypass.carrying(new, found)
+        return earlier_ending.carrying(new, found)
     kept = change(
         new,
         attempt=starts(found),
         age=found.age,
         bypasses=found.bypasses,
         # The outcome that a bypass had found has expired, or it would have been replayed.
-        notes=None if found.notes in (UNSTARTED, STARTED) else _bypass.without_earlier(found.notes),
-        fingerprint=asked.fingerprint if found.fingerprint is None else found.fingerprint,
+        notes=None if found.notes in (UNSTARTED, STARTED) else earlier_ending.without_earlier(found.notes),
+        fingerprint=request.fingerprint if found.fingerprint is None else found.fingerprint,
     )
     if then is Then.HOLD:
         # The owner's token stays: a slow owner that succeeds after all still turns held into done.
         return change(
-            kept, state=State.HELD, token=found.token, lease=0.0, stay=math.inf, remark=why_held(found, policy)
+            kept, state=State.HELD, token=found.token, lease=0.0, ttl=math.inf, remark=why_held(found, policy)
         )
     if then is Then.SKIP:
         remark = f"skipped: attempt {starts(found)} was abandoned"
-        return change(kept, state=State.DONE, lease=0.0, stay=policy.keep, notes=None, omitted=True, remark=remark)
+        return change(kept, state=State.DONE, lease=0.0, ttl=policy.keep, notes=None, omitted=True, remark=remark)
     # Asking a probe is not a start: the attempt is counted when the handler starts.
     return kept if then is Then.ASK else change(kept, attempt=starts(found) + 1)
 
@@ -321,35 +321,35 @@ def why_held(found: Record, policy: Policy) -> str:
     return f"attempt {starts(found)} was abandoned: its lease ended without an answer"
 
 
-def stay_running(policy: Policy) -> float:
+def ttl_running(policy: Policy) -> float:
     """Return how long a running record is kept. One that may end up held must not disappear before."""
     if policy.after_crash in ("rerun", "skip") and math.isinf(policy.rerun_within):
         return policy.lease + policy.keep
     return math.inf
 
 
-def memory(
+def released(
     entry: Entry, error: BaseException, notes: bytes | None, policy: Policy, steps: StepsLeft = NONE_LEFT
-) -> Memory | None:
+) -> Released | None:
     """Return what a release leaves behind: nothing after a clean failure, else the attempts and the finished steps."""
-    unsettled = interrupted(error, policy) or nobody_knows(error, policy, steps) or entry.attempt > 1
+    unsettled = interrupted(error, policy) or is_ambiguous(error, policy, steps) or entry.attempt > 1
     provider_forgets = unsettled and math.isfinite(policy.rerun_within)
     if not (entry.attempt > 1 or interrupted(error, policy) or notes or entry.bypasses or provider_forgets):
         return None
-    return Memory(
-        stay=math.inf if provider_forgets else policy.keep,
+    return Released(
+        ttl=math.inf if provider_forgets else policy.keep,
         attempt=entry.attempt,
         notes=notes,
         remark=f"released: {type(error).__name__}",
     )
 
 
-def memory_unstarted(entry: Entry, policy: Policy) -> Memory | None:
+def released_unstarted(entry: Entry, policy: Policy) -> Released | None:
     """Return what is left of a claim whose handler was not started: the state before it, if there was one."""
     if entry.attempt <= 1 and entry.notes in (None, UNSTARTED) and not entry.bypasses:
         return None
-    stay = policy.keep if math.isinf(policy.rerun_within) else math.inf
-    return Memory(stay=stay, attempt=entry.attempt - 1, notes=entry.notes, remark="interrupted before it started")
+    ttl = policy.keep if math.isinf(policy.rerun_within) else math.inf
+    return Released(ttl=ttl, attempt=entry.attempt - 1, notes=entry.notes, remark="interrupted before it started")
 
 
 def change(entry: Entry, **fields: object) -> Entry:

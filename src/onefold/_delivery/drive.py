@@ -19,7 +19,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from onefold._delivery.steps import (
-    Ask,
     Ended,
     Flow,
     LeaseLeft,
@@ -27,18 +26,19 @@ from onefold._delivery.steps import (
     Pausing,
     Running,
     Step,
+    StoreStep,
     Took,
     Unwatching,
     Watching,
 )
 from onefold._handlers.returned import SUSPENDED, mistake, mistaken_probe
-from onefold._interrupts import ask, ask_async, cancellations, spoil, spoil_async, struck, unmasked
+from onefold._interrupts import cancellations, perform, perform_async, spoil, spoil_async, struck, unmasked
 from onefold._model import Claim, Record
 
 T = TypeVar("T")
 
 
-class Hands(Protocol):
+class DriverContext(Protocol):
     """The needs of a driver: the guard's store and heartbeat, and the way in and out of a handler."""
 
     store: Any
@@ -62,7 +62,7 @@ class Hands(Protocol):
     nest: Any
 
 
-def drive(flow: Flow[T], hands: Hands) -> T:
+def drive(flow: Flow[T], context: DriverContext) -> T:
     """Perform a flow's steps synchronously."""
     reply: Any = None
     failure: Exception | None = None
@@ -74,24 +74,24 @@ def drive(flow: Flow[T], hands: Hands) -> T:
         while True:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             failure = None
-            if isinstance(step, Ask):
+            if isinstance(step, StoreStep):
                 sent = time.monotonic() if step.counts else sent
                 reply = None
-                reply, failure, stop = ask(step, hands)
+                reply, failure, stop = perform(step, context)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
-                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, hands)
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, context)
             elif isinstance(step, Pausing):
                 reply = _pause(step.seconds, interrupt)
             else:
-                reply = _lease(step, hands, watched, sent)
+                reply = _lease(step, context, watched, sent)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
         handed = None if ran is None else ran.error
-        if struck(error, handed, hands, answered=isinstance(reply, Record)):
-            spoil(hands, error, ran)
+        if struck(error, handed, context, answered=isinstance(reply, Record)):
+            spoil(context, error, ran)
         # A generator cannot raise StopIteration, but a handler can; it must surface unchanged. From a probe it is the
         # cause of an error of ours.
         ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
@@ -99,17 +99,17 @@ def drive(flow: Flow[T], hands: Hands) -> T:
             raise
         interrupt = interrupt or handed
     except BaseException as error:
-        spoil(hands, error, ran)
+        spoil(context, error, ran)
         raise
     finally:
         flow.close()
         if watched:
-            hands.heartbeat.unwatch(watched)
+            context.heartbeat.unwatch(watched)
     assert interrupt is not None
     raise interrupt
 
 
-async def drive_async(flow: Flow[T], hands: Hands) -> T:
+async def drive_async(flow: Flow[T], context: DriverContext) -> T:
     """Perform a flow's steps asynchronously."""
     reply: Any = None
     failure: Exception | None = None
@@ -121,77 +121,77 @@ async def drive_async(flow: Flow[T], hands: Hands) -> T:
         while True:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             failure = None
-            if isinstance(step, Ask):
+            if isinstance(step, StoreStep):
                 sent = time.monotonic() if step.counts else sent
                 reply = None
-                reply, failure, stop = await ask_async(step, hands, interrupt)
+                reply, failure, stop = await perform_async(step, context, interrupt)
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
-                reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, hands)
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, context)
             elif isinstance(step, Pausing):
                 reply = await _pause_async(step.seconds, interrupt)
             else:
-                reply = _lease(step, hands, watched, sent)
+                reply = _lease(step, context, watched, sent)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
-        if struck(error, None if ran is None else ran.error, hands, answered=isinstance(reply, Record)):
-            await spoil_async(hands, error, ran)
+        if struck(error, None if ran is None else ran.error, context, answered=isinstance(reply, Record)):
+            await spoil_async(context, error, ran)
         if interrupt is None:
             raise
     except BaseException as error:
-        await spoil_async(hands, error, ran)
+        await spoil_async(context, error, ran)
         raise
     finally:
         flow.close()
         if watched:
-            hands.heartbeat.unwatch(watched)
+            context.heartbeat.unwatch(watched)
     raise interrupt
 
 
-def _lease(step: Step, hands: Hands, watched: list[Claim], sent: float) -> float | None:
+def _lease(step: Step, context: DriverContext, watched: list[Claim], sent: float) -> float | None:
     """Perform a step about time: the heartbeat knows how long a lease is certainly still ours."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
-        return hands.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
+        return context.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
     if isinstance(step, Unwatching):
-        return hands.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
+        return context.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
     if isinstance(step, Took):
         return time.monotonic() - sent
     assert isinstance(step, LeaseLeft), f"no driver knows the step {step!r}"
-    return hands.heartbeat.left(step.claim)  # type: ignore[no-any-return]
+    return context.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 
 
-def _run(step: Running, hands: Hands) -> Ended:
-    current, started, around = None, False, hands.around()
+def _run(step: Running, context: DriverContext) -> Ended:
+    current, started, around = None, False, context.around()
     try:
-        current, started = hands.enter(step), True
+        current, started = context.enter(step), True
         try:
             value = step.call(current) if step.probing else step.call()
         except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
-            return _raised(error, hands.leave(current))
-        return _returned(step, value, hands.leave(current))
+            return _raised(error, context.leave(current))
+        return _returned(step, value, context.leave(current))
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
-        return _raised(error, hands.put_back(around, current), started=started)
+        return _raised(error, context.put_back(around, current), started=started)
 
 
-async def _run_async(step: Running, hands: Hands) -> Ended:
-    ended = await _call_async(step, hands)
-    if hands.nest is None:
+async def _run_async(step: Running, context: DriverContext) -> Ended:
+    ended = await _call_async(step, context)
+    if context.nest is None:
         return ended
-    error = await hands.nest.ended(ended.error, hands.store)
+    error = await context.nest.ended(ended.error, context.store)
     return ended if error is ended.error else msgspec.structs.replace(ended, error=error)
 
 
-async def _call_async(step: Running, hands: Hands) -> Ended:
-    current, started, around = None, False, hands.around()
+async def _call_async(step: Running, context: DriverContext) -> Ended:
+    current, started, around = None, False, context.around()
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
-    before = cancellations() if hands.joined else 0
+    before = cancellations() if context.joined else 0
     try:
-        current, started = hands.enter(step), True
+        current, started = context.enter(step), True
         if token is not None:
-            hands.heartbeat.cancel_when_lost(token)
+            context.heartbeat.cancel_when_lost(token)
         try:
             value = step.call(current) if step.probing else step.call()
             awaits = hasattr(value, "__await__")
@@ -199,17 +199,17 @@ async def _call_async(step: Running, hands: Hands) -> Ended:
                 value = await value
         except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
             if token is not None:
-                return _raised(hands.heartbeat.rescue(token, error), hands.leave(current))
-            return _raised(unmasked(error, before) if hands.joined else error, hands.leave(current))
-        return _returned(step, value, hands.leave(current), awaited=awaits)
+                return _raised(context.heartbeat.rescue(token, error), context.leave(current))
+            return _raised(unmasked(error, before) if context.joined else error, context.leave(current))
+        return _returned(step, value, context.leave(current), is_async=awaits)
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
-        return _raised(error, hands.put_back(around, current), started=started)
+        return _raised(error, context.put_back(around, current), started=started)
 
 
-def _returned(step: Running, value: Any, left: Left, *, awaited: bool = False) -> Ended:
+def _returned(step: Running, value: Any, left: Left, *, is_async: bool = False) -> Ended:
     error = None
     if isinstance(value, SUSPENDED):
-        error = mistaken_probe(value) if step.probing else mistake(step.call, value, awaited=awaited)
+        error = mistaken_probe(value) if step.probing else mistake(step.call, value, is_async=is_async)
     return Ended(value=value, error=error, notes=left[0], steps=left[1])
 
 

@@ -13,7 +13,7 @@ from onefold._delivery import decide as _decide
 from onefold._delivery.batch import BATCH_MAX
 from onefold._delivery.joined import insert
 from onefold._delivery.steps import Claiming, ClaimingAll, Flow, Spoiling
-from onefold._delivery.work import Work, refused
+from onefold._delivery.work import Delivery, refused
 from onefold._model import Address, Entry, Fresh
 from onefold.errors import KeyReused, OnefoldError, ResultUnreadable
 from onefold.events import Kind
@@ -24,12 +24,12 @@ M = TypeVar("M")
 Verdict = bool | Exception
 
 
-def sort_out_all(messages: Sequence[M], works: Sequence[Work | Exception]) -> Flow[Fresh[M]]:
-    """Sort out a batch of any size, in portions of at most BATCH_MAX messages."""
+def sort_out_all(messages: Sequence[M], deliveries: Sequence[Delivery | Exception]) -> Flow[Fresh[M]]:
+    """Sort out a batch of any size, in batches of at most BATCH_MAX messages."""
     verdicts: list[Verdict] = []
-    for start in range(0, len(works), BATCH_MAX):
+    for start in range(0, len(deliveries), BATCH_MAX):
         try:
-            verdicts += yield from sort_out(works[start : start + BATCH_MAX])
+            verdicts += yield from sort_out(deliveries[start : start + BATCH_MAX])
         except Exception:
             if verdicts:
                 # Earlier portions are recorded as done, and nobody learns which: they must not be committed.
@@ -48,45 +48,45 @@ def _by_verdict(messages: Sequence[M], verdicts: Sequence[Verdict]) -> Fresh[M]:
     )
 
 
-def sort_out(works: Sequence[Work | Exception]) -> Flow[list[Verdict]]:
+def sort_out(deliveries: Sequence[Delivery | Exception]) -> Flow[list[Verdict]]:
     """Return the verdict on each message, in order; an exception in place of a work stays where it is."""
-    firsts: dict[Address, Work] = {}
-    for work in works:
-        if isinstance(work, Work):
-            firsts.setdefault(work.asked.address, work)
+    firsts: dict[Address, Delivery] = {}
+    for delivery in deliveries:
+        if isinstance(delivery, Delivery):
+            firsts.setdefault(delivery.request.address, delivery)
     verdicts = yield from _ask_together(list(firsts.values()))
     by_address = dict(zip(firsts, verdicts, strict=True))
     found: list[Verdict] = []
-    for work in works:
-        if isinstance(work, Exception):
-            found.append(work)
-        elif work is firsts[work.asked.address]:
-            found.append(by_address[work.asked.address])
+    for delivery in deliveries:
+        if isinstance(delivery, Exception):
+            found.append(delivery)
+        elif delivery is firsts[delivery.request.address]:
+            found.append(by_address[delivery.request.address])
         else:
-            found.append(_repeated(work, firsts[work.asked.address], by_address[work.asked.address]))
+            found.append(_repeated(delivery, firsts[delivery.request.address], by_address[delivery.request.address]))
     return found
 
 
-def _ask_together(works: Sequence[Work]) -> Flow[list[Verdict]]:
-    flows = [insert(work) for work in works]
+def _ask_together(deliveries: Sequence[Delivery]) -> Flow[list[Verdict]]:
+    flows = [insert(delivery) for delivery in deliveries]
     first: list[Any] = [next(flow) for flow in flows]
     if not first:
         return []
     replies = yield ClaimingAll(first)
     verdicts: list[Verdict] = []
-    for work, flow, reply in zip(works, flows, replies, strict=True):
-        verdicts.append((yield from _to_its_end(work, flow, reply)))
+    for delivery, flow, reply in zip(deliveries, flows, replies, strict=True):
+        verdicts.append((yield from _to_its_end(delivery, flow, reply)))
     return verdicts
 
 
-def _to_its_end(work: Work, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
+def _to_its_end(delivery: Delivery, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
     """Finish the flow of one message. A second request (for a record that is taken over) is rare."""
     while True:
         try:
             step = flow.send(reply)
         except StopIteration as end:
             if isinstance(end.value, Entry):
-                work.tell(Kind.FINISHED, end.value.address, end.value.attempt)
+                delivery.tell(Kind.FINISHED, end.value.address, end.value.attempt)
                 return True
             return False
         except ResultUnreadable:
@@ -98,11 +98,11 @@ def _to_its_end(work: Work, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
         reply = yield step
 
 
-def _repeated(work: Work, first: Work, verdict: Verdict) -> Verdict:
+def _repeated(delivery: Delivery, first: Delivery, verdict: Verdict) -> Verdict:
     """Return the verdict on a further message of a key in this batch."""
-    if _decide.reused(first.asked.fingerprint, work.asked.fingerprint):
-        return refused(work, KeyReused.about(work.asked.address))
+    if _decide.reused(first.request.fingerprint, delivery.request.fingerprint):
+        return refused(delivery, KeyReused.about(delivery.request.address))
     if isinstance(verdict, Exception):
         return verdict
-    work.tell(Kind.REPLAYED, work.asked.address, 1)
+    delivery.tell(Kind.REPLAYED, delivery.request.address, 1)
     return False

@@ -27,7 +27,7 @@ from onefold._delivery.steps import (
     Saving,
     StillOpen,
 )
-from onefold._delivery.work import Work, done, failed, refused
+from onefold._delivery.work import Delivery, done_ending, failed_ending, refused
 from onefold._model import Commit, Ending, Entry, Gone, Outcome, Record, State
 from onefold.errors import InProgress, OnHold, StoreUnavailable, UsageError
 from onefold.events import Kind
@@ -41,28 +41,28 @@ RETRY_PAUSE_FIRST: Final = 0.005
 RETRY_PAUSE_MAX: Final = 0.5
 
 
-def join(work: Work, *, confirm: bool = False) -> Flow[Outcome[Any]]:
+def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """Run one delivery in the caller's transaction: one statement before the handler, one after it for a result.
 
     `confirm` always sends the second one: for a record that is a row which the handler has to write.
     """
     replaced: list[Record] = []
-    won = yield from insert(work, replaced=replaced)
+    won = yield from insert(delivery, replaced=replaced)
     if isinstance(won, Outcome):
         return won
-    ended: Ended = yield Running(work.call, won)
+    ended: Ended = yield Running(delivery.call, won)
     if ended.error is not None:
-        yield from _take_back(work, won, replaced)
+        yield from _take_back(delivery, won, replaced)
         if confirm:
             yield from _judge(won, ended.error)
         raise ended.error
-    outcome = yield from _keep(work, won, ended.value, confirm=confirm)
+    outcome = yield from _keep(delivery, won, ended.value, confirm=confirm)
     # The caller commits: nothing of ours sees it.
-    work.tell(Kind.FINISHED, won.address, won.attempt)
+    delivery.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
 
 
-def transact(work: Work) -> Flow[Outcome[Any]]:
+def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
     """Run one delivery in a transaction of our own.
 
     A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, however it
@@ -72,39 +72,39 @@ def transact(work: Work) -> Flow[Outcome[Any]]:
     committed = Commit.CONFLICT
     for before in range(TRANSACTIONS_MAX):
         if before:
-            yield pause_after(before, work.mint())
+            yield pause_after(before, delivery.mint())
         try:
             yield Beginning()
         except StoreUnavailable as problem:
             if committed is Commit.UNKNOWN:
-                raise _in_doubt(work) from problem
+                raise _in_doubt(delivery) from problem
             raise
         try:
-            result = yield from _attempt(work, ours)
+            result = yield from _attempt(delivery, ours)
         except GeneratorExit:
             raise
         except BaseException as problem:
             if (yield RollingBack(problem)):
                 continue
             if committed is Commit.UNKNOWN and isinstance(problem, StoreUnavailable):
-                raise _in_doubt(work) from problem
+                raise _in_doubt(delivery) from problem
             raise
         committed = yield Committing()
         if committed is Commit.DONE or (committed is Commit.UNKNOWN and _is_known(result)):
-            _tell_committed(work, result)
+            _tell_committed(delivery, result)
             if isinstance(result, Exception):
                 raise result
             return result
-    address = work.asked.address
+    address = delivery.request.address
     raise StoreUnavailable(
         f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
         "Deliver it again: if one of them was committed after all, it is replayed"
     )
 
 
-def _in_doubt(work: Work) -> StoreUnavailable:
+def _in_doubt(delivery: Delivery) -> StoreUnavailable:
     """Create the error for a run in doubt: it ran, and whatever the store says now is about its outcome."""
-    address = work.asked.address
+    address = delivery.request.address
     return StoreUnavailable(
         f"{address.operation} [key {address.digest}]: it ran, the answer to its COMMIT was lost, and now the store "
         "cannot be asked whether it was committed. Deliver it again: if it was, it is replayed"
@@ -118,66 +118,66 @@ def pause_after(transactions: int, token: bytes) -> Pausing:
     return Pausing(longest * int.from_bytes(token[:4], "big") / 2**32)
 
 
-def _attempt(work: Work, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
+def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
     """Run the inside of one transaction. A returned exception is to be committed as a remembered failure."""
-    won = yield from insert(work, ours)
+    won = yield from insert(delivery, ours)
     if isinstance(won, Outcome):
         return won
-    if work.policy.remember:
+    if delivery.policy.remember:
         yield Saving()
-    ended: Ended = yield Running(work.call, won)
+    ended: Ended = yield Running(delivery.call, won)
     error = ended.error
-    if isinstance(error, Exception) and _decide.remembered(error, work.policy):
+    if isinstance(error, Exception) and _decide.remembered(error, delivery.policy):
         try:
             yield RollingBack(error, to_savepoint=True)
-            yield from _finish(won, failed(work, error))
+            yield from _finish(won, failed_ending(delivery, error))
         except UsageError as mistake:
             # It has ended the transaction, too. Its own error is shown with it.
             raise mistake from error
         return error
     if error is not None:
-        work.tell(Kind.RELEASED, won.address, won.attempt, type(error).__name__)
+        delivery.tell(Kind.RELEASED, won.address, won.attempt, type(error).__name__)
         raise error
-    outcome = yield from _keep(work, won, ended.value)
+    outcome = yield from _keep(delivery, won, ended.value)
     ours[won.token] = outcome
     return outcome
 
 
 def insert(
-    work: Work, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
+    delivery: Delivery, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
 ) -> Flow[Entry | Outcome[Any]]:
     """Write the record as done at once, or answer from the existing one; `ours` are those of earlier transactions.
 
     The record that it replaced is appended to `replaced`.
     """
-    asked, policy, token = work.asked, work.policy, work.mint()
+    request, policy, token = delivery.request, delivery.policy, delivery.mint()
     replacing: Record | None = None
-    entry = _decide.done_at_once(asked, policy, token)
+    entry = _decide.done_at_once(request, policy, token)
     for _ in range(ROUNDS_MAX):
         found: Record | Gone | None = yield Claiming(entry, replacing)
         if found is None:
             if replaced is not None and replacing is not None:
                 replaced.append(replacing)
-            work.tell(Kind.STARTED, asked.address, entry.attempt)
+            delivery.tell(Kind.STARTED, request.address, entry.attempt)
             return entry
         if not isinstance(found, Record):
             replacing = None
             continue
         if ours and found.token in ours:
             return ours[found.token]
-        then = _decide.decide(found, asked, policy)
-        settled = answer(work, found, then)
+        then = _decide.decide(found, request, policy)
+        settled = answer(delivery, found, then)
         if settled is not None:
             return settled
         if then not in (Then.RUN, Then.RUN_AGAIN, Then.TAKE_OVER):
-            raise refused(work, OnHold.about(asked.address, remark=_decide.why_held(found, policy)))
-        entry, replacing = _done_at_once(_decide.entry(then, found, asked, policy, token), work), found
-    raise refused(work, InProgress.about(asked.address, retry_after=RETRY_AFTER))
+            raise refused(delivery, OnHold.about(request.address, remark=_decide.why_held(found, policy)))
+        entry, replacing = _done_at_once(_decide.entry(then, found, request, policy, token), delivery), found
+    raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
 
 
-def _keep(work: Work, entry: Entry, value: Any, *, confirm: bool = False) -> Flow[Outcome[Any]]:
+def _keep(delivery: Delivery, entry: Entry, value: Any, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """Send the second statement, if there is a result."""
-    ending = done(work, value, entry.attempt)
+    ending = done_ending(delivery, value, entry.attempt)
     if ending.result is not None or ending.omitted or confirm:
         yield from _finish(entry, ending)
     else:
@@ -206,29 +206,29 @@ def _finish(entry: Entry, ending: Ending) -> Flow[None]:
         )
 
 
-def _take_back(work: Work, entry: Entry, replaced: list[Record]) -> Flow[None]:
+def _take_back(delivery: Delivery, entry: Entry, replaced: list[Record]) -> Flow[None]:
     """Delete our record, so that a caller who catches the error and commits does not lose the delivery.
 
     A bypass restores what it replaced: what was done stays done.
     """
     try:
-        if replaced and work.asked.bypass:
+        if replaced and delivery.request.bypass:
             ours: Record | None = yield Reading(entry.address)
             yield Claiming(replaced[0].as_entry(entry.token), ours)
         else:
             yield Releasing(claim_of(entry))
     except Exception:  # noqa: BLE001 - an aborted transaction takes the record back by itself
-        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
+        delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
         return
-    work.tell(Kind.RELEASED, entry.address, entry.attempt)
+    delivery.tell(Kind.RELEASED, entry.address, entry.attempt)
 
 
-def _tell_committed(work: Work, result: Outcome[Any] | Exception) -> None:
+def _tell_committed(delivery: Delivery, result: Outcome[Any] | Exception) -> None:
     """Emit events only after the commit."""
     if isinstance(result, Exception):
-        work.tell(Kind.FAILED, work.asked.address, detail=type(result).__name__)
+        delivery.tell(Kind.FAILED, delivery.request.address, detail=type(result).__name__)
     elif not result.replayed:
-        work.tell(Kind.FINISHED, work.asked.address, result.attempt)
+        delivery.tell(Kind.FINISHED, delivery.request.address, result.attempt)
 
 
 def _is_known(result: Outcome[Any] | Exception) -> bool:
@@ -236,5 +236,5 @@ def _is_known(result: Outcome[Any] | Exception) -> bool:
     return isinstance(result, Outcome) and result.replayed
 
 
-def _done_at_once(entry: Entry, work: Work) -> Entry:
-    return _decide.change(entry, state=State.DONE, lease=0.0, stay=work.policy.keep, notes=None, result=None)
+def _done_at_once(entry: Entry, delivery: Delivery) -> Entry:
+    return _decide.change(entry, state=State.DONE, lease=0.0, ttl=delivery.policy.keep, notes=None, result=None)

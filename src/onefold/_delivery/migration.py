@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar
 
 from onefold._delivery.claim import RETRY_AFTER, claim_of
-from onefold._delivery.steps import Ask, Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step
+from onefold._delivery.steps import Claiming, ClaimingAll, Elsewhere, Flow, Reading, Releasing, Step, StoreStep
 from onefold._model import GONE, Address, Claim, Entry, Gone, Record, State
 from onefold.errors import InProgress, StoreUnavailable
 
 T = TypeVar("T")
 
 
-def looking_back(flow: Flow[T], old: Any) -> Flow[T]:
+def read_through(flow: Flow[T], old: Any) -> Flow[T]:
     """Run this flow, taking the old store's records into account."""
     moved: list[Record] = []
 
@@ -31,19 +31,19 @@ def looking_back(flow: Flow[T], old: Any) -> Flow[T]:
     return _expanded(flow, expand)
 
 
-def looking_back_first(flow: Flow[T], address: Address, old: Any, new: Any) -> Flow[T]:
+def read_through_first(flow: Flow[T], address: Address, old: Any, new: Any) -> Flow[T]:
     """Move the old store's record before a transaction of our own begins.
 
     A record in a transaction is invisible before the commit: a worker that claims in the old store at the same time is
     not noticed.
     """
-    running = yield from _move(address, old, lambda ask: Elsewhere(new, ask))
+    running = yield from _move(address, old, lambda step: Elsewhere(new, step))
     if running is not None:
         raise _busy(address)
     return (yield from flow)
 
 
-def looking_back_joined(flow: Flow[T], old: Any, new: Any) -> Flow[T]:
+def read_through_joined(flow: Flow[T], old: Any, new: Any) -> Flow[T]:
     """Move the old store's record before our first statement in a caller's transaction, and outside of it."""
 
     def expand(step: Step) -> Flow[Any]:
@@ -164,21 +164,21 @@ def _read(step: Reading, old: Any) -> Flow[Record | None]:
 
 
 def _claim_joined(step: Claiming, old: Any, new: Any) -> Flow[Any]:
-    running = yield from _move(step.entry.address, old, lambda ask: Elsewhere(new, ask))
+    running = yield from _move(step.entry.address, old, lambda step: Elsewhere(new, step))
     return running or (yield step)
 
 
 def _claim_all_joined(step: ClaimingAll, old: Any, new: Any) -> Flow[list[Any]]:
     running: list[Record | None] = []
     for claiming in step.steps:
-        found = yield from _move(claiming.entry.address, old, lambda ask: Elsewhere(new, ask))
+        found = yield from _move(claiming.entry.address, old, lambda step: Elsewhere(new, step))
         running.append(found)
     free = [claiming for claiming, found in zip(step.steps, running, strict=True) if found is None]
     replies = iter((yield ClaimingAll(free)) if free else ())
     return [next(replies) if found is None else found for found in running]
 
 
-def _move(address: Address, old: Any, here: Callable[[Ask], Step]) -> Flow[Record | None]:
+def _move(address: Address, old: Any, here: Callable[[StoreStep], Step]) -> Flow[Record | None]:
     """Move the old store's record here; return it if it is running there, and leave it where it is."""
     left: Record | None = yield Elsewhere(old, Reading(address))
     if not _counts(left):
@@ -203,8 +203,8 @@ def _counts(record: Record | None) -> TypeGuard[Record]:
     return record is not None and not record.is_expired
 
 
-def _here(ask: Ask) -> Step:
-    return ask
+def _here(step: StoreStep) -> Step:
+    return step
 
 
 def _token_of(record: Record | None) -> bytes | None:
@@ -220,6 +220,6 @@ def _as_written(entry: Entry) -> Record:
         state=entry.state,
         attempt=entry.attempt,
         lease_left=entry.lease,
-        stay_left=entry.stay,
+        ttl_left=entry.ttl,
         age=entry.age,
     )

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from onefold._delivery.steps import Ended, Extending, Flow, Running, Unwatching
-from onefold._delivery.work import Work, refused
+from onefold._delivery.work import Delivery, refused
 from onefold._model import Answer, Claim, Done, Entry, NotDone, Unknown
 from onefold.errors import ProbeFailed, UsageError
 from onefold.events import Kind
 
 
-def ask(work: Work, entry: Entry, notes: bytes | None = None) -> Flow[Answer | BaseException]:
+def ask_probe(delivery: Delivery, entry: Entry, notes: bytes | None = None) -> Flow[Answer | BaseException]:
     """Ask the probe; return its answer, or its error. `notes` are the steps of a run that has just ended."""
-    ended: Ended = yield Running(cast("Callable[..., Any]", work.policy.after_crash), entry, probing=True)
+    ended: Ended = yield Running(cast("Callable[..., Any]", delivery.policy.after_crash), entry, probing=True)
     failure = ended.error
     if failure is None and not isinstance(ended.value, (Done, NotDone, Unknown)):
         failure = UsageError(
@@ -26,28 +26,28 @@ def ask(work: Work, entry: Entry, notes: bytes | None = None) -> Flow[Answer | B
             f"unknown(), not {ended.value!r}"
         )
     if failure is None:
-        work.tell(Kind.PROBED, entry.address, entry.attempt, type(ended.value).__name__)
+        delivery.tell(Kind.PROBED, entry.address, entry.attempt, type(ended.value).__name__)
         return cast("Answer", ended.value)
-    work.tell(Kind.PROBED, entry.address, entry.attempt, f"failed: {type(failure).__name__}")
-    yield from _end_lease(work, entry, notes)
+    delivery.tell(Kind.PROBED, entry.address, entry.attempt, f"failed: {type(failure).__name__}")
+    yield from _end_lease(delivery, entry, notes)
     return failure
 
 
-def refusal(work: Work, entry: Entry, failure: BaseException) -> BaseException:
+def refusal(delivery: Delivery, entry: Entry, failure: BaseException) -> BaseException:
     """Return the error for a delivery whose probe failed. A wrong probe, and an interrupt, are raised unchanged."""
     if isinstance(failure, UsageError) or not isinstance(failure, Exception):
         return failure
     error = ProbeFailed.about(entry.address, problem=type(failure).__name__, attempt=entry.attempt)
     error.__cause__ = failure
-    return refused(work, error)
+    return refused(delivery, error)
 
 
-def _end_lease(work: Work, entry: Entry, notes: bytes | None) -> Flow[None]:
+def _end_lease(delivery: Delivery, entry: Entry, notes: bytes | None) -> Flow[None]:
     """Let the next delivery ask at once; or after a lease, if the store fails now or a renewal is in flight."""
-    at_once = Claim(entry.address, entry.token, 0.0, entry.stay)
+    at_once = Claim(entry.address, entry.token, 0.0, entry.ttl)
     try:
         yield Extending(at_once, notes)
     except Exception:  # noqa: BLE001 - what the probe failed with must surface, not this
-        work.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "extend")
+        delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "extend")
     # In a batch the heartbeat would give it a new lease until the last message has run.
     yield Unwatching((at_once,))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onefold._delivery import carried as _bypass
 from onefold._delivery import decide as _decide
+from onefold._delivery import earlier_ending
 from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX
 from onefold._delivery.steps import Claiming, Flow, Reading, Releasing
-from onefold._delivery.work import Work, as_stored, done, failed, plain, refused
+from onefold._delivery.work import Delivery, as_stored, done_ending, failed_ending, plain, refused
 from onefold._model import BEFORE, RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
@@ -17,7 +17,7 @@ from onefold.events import Kind
 HISTORY_MAX: Final = 4_000
 
 
-def resolve(work: Work, resolution: Resolution, *, by: str, reason: str, at: str = "") -> Flow[Record]:
+def resolve(delivery: Delivery, resolution: Resolution, *, by: str, reason: str, at: str = "") -> Flow[Record]:
     """Settle a record whose outcome is unknown; return the record that was replaced.
 
     `at` is the time as text: a flow has no clock. The record gets a new token: from now on its late owner is refused. A
@@ -28,24 +28,24 @@ def resolve(work: Work, resolution: Resolution, *, by: str, reason: str, at: str
             f"resolve() takes done(value), failed(error) or rerun(), not {_shown(resolution)}. Nothing was changed"
         )
     for _ in range(ROUNDS_MAX):
-        found: Record | None = yield Reading(work.asked.address)
-        entry = _resolved(work, _unsettled(work, found), resolution, _signed(by, reason, at))
+        found: Record | None = yield Reading(delivery.request.address)
+        entry = _resolved(delivery, _unsettled(delivery, found), resolution, _signed(by, reason, at))
         in_the_way = yield Claiming(entry, found)
         if in_the_way is None:
-            work.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark.partition(BEFORE)[0])
+            delivery.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark.partition(BEFORE)[0])
             assert found is not None
             return found
-    raise refused(work, InProgress.about(work.asked.address, retry_after=RETRY_AFTER))
+    raise refused(delivery, InProgress.about(delivery.request.address, retry_after=RETRY_AFTER))
 
 
-def _unsettled(work: Work, found: Record | None) -> Record:
-    address = work.asked.address
+def _unsettled(delivery: Delivery, found: Record | None) -> Record:
+    address = delivery.request.address
     if found is None or found.is_expired:
         raise UsageError(
             f"{address.operation} [key {address.digest}]: there is no record of it, so there is nothing to resolve"
         )
     if found.is_live:
-        raise refused(work, InProgress.about(address, retry_after=found.lease_left))
+        raise refused(delivery, InProgress.about(address, retry_after=found.lease_left))
     if not found.is_renewable and not found.was_resolved:
         raise UsageError(
             f"{address.operation} [key {address.digest}]: it is {found.state}, not held: there is nothing to resolve"
@@ -70,7 +70,7 @@ def _remark(found: Record, resolution: Resolution, signed: str) -> str:
     now = f"{RESOLVED}{type(resolution).__name__.lower()} {signed}"
     earlier = found.remark
     if found.state is State.RUNNING:
-        ended = _bypass.finished(found)
+        ended = earlier_ending.finished(found)
         what = "" if ended is None else f", a bypass of what was {ended.state.value},"
         earlier = f"attempt {found.attempt}{what} was abandoned"
     if len(earlier) > HISTORY_MAX:
@@ -78,43 +78,43 @@ def _remark(found: Record, resolution: Resolution, signed: str) -> str:
     return plain(f"{now}{BEFORE}{earlier}" if earlier else now)
 
 
-def _resolved(work: Work, found: Record, resolution: Resolution, signed: str) -> Entry:
+def _resolved(delivery: Delivery, found: Record, resolution: Resolution, signed: str) -> Entry:
     ending: Ending | None = None
     if isinstance(resolution, Done):
-        ending = _done(work, resolution.value, found.attempt)
+        ending = _done(delivery, resolution.value, found.attempt)
     elif isinstance(resolution, Failed):
-        ending = failed(work, resolution.error)
+        ending = failed_ending(delivery, resolution.error)
     entry = Entry(
         address=found.address,
-        token=work.mint(),
+        token=delivery.mint(),
         state=State.OPEN if ending is None else ending.state,
         # A rerun starts afresh: new attempts, and the provider's memory counts from now.
         attempt=0 if ending is None else found.attempt,
         age=0.0 if ending is None else found.age,
-        stay=work.policy.keep if ending is None else ending.stay,
+        ttl=delivery.policy.keep if ending is None else ending.ttl,
         bypasses=found.bypasses,
         fingerprint=found.fingerprint,
-        notes=_bypass.without_earlier(found.notes) if ending is None else None,
+        notes=earlier_ending.without_earlier(found.notes) if ending is None else None,
         remark=_remark(found, resolution, signed),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)
 
 
-def _done(work: Work, value: Any, attempt: int) -> Ending:
+def _done(delivery: Delivery, value: Any, attempt: int) -> Ending:
     """Return the ending for a result given by a person. Without a type it keeps its own."""
-    if value is None or not work.policy.keep_result:
-        return done(work, value, attempt)
-    result, why = as_stored(work, value, work.returns)
-    if result is None and work.returns is Any:
-        result, why = as_stored(work, value, type(value))
+    if value is None or not delivery.policy.keep_result:
+        return done_ending(delivery, value, attempt)
+    result, why = as_stored(delivery, value, delivery.returns)
+    if result is None and delivery.returns is Any:
+        result, why = as_stored(delivery, value, type(value))
     if result is None:
         raise UsageError(f"done({type(value).__name__}) cannot be stored: {why}. Pass returns=")
-    return Ending(state=State.DONE, stay=work.policy.keep, result=result)
+    return Ending(state=State.DONE, ttl=delivery.policy.keep, result=result)
 
 
-def forget(work: Work, only: Record | None = None) -> Flow[bool]:
+def forget(delivery: Delivery, only: Record | None = None) -> Flow[bool]:
     """Remove the record, so that the next delivery runs. False: there was none, or it is no longer `only`."""
-    address = work.asked.address
+    address = delivery.request.address
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(address)
         if found is None or found.is_expired:
@@ -122,17 +122,17 @@ def forget(work: Work, only: Record | None = None) -> Flow[bool]:
         if only is not None and (found.token, found.revision) != (only.token, only.revision):
             return False
         if found.is_live:
-            raise refused(work, InProgress.about(address, retry_after=found.lease_left))
+            raise refused(delivery, InProgress.about(address, retry_after=found.lease_left))
         # First make it ours, exactly as it was seen: its owner may have come back to life since.
-        ours = Entry(address=address, token=work.mint(), state=State.OPEN, attempt=0, stay=work.policy.keep)
+        ours = Entry(address=address, token=delivery.mint(), state=State.OPEN, attempt=0, ttl=delivery.policy.keep)
         if (yield Claiming(ours, found)) is None:
             yield Releasing(Claim(address, ours.token))
-            work.tell(Kind.FORGOTTEN, address, found.attempt)
+            delivery.tell(Kind.FORGOTTEN, address, found.attempt)
             return True
-    raise refused(work, InProgress.about(address, retry_after=RETRY_AFTER))
+    raise refused(delivery, InProgress.about(address, retry_after=RETRY_AFTER))
 
 
-def read(work: Work) -> Flow[Record | None]:
+def read(delivery: Delivery) -> Flow[Record | None]:
     """Return the record."""
-    found: Record | None = yield Reading(work.asked.address)
+    found: Record | None = yield Reading(delivery.request.address)
     return found

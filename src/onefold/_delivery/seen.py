@@ -8,7 +8,7 @@ from onefold._delivery import decide as _decide
 from onefold._delivery.claim import FINISH_PAUSE_FIRST, answer, without_store
 from onefold._delivery.decide import Then
 from onefold._delivery.steps import Claiming, Ended, Flow, Pausing, Reading, Running
-from onefold._delivery.work import Work, done, failed, tell_not_remembered
+from onefold._delivery.work import Delivery, done_ending, failed_ending, tell_not_remembered
 from onefold._model import GONE, Ending, Entry, Outcome, Record
 from onefold.errors import StoreUnavailable
 from onefold.events import Kind
@@ -17,52 +17,52 @@ from onefold.events import Kind
 WRITES_MAX: Final = 3
 
 
-def look(work: Work) -> Flow[Outcome[Any]]:
+def look(delivery: Delivery) -> Flow[Outcome[Any]]:
     """Seen mode: one read before, one write after success. A crash in between runs it again, which is harmless."""
-    asked, policy = work.asked, work.policy
+    request, policy = delivery.request, delivery.policy
     try:
-        found: Record | None = yield Reading(asked.address)
+        found: Record | None = yield Reading(request.address)
     except StoreUnavailable as down:
-        return (yield from without_store(work, down))
-    then = Then.RUN if found is None else _decide.decide(found, asked, policy)
+        return (yield from without_store(delivery, down))
+    then = Then.RUN if found is None else _decide.decide(found, request, policy)
     if found is not None:
-        settled = answer(work, found, then)
+        settled = answer(delivery, found, then)
         if settled is not None:
             return settled
-    entry = _decide.entry(then, found, asked, policy, work.mint())
+    entry = _decide.entry(then, found, request, policy, delivery.mint())
     attempt = entry.attempt
     if then is Then.RUN_AGAIN:
-        work.tell(Kind.BYPASSED, asked.address, attempt)
-    work.tell(Kind.STARTED, asked.address, attempt)
-    ended: Ended = yield Running(work.call, entry)
+        delivery.tell(Kind.BYPASSED, request.address, attempt)
+    delivery.tell(Kind.STARTED, request.address, attempt)
+    ended: Ended = yield Running(delivery.call, entry)
     if ended.error is not None:
         # A bypass that fails leaves what was there.
         remembers = _decide.after(ended.error, policy) is Then.FAIL and then is not Then.RUN_AGAIN
         if remembers:
-            ending = failed(work, cast("Exception", ended.error))
-            yield from write_seen(work, _ended_entry(entry, ending), found)
+            ending = failed_ending(delivery, cast("Exception", ended.error))
+            yield from write_seen(delivery, _ended_entry(entry, ending), found)
         kind = Kind.FAILED if remembers else Kind.RELEASED
-        work.tell(kind, asked.address, attempt, type(ended.error).__name__)
+        delivery.tell(kind, request.address, attempt, type(ended.error).__name__)
         raise ended.error
     struck: list[BaseException] = []
-    ending = done(work, ended.value, attempt, struck)
-    remembered = yield from write_seen(work, _ended_entry(entry, ending), found)
+    ending = done_ending(delivery, ended.value, attempt, struck)
+    remembered = yield from write_seen(delivery, _ended_entry(entry, ending), found)
     if remembered:
-        work.tell(Kind.FINISHED, asked.address, attempt)
+        delivery.tell(Kind.FINISHED, request.address, attempt)
     else:
-        tell_not_remembered(work, attempt)
+        tell_not_remembered(delivery, attempt)
     if struck:
         raise struck[0]
     return Outcome(value=ended.value, attempt=attempt, remembered=remembered)
 
 
-def write_seen(work: Work, entry: Entry, replacing: Record | None) -> Flow[bool]:
+def write_seen(delivery: Delivery, entry: Entry, replacing: Record | None) -> Flow[bool]:
     """Record what was seen. Losing the race is fine: the existing record says the same about another run."""
     for write in range(WRITES_MAX):
         try:
             in_the_way = yield Claiming(entry, replacing)
         except Exception:  # noqa: BLE001 - an effect that happened is never reported as failed
-            work.tell(Kind.STORE_FAILED, entry.address, detail="claim")
+            delivery.tell(Kind.STORE_FAILED, entry.address, detail="claim")
             if write + 1 < WRITES_MAX:
                 yield Pausing(FINISH_PAUSE_FIRST * 2**write)
             continue
@@ -77,7 +77,7 @@ def _ended_entry(entry: Entry, ending: Ending) -> Entry:
         entry,
         state=ending.state,
         lease=0.0,
-        stay=ending.stay,
+        ttl=ending.ttl,
         notes=None,
         result=ending.result,
         omitted=ending.omitted,

@@ -1,6 +1,6 @@
 """Name what a flow asks its driver to do: one class for each kind of step, and `Ended`, the reply of a handler.
 
-A step that the store performs is an `Ask`: it knows which operation to call, and what an interrupt means for it.
+A step that the store performs is an `StoreStep`: it knows which operation to call, and what an interrupt means for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
 from onefold._interrupts import When
-from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record
+from onefold._model import Address, Claim, Close, Ending, Entry, Record, Released
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     """Something that a flow asks its driver to do."""
 
 
-class Ask(Step, frozen=True):
+class StoreStep(Step, frozen=True):
     """A step that one operation of the store performs."""
 
     # Whether a lease may be counted from the moment at which it was sent.
@@ -33,7 +33,7 @@ class Ask(Step, frozen=True):
     cleans_up: ClassVar[bool] = False
 
     def send(self, store: Any) -> Any:
-        """The reply, or in colour the awaitable of it."""
+        """The reply, or its awaitable if async."""
         raise NotImplementedError
 
     def send_async(self, store: Any) -> Any:
@@ -41,7 +41,7 @@ class Ask(Step, frozen=True):
         return self.send(store)
 
 
-class Claiming(Ask, frozen=True):
+class Claiming(StoreStep, frozen=True):
     entry: Entry
     replacing: Record | None = None
 
@@ -49,14 +49,14 @@ class Claiming(Ask, frozen=True):
         return store.claim(self.entry, replacing=self.replacing)
 
 
-class Reading(Ask, frozen=True):
+class Reading(StoreStep, frozen=True):
     address: Address
 
     def send(self, store: Any) -> Any:
         return store.read(self.address)
 
 
-class Extending(Ask, frozen=True):
+class Extending(StoreStep, frozen=True):
     claim: Claim
     notes: bytes | None = None
 
@@ -64,7 +64,7 @@ class Extending(Ask, frozen=True):
         return store.extend(self.claim, self.notes)
 
 
-class Closing(Ask, frozen=True):
+class Closing(StoreStep, frozen=True):
     """A step that ends a claim."""
 
     claim: Claim
@@ -81,40 +81,40 @@ class Finishing(Closing, frozen=True):
 class Releasing(Closing, frozen=True):
     cleans_up = True
 
-    by: Memory | None = None
+    by: Released | None = None
 
     def send(self, store: Any) -> Any:
         return store.release(self.claim, self.by)
 
 
-class ClaimingAll(Ask, frozen=True):
+class ClaimingAll(StoreStep, frozen=True):
     steps: Sequence[Claiming]
 
     def send(self, store: Any) -> Any:
         return store.claim_all([step.entry for step in self.steps])
 
 
-class ClosingAll(Ask, frozen=True):
+class ClosingAll(StoreStep, frozen=True):
     steps: Sequence[Closing]
 
     def send(self, store: Any) -> Any:
         return store.close_all([Close(step.claim, step.by) for step in self.steps])
 
 
-class Elsewhere(Ask, frozen=True):
+class Elsewhere(StoreStep, frozen=True):
     """An operation of another store than the guard's own."""
 
     counts = False
     outside = True
 
     there: Any
-    ask: Ask
+    step: StoreStep
 
     def send(self, store: Any) -> Any:  # noqa: ARG002 - it is not for this one
-        return self.ask.send(self.there)
+        return self.step.send(self.there)
 
 
-class Once(Ask, frozen=True):
+class Once(StoreStep, frozen=True):
     """A step that must not be sent twice."""
 
     once = True

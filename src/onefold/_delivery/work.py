@@ -9,7 +9,7 @@ import msgspec
 
 from onefold._delivery import decide as _decide
 from onefold._delivery.handler_steps.left import StepsLeft, warning
-from onefold._model import Asked, Ending, Outcome, Policy, Record, State
+from onefold._model import DeliveryRequest, Ending, Outcome, Policy, Record, State
 from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
@@ -25,10 +25,10 @@ NOT_KEPT: Final = (
 )
 
 
-class Work(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True):
     """Everything that a flow has to know about one delivery."""
 
-    asked: Asked
+    request: DeliveryRequest
     policy: Policy
     call: Callable[[], Any]
     returns: Any
@@ -44,9 +44,9 @@ UNCOMPARED: Final = (
 )
 
 
-def tell_if_uncompared(work: Work, found: bytes | None) -> None:
-    if _decide.uncompared(found, work.asked.fingerprint):
-        work.tell.warn(work.asked.address, UNCOMPARED, about="payload")
+def tell_if_uncompared(delivery: Delivery, found: bytes | None) -> None:
+    if _decide.uncompared(found, delivery.request.fingerprint):
+        delivery.tell.warn(delivery.request.address, UNCOMPARED, about="payload")
 
 
 NOT_REMEMBERED: Final = (
@@ -55,34 +55,34 @@ NOT_REMEMBERED: Final = (
 )
 
 
-def tell_not_remembered(work: Work, attempt: int, detail: str = "") -> None:
-    work.tell(Kind.NOT_REMEMBERED, work.asked.address, attempt, detail)
-    work.tell.warn_each(work.asked.address, NOT_REMEMBERED)
+def tell_not_remembered(delivery: Delivery, attempt: int, detail: str = "") -> None:
+    delivery.tell(Kind.NOT_REMEMBERED, delivery.request.address, attempt, detail)
+    delivery.tell.warn_each(delivery.request.address, NOT_REMEMBERED)
 
 
-def tell_steps_left(work: Work, error: BaseException | None, steps: StepsLeft) -> None:
+def tell_steps_left(delivery: Delivery, error: BaseException | None, steps: StepsLeft) -> None:
     """Warn about steps whose outcome is unknown, each time: somebody has to look at every one of them."""
-    words = warning(error, steps) if any(steps) else None
-    if words is not None:
-        work.tell.warn_each(work.asked.address, words)
+    text = warning(error, steps) if any(steps) else None
+    if text is not None:
+        delivery.tell.warn_each(delivery.request.address, text)
 
 
-def refused(work: Work, error: OnefoldError) -> OnefoldError:
-    work.tell(Kind.REFUSED, work.asked.address, detail=type(error).__name__)
+def refused(delivery: Delivery, error: OnefoldError) -> OnefoldError:
+    delivery.tell(Kind.REFUSED, delivery.request.address, detail=type(error).__name__)
     return error
 
 
-def replay(work: Work, found: Record) -> Outcome[Any]:
+def replay(delivery: Delivery, found: Record) -> Outcome[Any]:
     """Return the stored result as an outcome. Raises `ResultUnreadable` if it does not fit today's type."""
     value = None
     if found.result is not None:
         try:
-            value = work.codec.decode(found.result, work.returns)
+            value = delivery.codec.decode(found.result, delivery.returns)
         except Unreadable as error:
             raise ResultUnreadable.about(
-                work.asked.address, expected=type_name(work.returns), problem=str(error)
+                delivery.request.address, expected=type_name(delivery.returns), problem=str(error)
             ) from error
-    work.tell(REPLAYED, work.asked.address, found.attempt)
+    delivery.tell(REPLAYED, delivery.request.address, found.attempt)
     return Outcome(value=value, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.remark)
 
 
@@ -92,8 +92,8 @@ PROBES_NOT_KEPT: Final = (
 )
 
 
-def done(
-    work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+def done_ending(
+    delivery: Delivery, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
 ) -> Ending:
     """Return the ending of a handler that returned; `probed`: of one that the probe says is done.
 
@@ -101,47 +101,49 @@ def done(
     once the ending is stored: its effect has happened.
     """
     if value is None:
-        return Ending(state=DONE, stay=work.policy.keep)
-    result, omitted = encode(work, value, attempt, struck, probed=probed)
-    return Ending(state=DONE, stay=work.policy.keep, result=result, omitted=omitted is not None, remark=omitted or "")
+        return Ending(state=DONE, ttl=delivery.policy.keep)
+    result, omitted = encode(delivery, value, attempt, struck, probed=probed)
+    return Ending(
+        state=DONE, ttl=delivery.policy.keep, result=result, omitted=omitted is not None, remark=omitted or ""
+    )
 
 
 def encode(
-    work: Work, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+    delivery: Delivery, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
 ) -> tuple[bytes | None, str | None]:
     """Return the bytes to store, and the reason if a result is left out."""
-    address = work.asked.address
-    if not work.policy.keep_result:
+    address = delivery.request.address
+    if not delivery.policy.keep_result:
         why = "keep_result=False"
     else:
-        stored, why = as_stored(work, value, work.returns, struck)
+        stored, why = as_stored(delivery, value, delivery.returns, struck)
         if stored is not None:
             return stored, None
         kind = type(value).__name__
         if probed:
-            why, advice = f"the probe's answer: {why}", PROBES_NOT_KEPT.format(type=type_name(work.returns))
-            words = f"the probe's answer, done({kind}), was not kept, and its duplicates get no result. {advice}"
+            why, advice = f"the probe's answer: {why}", PROBES_NOT_KEPT.format(type=type_name(delivery.returns))
+            text = f"the probe's answer, done({kind}), was not kept, and its duplicates get no result. {advice}"
         else:
-            words = f"a {kind} was not kept, and its duplicates get no result. {NOT_KEPT}"
-        work.tell.warn(address, words, about="probe" if probed else "")
-    work.tell(Kind.OMITTED, address, attempt, why)
+            text = f"a {kind} was not kept, and its duplicates get no result. {NOT_KEPT}"
+        delivery.tell.warn(address, text, about="probe" if probed else "")
+    delivery.tell(Kind.OMITTED, address, attempt, why)
     return None, why
 
 
 def as_stored(
-    work: Work, value: Any, returns: Any, struck: list[BaseException] | None = None
+    delivery: Delivery, value: Any, returns: Any, struck: list[BaseException] | None = None
 ) -> tuple[bytes | None, str]:
-    """Return the bytes of a value of this type, or the reason why there are none. For `struck` see `done`."""
+    """Return the bytes of a value of this type, or the reason why there are none. For `struck` see `done_ending`."""
     struck, raises = ([], True) if struck is None else (struck, False)
     try:
-        stored = encoded(work.codec, value, returns, struck)
+        stored = encoded(delivery.codec, value, returns, struck)
     except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
         return None, plain(str(error))
     if struck and raises:
         raise struck[0]
-    if len(stored) <= work.policy.result_bytes_max:
+    if len(stored) <= delivery.policy.result_bytes_max:
         return stored, ""
-    return None, f"{len(stored)} bytes, and result_bytes_max={work.policy.result_bytes_max}"
+    return None, f"{len(stored)} bytes, and result_bytes_max={delivery.policy.result_bytes_max}"
 
 
 def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException]) -> bytes:
@@ -172,19 +174,19 @@ def plain(text: str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def stored_error(work: Work, found: Record) -> Exception:
+def stored_error(delivery: Delivery, found: Record) -> Exception:
     """Return the remembered exception, rebuilt if its class is one that the policy remembers."""
     try:
-        stored = {} if found.result is None else work.codec.decode(found.result, Any)
+        stored = {} if found.result is None else delivery.codec.decode(found.result, Any)
     except Unreadable:
         stored = {}
     type_name, message = stored.get("type", "an error"), stored.get("message", found.remark)
-    for kind in _with_subclasses(work.policy.remember):
+    for kind in _with_subclasses(delivery.policy.remember):
         if _full_name(kind) == type_name and "args" in stored:
             error = _rebuilt(kind, stored["args"], message)
             if error is not None:
                 return error
-    return RememberedFailure.about(work.asked.address, type_name=type_name, message=message)
+    return RememberedFailure.about(delivery.request.address, type_name=type_name, message=message)
 
 
 def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception | None:
@@ -199,7 +201,7 @@ def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception 
     return error
 
 
-def failed(work: Work, error: Exception | str) -> Ending:
+def failed_ending(delivery: Delivery, error: Exception | str) -> Ending:
     # A person's text is not an exception, and has no type.
     named = "" if isinstance(error, str) else _full_name(type(error))
     facts: dict[str, Any] = {"type": named, "message": str(error)}
@@ -207,11 +209,11 @@ def failed(work: Work, error: Exception | str) -> Ending:
         facts["args"] = list(error.args)
     for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
         try:
-            result: bytes | None = _as_bytes(work.codec.encode(attempt, Any))
+            result: bytes | None = _as_bytes(delivery.codec.encode(attempt, Any))
             break
         except Exception:  # noqa: BLE001 - the arguments cannot be stored: the name and the message can
             result = None
-    return Ending(state=State.FAILED, stay=work.policy.keep, result=result, remark=f"failed: {type(error).__name__}")
+    return Ending(state=State.FAILED, ttl=delivery.policy.keep, result=result, remark=f"failed: {type(error).__name__}")
 
 
 def _can_be_rebuilt(error: Exception) -> bool:

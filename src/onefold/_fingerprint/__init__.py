@@ -78,15 +78,15 @@ def of_parts(recipe: Recipe, address: tuple[str, str, str], values: Sequence[obj
     return recipe.start + whole + recipe.parts.pack(*[crc32(form, seed) & 0xFFFF for form in forms[:PARTS_MAX]])
 
 
-def compare(found: bytes | None, asked: bytes | None) -> Compared:
+def compare(found: bytes | None, wanted: bytes | None) -> Compared:
     """Compare the fingerprint of a record with that of a delivery. A missing one was not wanted: equal."""
-    if found is None or asked is None or found == asked:
+    if found is None or wanted is None or found == wanted:
         return Compared.EQUAL
-    if found[:HEAD_SIZE] == asked[:HEAD_SIZE]:
+    if found[:HEAD_SIZE] == wanted[:HEAD_SIZE]:
         return Compared.DIFFERENT
-    if found[:1] != IN_PARTS or asked[:1] != IN_PARTS:
+    if found[:1] != IN_PARTS or wanted[:1] != IN_PARTS:
         return Compared.UNKNOWN
-    theirs, ours = dict(_parts(found)), dict(_parts(asked))
+    theirs, ours = dict(_parts(found)), dict(_parts(wanted))
     common = theirs.keys() & ours.keys()
     if any(theirs[name] != ours[name] for name in common):
         return Compared.DIFFERENT

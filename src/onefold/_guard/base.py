@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 from onefold._delivery.batch import BATCH_MAX, deliver_all
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import join, transact
-from onefold._delivery.migration import looking_back, looking_back_first, looking_back_joined
+from onefold._delivery.migration import read_through, read_through_first, read_through_joined
 from onefold._delivery.seen import look
 from onefold._delivery.steps import Flow
-from onefold._delivery.work import Work
+from onefold._delivery.work import Delivery
 from onefold._forks import set_lock
-from onefold._guard.context import Opened, Place, Toolbox
+from onefold._guard.context import DeliveryContext, Opened, StoreSlot
 from onefold._guard.options import Options
 from onefold._handlers.arguments import named_scope
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.loops import AsyncHeartbeat
 from onefold._heartbeat.threaded import Heartbeat
-from onefold._model import Asked, Outcome, Policy
+from onefold._model import DeliveryRequest, Outcome, Policy
 from onefold.codecs import Codec
 from onefold.current import is_inside, transaction_around
 from onefold.errors import InsideItself, UsageError
@@ -49,16 +49,16 @@ class GuardBase(Options):
         scope: str | Callable[[], str | None] | None = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
-        also_read: Any = None,
+        migrate_from: Any = None,
     ) -> None:
-        check_source(store, awaited=self._awaited)
-        if also_read is not None:
-            check_source(also_read, awaited=self._awaited)
-            if also_read is store or also_read == store:
-                raise UsageError("also_read= names the store itself: name the one in which the records were before")
+        check_source(store, is_async=self._awaited)
+        if migrate_from is not None:
+            check_source(migrate_from, is_async=self._awaited)
+            if migrate_from is store or migrate_from == store:
+                raise UsageError("migrate_from= names the store itself: name the one in which the records were before")
         super().__init__(policy, scope, on_event, codec)
         self._source = store
-        self._also_read = also_read
+        self._migrate_from = migrate_from
         self._opened: Opened | None = None
         set_lock(self, "_opening")
         self._closed = False
@@ -66,7 +66,7 @@ class GuardBase(Options):
     @property
     def store(self) -> Any:
         """The store, opened if it was not yet."""
-        return self._tools().store
+        return self._context().store
 
     @property
     def source(self) -> Any:
@@ -77,20 +77,20 @@ class GuardBase(Options):
         """Raise `UsageError` for a policy that no delivery of this guard could have."""
         self._chosen(policy)
 
-    def _tools(self) -> Toolbox:
+    def _context(self) -> DeliveryContext:
         opened = self._opened
-        return self._open().tools if opened is None else opened.tools
+        return self._open().context if opened is None else opened.context
 
     def _open(self) -> Opened:
         with self._opening:
             if self._closed:
                 raise UsageError("this guard is closed")
             if self._opened is None:
-                store, ours = open_store(self._source, awaited=self._awaited)
+                store, ours = open_store(self._source, is_async=self._awaited)
                 old, old_is_ours = None, False
-                if self._also_read is not None:
-                    old, old_is_ours = open_store(self._also_read, awaited=self._awaited)
-                self._opened = Opened(self._toolbox(store), ours, old, old_is_ours)
+                if self._migrate_from is not None:
+                    old, old_is_ours = open_store(self._migrate_from, is_async=self._awaited)
+                self._opened = Opened(self._make_context(store), ours, old, old_is_ours)
             return self._opened
 
     def _close(self) -> list[Any]:
@@ -99,38 +99,38 @@ class GuardBase(Options):
             opened, self._opened, self._closed = self._opened, None, True
         if opened is None:
             return []
-        opened.tools.close()
+        opened.context.close()
         return opened.to_close()
 
-    def _looking(self, flow: Flow[T]) -> Flow[T]:
+    def _read_through(self, flow: Flow[T]) -> Flow[T]:
         """The flow, with what the store knows that is read as well."""
-        return flow if self._also_read is None else looking_back(flow, self._open().old)
+        return flow if self._migrate_from is None else read_through(flow, self._open().old)
 
-    def _transact(self, work: Work) -> Flow[Outcome[Any]]:
-        flow = transact(work)
-        if self._also_read is None:
+    def _transact(self, delivery: Delivery) -> Flow[Outcome[Any]]:
+        flow = transact(delivery)
+        if self._migrate_from is None:
             return flow
-        return looking_back_first(flow, work.asked.address, self._open().old, self.store)
+        return read_through_first(flow, delivery.request.address, self._open().old, self.store)
 
-    def _join(self, work: Work) -> Flow[Outcome[Any]]:
-        return self._looking_joined(join(work))
+    def _join(self, delivery: Delivery) -> Flow[Outcome[Any]]:
+        return self._read_through_joined(join(delivery))
 
-    def _looking_joined(self, flow: Flow[T]) -> Flow[T]:
-        return flow if self._also_read is None else looking_back_joined(flow, self._open().old, self.store)
+    def _read_through_joined(self, flow: Flow[T]) -> Flow[T]:
+        return flow if self._migrate_from is None else read_through_joined(flow, self._open().old, self.store)
 
-    def _toolbox(self, store: Any) -> Toolbox:
+    def _make_context(self, store: Any) -> DeliveryContext:
         """For deliveries that claim."""
         heartbeat = self._heartbeat(lambda: store, self._tell)
-        return Toolbox(store, self._codec, self._tell, self._conduct, awaits=self._awaited, heartbeat=heartbeat)
+        return DeliveryContext(store, self._codec, self._tell, self._conduct, awaits=self._awaited, heartbeat=heartbeat)
 
-    def _tools_on(self, joined: Any, connection: Any) -> Toolbox:
+    def _context_on(self, joined: Any, connection: Any) -> DeliveryContext:
         """For deliveries inside a transaction of the caller's: no claim is to be kept alive there."""
-        return Toolbox(joined, self._codec, self._tell, self._conduct, awaits=self._awaited, home=connection)
+        return DeliveryContext(joined, self._codec, self._tell, self._conduct, awaits=self._awaited, home=connection)
 
-    def _inside(self, transaction: Any) -> Toolbox:
+    def _inside(self, transaction: Any) -> DeliveryContext:
         """For deliveries inside a transaction of our own."""
-        home = self._tools().home
-        return Toolbox(
+        home = self._context().home
+        return DeliveryContext(
             transaction,
             self._codec,
             self._tell,
@@ -141,8 +141,8 @@ class GuardBase(Options):
         )
 
     def _check_column(self, record: object) -> None:
-        if record is not None and self._also_read is not None:
-            raise UsageError("record= keeps the records in your own table: there is no also_read= for them")
+        if record is not None and self._migrate_from is not None:
+            raise UsageError("record= keeps the records in your own table: there is no migrate_from= for them")
 
     def _joinable(self) -> Joinable:
         store = self.store
@@ -153,31 +153,31 @@ class GuardBase(Options):
             )
         return store
 
-    def _swap(self, source: Any) -> Place:
+    def _swap(self, source: Any) -> StoreSlot:
         """Put another store in place; the answer is what was there. For `onefold.testing.use`."""
-        check_source(source, awaited=self._awaited)
-        return self._put(Place(source))
+        check_source(source, is_async=self._awaited)
+        return self._put(StoreSlot(source))
 
-    def _put(self, place: Place) -> Place:
+    def _put(self, slot: StoreSlot) -> StoreSlot:
         with self._opening:
-            before = Place(self._source, self._also_read, self._opened, self._closed)
-            self._source, self._also_read, self._opened, self._closed = place
+            before = StoreSlot(self._source, self._migrate_from, self._opened, self._closed)
+            self._source, self._migrate_from, self._opened, self._closed = slot
         return before
 
-    def _check_outside(self, asked: Asked, home: object = None) -> None:
-        if is_inside(asked.address, self._tools().home if home is None else home):
-            raise InsideItself.about(asked.address)
+    def _check_outside(self, request: DeliveryRequest, home: object = None) -> None:
+        if is_inside(request.address, self._context().home if home is None else home):
+            raise InsideItself.about(request.address)
 
     def _deliver(
-        self, asked: Asked, call: Callable[[], Any], returns: Any, policy: Policy | None
-    ) -> tuple[Flow[Outcome[Any]], Toolbox]:
+        self, request: DeliveryRequest, call: Callable[[], Any], returns: Any, policy: Policy | None
+    ) -> tuple[Flow[Outcome[Any]], DeliveryContext]:
         """Return the flow of one delivery, and what its driver works with."""
-        tools = self._tools()
-        work = self._work(asked, call, returns, self._chosen(policy))
-        if is_inside(asked.address, tools.home):
-            raise InsideItself.about(asked.address)
-        flow = look(work) if work.policy.mode == "seen" else deliver(work)
-        return flow if self._also_read is None else self._looking(flow), tools
+        context = self._context()
+        delivery = self._make_delivery(request, call, returns, self._chosen(policy))
+        if is_inside(request.address, context.home):
+            raise InsideItself.about(request.address)
+        flow = look(delivery) if delivery.policy.mode == "seen" else deliver(delivery)
+        return flow if self._migrate_from is None else self._read_through(flow), context
 
     def _deliver_all(
         self,
@@ -189,27 +189,27 @@ class GuardBase(Options):
         scope: str | Callable[[M], str] | None,
         fingerprint: Callable[[M], object] | None,
         policy: Policy | None,
-    ) -> tuple[list[Flow[list[Outcome[Any] | Exception]]], Toolbox]:
+    ) -> tuple[list[Flow[list[Outcome[Any] | Exception]]], DeliveryContext]:
         """Return the flows of a batch, each of at most BATCH_MAX messages, and what their driver works with."""
-        tools, returns = self._tools(), self._returns_now(handler, returns, policy)
+        context, returns = self._context(), self._returns_now(handler, returns, policy)
         policy = self._chosen(policy)
-        works = [
-            self._batch_work(
+        deliveries = [
+            self._batch_deliveries(
                 message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
             )
             for message in messages
         ]
         # Where another store is read as well, it is read for each message.
-        batching = isinstance(tools.store, Batching) and self._also_read is None
+        batching = isinstance(context.store, Batching) and self._migrate_from is None
         flows = [
-            self._looking(deliver_all(works[start : start + BATCH_MAX], batching=batching))
-            for start in range(0, len(works), BATCH_MAX)
+            self._read_through(deliver_all(deliveries[start : start + BATCH_MAX], batching=batching))
+            for start in range(0, len(deliveries), BATCH_MAX)
         ]
-        return flows, tools
+        return flows, context
 
-    def _transaction(self) -> tuple[Any, Callable[[Work], Flow[Outcome[Any]]]]:
+    def _transaction(self) -> tuple[Any, Callable[[Delivery], Flow[Outcome[Any]]]]:
         """Return a context manager around a transaction, and the flow for it: our own, or the one open around us."""
-        around, nest = transaction_around(self._tools().home)
+        around, nest = transaction_around(self._context().home)
         if nest is None:
             return self._joinable().transaction(), self._transact
         return self._nested(around, nest), self._join
@@ -218,7 +218,7 @@ class GuardBase(Options):
         """Return a context manager that gives the transaction around us, once it is our turn in it."""
         raise NotImplementedError
 
-    def _batch_work(
+    def _batch_deliveries(
         self,
         message: M,
         operation: str,
@@ -229,14 +229,14 @@ class GuardBase(Options):
         fingerprint: Callable[[M], object] | None,
         policy: Policy,
         home: object = None,
-    ) -> Work | Exception:
+    ) -> Delivery | Exception:
         """The work for one message; where its key is unusable, the error that takes its place."""
         try:
             whose = named_scope(scope(message), f"{operation}: scope=") if callable(scope) else scope
             payload = None if fingerprint is None else fingerprint(message)
-            asked = self._asked(operation, key(message), whose, payload)
-            self._check_outside(asked, home)
-            return self._work(asked, call, returns, policy)
+            request = self._request(operation, key(message), whose, payload)
+            self._check_outside(request, home)
+            return self._make_delivery(request, call, returns, policy)
         except Exception as error:  # noqa: BLE001 - one poison message never fails its neighbours
             return error
 

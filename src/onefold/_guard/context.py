@@ -14,8 +14,8 @@ from onefold.current import Current, around, enter, leave, put_back, transaction
 from onefold.events import Teller
 
 
-class Toolbox:
-    """An open store, and what deliveries to it need: the `Hands` of the drivers, the `Tools` of `current`."""
+class DeliveryContext:
+    """Hold an open store, and what its deliveries need: for the drivers of flows, and for `current`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Toolbox:
 class Opened(NamedTuple):
     """The stores that a guard has opened, and whether it has to close them."""
 
-    tools: Toolbox
+    context: DeliveryContext
     ours: bool
     # The store that is read as well, if there is one.
     old: Any = None
@@ -90,13 +90,13 @@ class Opened(NamedTuple):
 
     def to_close(self) -> list[Any]:
         """Return what was opened here and not passed in."""
-        return [store for store, ours in ((self.tools.store, self.ours), (self.old, self.old_is_ours)) if ours]
+        return [store for store, ours in ((self.context.store, self.ours), (self.old, self.old_is_ours)) if ours]
 
 
-class Place(NamedTuple):
+class StoreSlot(NamedTuple):
     """Where a guard keeps its records: what it was given, what it has opened, and whether it is closed."""
 
     source: Any
-    also_read: Any = None
+    migrate_from: Any = None
     opened: Opened | None = None
     closed: bool = False

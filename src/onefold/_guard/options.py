@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from onefold import keys
-from onefold._delivery.work import Work
+from onefold._delivery.work import Delivery
 from onefold._fingerprint import of_whole, recipe_of_whole
 from onefold._fingerprint.canonical import has_no_form
 from onefold._handlers.arguments import (
-    Call,
     FingerprintOf,
-    KeyOf,
+    GuardedFunction,
+    KeyArgument,
     ScopeOf,
     check_function,
     check_probe,
@@ -24,7 +24,7 @@ from onefold._handlers.arguments import (
     named_scope,
     returns_of,
 )
-from onefold._model import TOKEN_BYTES, Address, Asked, Outcome, Policy
+from onefold._model import TOKEN_BYTES, Address, DeliveryRequest, Outcome, Policy
 from onefold.codecs import Codec, MsgspecCodec
 from onefold.errors import ResultNotKept, UsageError
 from onefold.events import Listener, Teller
@@ -64,14 +64,14 @@ class Options:
         """Where the record of this key is. Its `digest` belongs into logs, where the key does not."""
         return keys.address(operation, key, self._scoped(scope))
 
-    def _work(
+    def _make_delivery(
         self,
-        asked: Asked,
+        request: DeliveryRequest,
         call: Callable[[], Any],
         returns: Any,
         policy: Policy,
-    ) -> Work:
-        return Work(asked, policy, call, returns, self._codec, self._tell, mint)
+    ) -> Delivery:
+        return Delivery(request, policy, call, returns, self._codec, self._tell, mint)
 
     def _chosen(self, policy: Policy | None) -> Policy:
         """The policy that is passed replaces the guard's."""
@@ -80,7 +80,7 @@ class Options:
     def _checked(self, policy: object) -> Policy:
         if not isinstance(policy, Policy):
             raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
-        check_probe(policy.after_crash, awaited=self._awaited)
+        check_probe(policy.after_crash, is_async=self._awaited)
         return policy
 
     def _joined_policy(self, policy: Policy | None) -> Policy:
@@ -93,9 +93,9 @@ class Options:
             )
         return found
 
-    def _asked(
+    def _request(
         self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool = False
-    ) -> Asked:
+    ) -> DeliveryRequest:
         address = keys.address(operation, key, self._scoped(scope))
         try:
             fingerprint = None if payload is None else of_whole(_PAYLOAD, address.parts, payload)
@@ -106,36 +106,38 @@ class Options:
                 f"{operation}: fingerprint={type(payload).__name__}: the payload cannot be fingerprinted: {error}. "
                 "Nothing ran"
             ) from error
-        return Asked(address, fingerprint, bypass)
+        return DeliveryRequest(address, fingerprint, bypass)
 
-    def _asked_by(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False) -> Asked:
+    def _request_of_call(
+        self, call: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False
+    ) -> DeliveryRequest:
         scope, key, fingerprint = call.read(args, kwargs)
-        return Asked(Address(scope, call.operation, key), fingerprint, bypass)
+        return DeliveryRequest(Address(scope, call.operation, key), fingerprint, bypass)
 
     def _scoped(self, scope: str | None) -> str | None:
         if scope is not None or not callable(self._scope):
             return self._scope if scope is None else scope  # type: ignore[return-value]
         return named_scope(self._scope(), "the guard's scope=")
 
-    def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Work:
+    def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Delivery:
         """What the record tools need: an address, and nothing to run."""
         policy = self._policies.get(operation, self.policy)
-        return self._work(self._asked(operation, key, scope), nothing, returns, policy)
+        return self._make_delivery(self._request(operation, key, scope), nothing, returns, policy)
 
     def _prepared(
         self,
         function: Callable[..., Any],
         operation: str,
-        key: KeyOf,
+        key: KeyArgument,
         scope: ScopeOf,
         fingerprint: FingerprintOf,
         policy: Policy | None,
         returns: Any,
         *,
         injects_tx: bool = False,
-    ) -> tuple[Call, Callable[[], Any]]:
+    ) -> tuple[GuardedFunction, Callable[[], Any]]:
         """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
-        check_function(function, awaited=self._awaited, guard=type(self).__name__)
+        check_function(function, is_async=self._awaited, guard=type(self).__name__)
         if policy is not None:
             # Whoever resolves a record by hand names its operation, and means that operation's own policy.
             self._policies[operation] = self._checked(policy)
@@ -143,7 +145,7 @@ class Options:
             check_scope_is_no_argument(function, scope)
         if scope is None:
             scope = self._scope if not callable(self._scope) else lambda *_args, **_kwargs: self._scoped(None)
-        call = Call(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
+        call = GuardedFunction(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
         self._tell_if_shared(operation, full_name(function))
 
         @functools.cache
@@ -191,10 +193,10 @@ class Options:
         self._storable = returns
 
 
-def unwrap(outcome: Outcome[T], asked: Asked, returns: Any) -> T:
+def unwrap(outcome: Outcome[T], request: DeliveryRequest, returns: Any) -> T:
     """The value, as a decorated function hands it out."""
     if outcome.replayed and outcome.omitted and returns is not type(None):
-        raise ResultNotKept.about(asked.address, remark=outcome.remark)
+        raise ResultNotKept.about(request.address, remark=outcome.remark)
     return outcome.value
 
 

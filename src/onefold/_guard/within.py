@@ -9,7 +9,7 @@ from onefold._delivery.fresh import sort_out_all
 from onefold._delivery.joined import join
 from onefold._delivery.steps import Flow
 from onefold._guard.base import GuardBase
-from onefold._guard.context import Toolbox
+from onefold._guard.context import DeliveryContext
 from onefold._guard.options import nothing
 from onefold._handlers.nested import Nest
 from onefold._model import Fresh, Outcome, Policy
@@ -41,18 +41,18 @@ class WithinBase(Generic[G]):
         policy: Policy | None,
         *,
         bypass: bool,
-    ) -> tuple[Flow[Outcome[Any]], Toolbox, Nest | None]:
+    ) -> tuple[Flow[Outcome[Any]], DeliveryContext, Nest | None]:
         """Return the flow of one delivery, what its driver works with, and what runs around it on the connection."""
         guard = self._guard
         check_compared(self._record, fingerprint)
-        asked = guard._asked(operation, key, scope, fingerprint, bypass=bypass)
+        request = guard._request(operation, key, scope, fingerprint, bypass=bypass)
         policy = guard._joined_policy(policy)
-        guard._check_outside(asked, self._connection)
+        guard._check_outside(request, self._connection)
         nest = self._around()
-        work = guard._work(asked, call, guard._returns_now(call, returns, policy), policy)
-        joined = join_connection(self._connection, self._record, awaited=guard._awaited)
-        tools = guard._tools_on(joined, self._connection)
-        return guard._looking_joined(join(work, confirm=self._record is not None)), tools, nest
+        delivery = guard._make_delivery(request, call, guard._returns_now(call, returns, policy), policy)
+        joined = join_connection(self._connection, self._record, is_async=guard._awaited)
+        context = guard._context_on(joined, self._connection)
+        return guard._read_through_joined(join(delivery, confirm=self._record is not None)), context, nest
 
     def _sort_out(
         self,
@@ -62,19 +62,19 @@ class WithinBase(Generic[G]):
         scope: str | Callable[[M], str] | None,
         fingerprint: Callable[[M], object] | None,
         policy: Policy | None,
-    ) -> tuple[Flow[Fresh[M]], Toolbox, Nest | None]:
+    ) -> tuple[Flow[Fresh[M]], DeliveryContext, Nest | None]:
         """Return the same for a batch whose handler nobody calls: the caller does the work."""
         guard, connection = self._guard, self._connection
         if self._record is not None:
             raise UsageError("fresh() writes records of its own, and cannot with record=. Use run() for each message")
         policy = guard._joined_policy(policy)
-        works = [
-            guard._batch_work(message, operation, key, nothing, Any, scope, fingerprint, policy, connection)
+        deliveries = [
+            guard._batch_deliveries(message, operation, key, nothing, Any, scope, fingerprint, policy, connection)
             for message in messages
         ]
         nest = self._around()
-        tools = guard._tools_on(join_connection(connection, None, awaited=guard._awaited), connection)
-        return guard._looking_joined(sort_out_all(messages, works)), tools, nest
+        context = guard._context_on(join_connection(connection, None, is_async=guard._awaited), connection)
+        return guard._read_through_joined(sort_out_all(messages, deliveries)), context, nest
 
     def _around(self) -> Nest | None:
         """Return what runs inside of a handler around us. Raise `UsageError` where that is in another thread."""

@@ -25,7 +25,7 @@ OTHER_WAYS: Final = ("outcome", "bypass")
 
 ALL: Final = "*"
 
-KeyOf = str | Sequence[str] | Callable[..., Any]
+KeyArgument = str | Sequence[str] | Callable[..., Any]
 ScopeOf = str | Callable[..., str | None] | None
 FingerprintOf = str | Sequence[str] | Callable[..., Any] | None
 
@@ -36,14 +36,14 @@ TX_NAME: Final = "tx"
 NOT_PAYLOAD: Final = frozenset({"self", "cls", "tx"})
 
 
-class Call:
+class GuardedFunction:
     """One decorated function, and how its arguments are read."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         operation: str,
-        key: KeyOf,
+        key: KeyArgument,
         scope: ScopeOf,
         fingerprint: FingerprintOf,
         *,
@@ -206,7 +206,7 @@ def _picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return operator.itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
-def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -> None:
+def check_function(function: Callable[..., Any], *, is_async: bool, guard: str) -> None:
     """Refuse a function that cannot be guarded, when decorating."""
     import inspect
 
@@ -218,15 +218,15 @@ def check_function(function: Callable[..., Any], *, awaited: bool, guard: str) -
         raise UsageError(f"{function!r} is not a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{name}() is a generator, and a stream has no result to remember: return a value instead")
-    if inspect.iscoroutinefunction(function) and not awaited:
+    if inspect.iscoroutinefunction(function) and not is_async:
         raise UsageError(f"{name}() is async, and {guard} is not: use an AsyncGuard")
-    if not inspect.iscoroutinefunction(function) and awaited:
+    if not inspect.iscoroutinefunction(function) and is_async:
         raise UsageError(f"{name}() is not async, and {guard} awaits its handlers: use a Guard, or write async def")
 
 
-def check_probe(probe: object, *, awaited: bool) -> None:
+def check_probe(probe: object, *, is_async: bool) -> None:
     """Refuse an `after_crash` that a guard of this kind (sync or async) cannot call."""
-    if not awaited and callable(probe) and _is_async(probe):
+    if not is_async and callable(probe) and _is_async(probe):
         raise UsageError(
             f"after_crash={name_of(probe)}: this probe is async, and a Guard is not: nobody would await its answer. "
             "Write it with def, or use an AsyncGuard"
@@ -283,7 +283,7 @@ class Method:
         return bound
 
 
-def as_written(guarded: Any, call: Call, **other_ways: Callable[..., Any]) -> Callable[..., Any]:
+def as_written(guarded: Any, call: GuardedFunction, **other_ways: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as a function, for frameworks that inspect it, and a method as one that binds."""
     guarded.__signature__ = call.signature
     for name, way in other_ways.items():

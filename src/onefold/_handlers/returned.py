@@ -19,22 +19,22 @@ from onefold.errors import OutcomeUnknown, UsageError
 SUSPENDED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
-class NotAwaited(UsageError, OutcomeUnknown):
+class NotAsync(UsageError, OutcomeUnknown):
     """A handler has run and returned a coroutine that nobody awaits: how much it has done is unknown."""
 
 
-def mistake(call: Callable[..., Any], value: Any, *, awaited: bool) -> UsageError | None:
+def mistake(call: Callable[..., Any], value: Any, *, is_async: bool) -> UsageError | None:
     """Return what is wrong with one of `SUSPENDED` that a call has returned; None: it is a result like any other.
 
-    `awaited`: it came out of a coroutine, which has run.
+    `is_async`: it came out of a coroutine, which has run.
     """
-    own = not awaited and is_own(call, value)
+    own = not is_async and is_own(call, value)
     if isinstance(value, CoroutineType):
         name = value.__qualname__
         value.close()
         if own:
             return UsageError("the handler is async, and this guard is not: nothing ran. Use an AsyncGuard")
-        return NotAwaited(
+        return NotAsync(
             f"the handler has run, and returned the coroutine {name}(), which nobody awaits: what the handler did is "
             "done, and what the coroutine was to do is not. So the outcome is unknown. Await it in the handler"
         )

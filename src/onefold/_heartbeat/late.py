@@ -9,7 +9,7 @@ from contextlib import suppress
 from onefold._heartbeat import clock
 from onefold._heartbeat.beats import Beat, Beats, patience
 from onefold._heartbeat.logs import told_late
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.events import Teller
 
 
@@ -52,4 +52,4 @@ def _is_untold(beat: Beat, told: dict[bytes, bool]) -> bool:
 
 
 def too_late(tell: Teller, beats: Sequence[Beat], cause: str | None = None) -> None:
-    told_late(tell, beats, cause or f"the store has not answered within {in_words(patience(beats))}")
+    told_late(tell, beats, cause or f"the store has not answered within {as_text(patience(beats))}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from onefold._model import Claim
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.errors import OnefoldError
 from onefold.events import Kind, Teller
 
@@ -41,7 +41,7 @@ def told_left(seconds: float) -> None:
     logging.getLogger("onefold").warning(
         "a guard was closed, and a renewal that is under way has not been answered within %s: its thread and its "
         "connection are left to themselves. Give the driver timeouts below the lease",
-        in_words(seconds),
+        as_text(seconds),
     )
 
 
@@ -57,7 +57,7 @@ def _warn(beats: Sequence[Told], cause: str) -> None:
         first.claim.address.operation,
         first.claim.address.digest,
         others,
-        f"ends in {in_words(left)}" if left > 0 else "has ended",
+        f"ends in {as_text(left)}" if left > 0 else "has ended",
         # Worded as a store words it for a claim. Here the handler is running.
         cause.replace("Nothing ran. ", ""),
     )

@@ -1,4 +1,4 @@
-"""One renewal of some claims, blocking or awaited, and what its answer means for each of them.
+"""One renewal of some claims, sync or async, and what its answer means for each of them.
 
 The renewal of one claim never depends on another's: what fails by itself (a record of a store that renews one by one, a
 server of several) is sent by itself, each answer counts as soon as it is there, and an error is about its own claims.

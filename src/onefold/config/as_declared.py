@@ -25,7 +25,7 @@ class AsDeclared(Delivering):
     """
 
     declared: DeclaredGuard
-    place: str
+    origin: str
 
     def idempotent(self, operation: str, **options: Any) -> Any:
         self._check(operation, "idempotent")
@@ -47,18 +47,18 @@ class AsDeclared(Delivering):
         return WithinAsDeclared(super().within(connection, **options), self)
 
     def __repr__(self) -> str:
-        return f"<the guard {self.declared.name!r} of {self.place}>"
+        return f"<the guard {self.declared.name!r} of {self.origin}>"
 
     def _check(self, operation: str, way: str) -> None:
         declared = self.declared
         if not declared.any_operation and operation not in declared.operations:
             raise UsageError(
-                f"{self.place}: the guard {declared.name!r} is for {', '.join(map(repr, declared.operations))}, and "
+                f"{self.origin}: the guard {declared.name!r} is for {', '.join(map(repr, declared.operations))}, and "
                 f"not for {operation!r}{did_you_mean(operation, declared.operations) or ': declare it there'}"
             )
         if declared.mode == "transactional" and way in CLAIMING:
             raise UsageError(
-                f"{self.place}: the guard {declared.name!r} is declared as mode: transactional, and {way}() has a "
+                f"{self.origin}: the guard {declared.name!r} is declared as mode: transactional, and {way}() has a "
                 "crash window: use transactional() or within(), or declare mode: claim there"
             )
 

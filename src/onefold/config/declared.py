@@ -25,7 +25,7 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     store: DeclaredStore
     # The store that held the records before, while they move.
-    also_read: DeclaredStore | None = None
+    migrate_from: DeclaredStore | None = None
     # Without what the file names in Python: `probe` and `remember` have the names.
     policy: Policy
     # Whether the file sets `keep`: otherwise it is the policy's own.

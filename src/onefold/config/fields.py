@@ -149,7 +149,7 @@ POLICY: Final[dict[str, Meaning]] = {
 
 GUARD: Final[dict[str, Meaning]] = {
     "store": text,
-    "also_read": text,
+    "migrate_from": text,
     "operation": operation,
     "operations": operations,
     "scope": text,

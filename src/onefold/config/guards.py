@@ -16,7 +16,7 @@ from onefold._checks import did_you_mean
 from onefold.codecs import Codec
 from onefold.config.as_declared import AsyncGuardAsDeclared, GuardAsDeclared
 from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
-from onefold.config.tree import Unusable, place, unusable
+from onefold.config.tree import Unusable, location, unusable
 from onefold.events import Listener
 from onefold.queues import keys
 
@@ -88,13 +88,13 @@ class Loaded(Generic[G]):
     def _made(self, declared: DeclaredGuard) -> G:
         made = self._kind(
             self._lent(declared.store),
-            also_read=None if declared.also_read is None else self._lent(declared.also_read),
+            migrate_from=None if declared.migrate_from is None else self._lent(declared.migrate_from),
             policy=_policy(declared, self),
             scope=declared.scope,
             **self._options,
         )
         made.declared = declared
-        made.place = place(self.configuration.file, self.configuration.mark("guards", declared.name))
+        made.origin = location(self.configuration.file, self.configuration.mark("guards", declared.name))
         return made  # type: ignore[no-any-return]
 
     def _lent(self, store: DeclaredStore) -> Callable[[], Any]:
@@ -133,7 +133,7 @@ class Guards(Loaded[Guard]):
 
 
 class AsyncGuards(Loaded[AsyncGuard]):
-    """The async `Guards`: `load("onefold.yaml", awaited=True)["payouts"]`."""
+    """The async `Guards`: `load("onefold.yaml", is_async=True)["payouts"]`."""
 
     _kind = AsyncGuardAsDeclared
     _owner = AsyncGuard

@@ -151,9 +151,9 @@ class Reading:
         self._wants(table, path, ("store",) if table else ())
         meant = self._meant(table, path, _fields.GUARD)
         store = self._chosen("store", meant, path, stores)
-        also_read = self._chosen("also_read", meant, path, stores) if "also_read" in meant else None
-        if also_read is not None and also_read == store:
-            where = (*path, "also_read")
+        migrate_from = self._chosen("migrate_from", meant, path, stores) if "migrate_from" in meant else None
+        if migrate_from is not None and migrate_from == store:
+            where = (*path, "migrate_from")
             self._problem(where, f"{_dotted(where)}this is the store itself: name the one with the records of before")
         if "operation" in meant and "operations" in meant:
             self._problem((*path, "operation"), f"{_dotted(path)}operation and operations: one of them")
@@ -164,7 +164,7 @@ class Reading:
         return DeclaredGuard(
             name=name,
             store=store,
-            also_read=also_read,
+            migrate_from=migrate_from,
             policy=policy,
             keep_said="keep" in asked,
             mode=mode,

@@ -24,8 +24,8 @@ AfterCrash = Annotated[str, Meta(pattern=rf"^(rerun|hold|skip|{PYTHON_NAME})$")]
 Dotted = Annotated[str, Meta(pattern=rf"^{DOTTED_NAME}$")]
 
 
-def about(words: str) -> Meta:
-    return Meta(description=words)
+def about(text: str) -> Meta:
+    return Meta(description=text)
 
 
 class StoreEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A guard: where its records are, its policy, and where its duplicates come from."""
 
     store: Annotated[str, about("Which of the stores keeps its records")]
-    also_read: Annotated[str | UnsetType, about("Which of them has the records of before, while they move")] = UNSET
+    migrate_from: Annotated[str | UnsetType, about("Which of them has the records of before, while they move")] = UNSET
     operation: Annotated[str | UnsetType, about("The one operation that it is for")] = UNSET
     operations: Annotated[list[str] | UnsetType, about("The operations that it is for")] = UNSET
     scope: Annotated[str | UnsetType, about("Whose keys they are, if all belong to one tenant")] = UNSET

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     says: str
 
     def __str__(self) -> str:
-        return f"{place(self.file, self.mark)}: {self.says}"
+        return f"{location(self.file, self.mark)}: {self.says}"
 
 
 class Unusable(UsageError):
@@ -60,7 +60,7 @@ class Tree(NamedTuple):
         return self.marks.get(path, Mark(1))
 
 
-def place(file: str, mark: Mark | None) -> str:
+def location(file: str, mark: Mark | None) -> str:
     """Return `onefold.yaml:7:5`, as editors and CI find it."""
     found = [] if mark is None else [mark.line] if mark.column is None else list(mark)
     return ":".join([file, *map(str, found)])

@@ -28,7 +28,7 @@ from onefold.cli._common.output import (
 )
 from onefold.demo import show
 from onefold.demo.consumers import OPERATION, Desk, policy
-from onefold.demo.scenes import HANDLERS, PLACES, Place, Side, play
+from onefold.demo.scenes import FAILURE_POINTS, HANDLERS, FailurePoint, Side, play
 from onefold.demo.stage import Failure, Stage
 from onefold.demo.wallet import MESSAGES
 from onefold.stores.kinds import kind_of
@@ -69,17 +69,17 @@ def perform(
     format: Format,  # noqa: A002 - the option's name
     *,
     without: Side = WITHOUT,
-    places: Sequence[Place] = PLACES,
+    points: Sequence[FailurePoint] = FAILURE_POINTS,
 ) -> NoReturn:
     """Play both sides, print, and exit."""
     began = time.monotonic()
     with (
         _ended_gently(),
         tempfile.TemporaryDirectory(prefix="onefold-demo-") as folder,
-        counting("the double charge", f"of {2 * len(places)} scenes") as progress,
+        counting("the double charge", f"of {2 * len(points)} scenes") as progress,
     ):
         try:
-            report = play(Stage(Path(folder)), (without, guarded), progress, places)
+            report = play(Stage(Path(folder)), (without, guarded), progress, points)
         except Failure as failure:
             raise Refusal(f"{failure}. Nothing is shown", FAILED) from failure
     seconds = time.monotonic() - began

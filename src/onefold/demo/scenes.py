@@ -42,7 +42,7 @@ class Scene:
     def broker(self, log: str = "leader", **plan: Any) -> tuple[Actor, int]:
         """Start a broker; return it, once it is ready, and its port."""
         broker = self._start("broker", log=self.file(log), **plan)
-        return broker, int(broker.expect("ready").words)
+        return broker, int(broker.expect("ready").text)
 
     def send(self, port: int, *, impatient: bool = False) -> None:
         """Run a producer that does not end before it has an ack."""
@@ -54,8 +54,8 @@ class Scene:
         plan = {"wallet": wallet, "handler": self._side.handler, "store": desk.store, "scope": desk.scope}
         return self._start("consumer", port=port, fault=fault, **plan)
 
-    def kill(self, actor: Actor, words: str) -> None:
-        self.events.append(Event(time.time(), "demo", os.getpid(), "killed", f"{words} {actor.pid}"))
+    def kill(self, actor: Actor, text: str) -> None:
+        self.events.append(Event(time.time(), "demo", os.getpid(), "killed", f"{text} {actor.pid}"))
         actor.kill()
 
     def file(self, name: str) -> str:
@@ -112,23 +112,23 @@ def reply_is_lost(scene: Scene) -> None:
     broker.kill()
 
 
-class Place(NamedTuple):
+class FailurePoint(NamedTuple):
     number: int
     name: str
     message: Message
     play: Callable[[Scene], None]
 
 
-PLACES: Final = (
-    Place(1, "the application retries after a time-out", MESSAGES[0], application_retries),
-    Place(2, "the producer's ack is lost, and it resends", MESSAGES[1], ack_is_lost),
-    Place(3, "the broker fails over, and replays its log", MESSAGES[2], broker_fails_over),
-    Place(4, "the consumer is killed after the effect, before the ack", MESSAGES[3], consumer_is_killed),
-    Place(5, "the database's reply is lost, and the consumer retries", MESSAGES[4], reply_is_lost),
+FAILURE_POINTS: Final = (
+    FailurePoint(1, "the application retries after a time-out", MESSAGES[0], application_retries),
+    FailurePoint(2, "the producer's ack is lost, and it resends", MESSAGES[1], ack_is_lost),
+    FailurePoint(3, "the broker fails over, and replays its log", MESSAGES[2], broker_fails_over),
+    FailurePoint(4, "the consumer is killed after the effect, before the ack", MESSAGES[3], consumer_is_killed),
+    FailurePoint(5, "the database's reply is lost, and the consumer retries", MESSAGES[4], reply_is_lost),
 )
 
 # The place whose timeline is shown.
-CRASH: Final = PLACES[3]
+CRASH: Final = FAILURE_POINTS[3]
 
 
 class Told(NamedTuple):
@@ -141,17 +141,17 @@ class Told(NamedTuple):
 class Report(NamedTuple):
     """Both sides, and whether the demo has shown what it should."""
 
-    places: Sequence[Place]
+    points: Sequence[FailurePoint]
     without: Told
     guarded: Told
 
-    def verdict(self, place: Place) -> str:
-        key = place.message.key
+    def verdict(self, point: FailurePoint) -> str:
+        key = point.message.key
         return verdict(self.without.counted.effects.get(key, 0), self.guarded.counted.effects.get(key, 0))
 
     @property
     def right_balances(self) -> dict[str, int]:
-        return each_once(place.message for place in self.places)
+        return each_once(point.message for point in self.points)
 
     @property
     def balanced(self) -> bool:
@@ -160,7 +160,7 @@ class Report(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        return self.balanced and all(self.verdict(place) == ONCE for place in self.places)
+        return self.balanced and all(self.verdict(point) == ONCE for point in self.points)
 
 
 ONCE: Final = "once"
@@ -176,7 +176,10 @@ def verdict(without: int, guarded: int) -> str:
 
 
 def play(
-    stage: Stage, sides: tuple[Side, Side], progress: Callable[[int], None], places: Sequence[Place] = PLACES
+    stage: Stage,
+    sides: tuple[Side, Side],
+    progress: Callable[[int], None],
+    points: Sequence[FailurePoint] = FAILURE_POINTS,
 ) -> Report:
     """Play all places on both sides at once, each side with its own files. Raises `Failure` if a process fails.
 
@@ -188,18 +191,18 @@ def play(
         progress(next(over))
 
     with ThreadPoolExecutor(len(sides)) as pool, stage:
-        playing = [pool.submit(_play, stage, side, places, on_scene) for side in sides]
+        playing = [pool.submit(_play, stage, side, points, on_scene) for side in sides]
         without, guarded = (each.result() for each in playing)
-    return Report(places, without, guarded)
+    return Report(points, without, guarded)
 
 
-def _play(stage: Stage, side: Side, places: Sequence[Place], on_scene: Callable[[], None]) -> Told:
+def _play(stage: Stage, side: Side, points: Sequence[FailurePoint], on_scene: Callable[[], None]) -> Told:
     crash: list[Event] = []
-    for place in places:
-        scene = Scene(stage, side, place.message)
-        place.play(scene)
+    for point in points:
+        scene = Scene(stage, side, point.message)
+        point.play(scene)
         on_scene()
-        if place is CRASH:
+        if point is CRASH:
             crash = sorted(scene.events)
     return Told(count(wallet_of(stage, side)), crash)
 

@@ -29,14 +29,14 @@ def facts(report: Report, mode: str, seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 3),
         "places": [
             {
-                "place": place.number,
-                "name": place.name,
-                "key": place.message.key,
-                "without": _counts(report.without, place.message.key),
-                "with": _counts(report.guarded, place.message.key),
-                "verdict": report.verdict(place),
+                "place": point.number,
+                "name": point.name,
+                "key": point.message.key,
+                "without": _counts(report.without, point.message.key),
+                "with": _counts(report.guarded, point.message.key),
+                "verdict": report.verdict(point),
             }
-            for place in report.places
+            for point in report.points
         ],
         "crash": {"without": _timed(report.without.crash), "with": _timed(report.guarded.crash)},
         "balances": {
@@ -53,7 +53,7 @@ def _counts(told: Told, key: str) -> dict[str, int]:
 
 def _timed(events: Sequence[Event]) -> list[dict[str, object]]:
     return [
-        {"at": round(after, 3), "who": event.who, "pid": event.pid, "what": event.words}
+        {"at": round(after, 3), "who": event.who, "pid": event.pid, "what": event.text}
         for after, event in _shown(events)
     ]
 
@@ -118,11 +118,11 @@ def _judged(found: str, right: str) -> Text:
 
 def _rows(report: Report) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for place in report.places:
-        before, after = (_counts(told, place.message.key) for told in (report.without, report.guarded))
+    for point in report.points:
+        before, after = (_counts(told, point.message.key) for told in (report.without, report.guarded))
         deliveries = " and ".join(dict.fromkeys(str(counts["deliveries"]) for counts in (before, after)))
         effects = (str(before["effects"]), str(after["effects"]))
-        rows.append((f"{place.number} {place.name}", deliveries, *effects, report.verdict(place)))
+        rows.append((f"{point.number} {point.name}", deliveries, *effects, report.verdict(point)))
     return rows
 
 
@@ -134,7 +134,7 @@ def _crashes(report: Report) -> list[tuple[str, Told]]:
 
 def _moment(after: float, event: Event) -> tuple[str, str, str]:
     who = event.who if event.who == "demo" else f"{event.who} {event.pid}"
-    return f"{after:.3f} s", who, event.words
+    return f"{after:.3f} s", who, event.text
 
 
 def _balances(report: Report) -> list[tuple[str, ...]]:
@@ -148,7 +148,7 @@ def _balances(report: Report) -> list[tuple[str, ...]]:
 def _conclusion(report: Report, mode: str, seconds: float) -> str:
     said = f"({mode} mode, {seconds:.1f} s)"
     if report.holds:
-        return f"{len(report.places)} places, a duplicate at each: with the guard every effect happened once {said}"
-    if any(report.verdict(place) != ONCE for place in report.places):
+        return f"{len(report.points)} places, a duplicate at each: with the guard every effect happened once {said}"
+    if any(report.verdict(point) != ONCE for point in report.points):
         return f"BROKEN: see the verdicts {said}"
     return f"BROKEN: the balances with the guard are wrong {said}"

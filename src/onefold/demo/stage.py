@@ -34,7 +34,7 @@ class Event(NamedTuple):
     who: str
     pid: int
     kind: str
-    words: str
+    text: str
 
 
 Listener = Callable[[Event], None]
@@ -165,4 +165,4 @@ def _pipe(*, read: contextlib.ExitStack, write: contextlib.ExitStack) -> tuple[i
 
 def _environment() -> dict[str, str]:
     """Return an environment in which a child finds the same modules, wherever we were started."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(point) for point in sys.path)}

@@ -82,9 +82,9 @@ def _live(role: str, plan: dict[str, Any], streams: list[int]) -> NoReturn:
         os._exit(status)
 
 
-def tell(kind: str, words: str) -> None:
+def tell(kind: str, text: str) -> None:
     """Write one line, in one write: threads of one process report too."""
-    line = json.dumps({"kind": kind, "words": words, "at": time.time()})
+    line = json.dumps({"kind": kind, "words": text, "at": time.time()})
     os.write(1, line.encode() + b"\n")
 
 
@@ -132,12 +132,12 @@ def _handled(wallet: Wallet, handle: Handler, message: Message) -> None:
     for _ in range(TRIES_MAX):
         wallet.note_delivery(message.key)
         try:
-            words = handle(message)
+            text = handle(message)
         except ReplyLost as lost:
             tell("again", f"{lost}: tries again")
             continue
-        if words:
-            tell("absorbed", words)
+        if text:
+            tell("absorbed", text)
         return
     sys.exit(f"{message.key}: gave up after {TRIES_MAX} tries")
 

@@ -74,7 +74,7 @@ def time_to_live(facts: Facts) -> Check:
         return green(name, "on, by the attribute expires")
     return yellow(
         name,
-        f"{'on for another attribute' if status in ('ENABLED', 'ENABLING') else 'off'}: records past their stay are "
+        f"{'on for another attribute' if status in ('ENABLED', 'ENABLING') else 'off'}: expired records are "
         "never removed, and the bill grows",
         f"Turn it on for the attribute `expires`: {APPLY}",
     )

@@ -65,22 +65,22 @@ def examine(store: Store) -> Report:
         return Report((*checks, red("trial", str(error), "Fix that first"), clock(facts)), reached=bool(facts))
     except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
         # Without its message, which may contain a password.
-        words = f"the store breaks its contract: it raised {type(error).__name__}, and not StoreUnavailable"
-        return Report((*checks, red("trial", words, CONTRACT), clock(facts)))
+        text = f"the store breaks its contract: it raised {type(error).__name__}, and not StoreUnavailable"
+        return Report((*checks, red("trial", text, CONTRACT), clock(facts)))
 
 
-def unreachable(words: str) -> Report:
+def unreachable(text: str) -> Report:
     """Return the report of a store that could not be reached, or opened."""
-    return Report((red("reach", words, "Fix that first: nothing else could be looked at"),), reached=False)
+    return Report((red("reach", text, "Fix that first: nothing else could be looked at"),), reached=False)
 
 
 def trial(found: Trial) -> list[Check]:
     """Judge the result of a trial."""
-    words = f"{found.round_trip * 1000:.1f} ms"
+    text = f"{found.round_trip * 1000:.1f} ms"
     if found.round_trip > ROUND_TRIP_SLOW:
-        trip = yellow("round trip", f"{words}: a delivery makes two", "Bring the store nearer, or look at its load")
+        trip = yellow("round trip", f"{text}: a delivery makes two", "Bring the store nearer, or look at its load")
     else:
-        trip = green("round trip", words)
+        trip = green("round trip", text)
     if found.broken:
         broken = red("trial", f"the store breaks its contract: {found.broken}", CONTRACT)
         return [broken, trip]

@@ -58,14 +58,14 @@ def durability(facts: Facts) -> Check:
     refused = untold(name, setting)
     if refused is not None:
         return refused
-    words = f"innodb_flush_log_at_trx_commit is {setting}"
+    text = f"innodb_flush_log_at_trx_commit is {setting}"
     fix = "innodb_flush_log_at_trx_commit = 1"
     if setting in ("1", "3"):
-        return green(name, words)
+        return green(name, text)
     if setting == "2":
-        return yellow(name, f"{words}: a crash of the machine forgets a second of records", fix)
+        return yellow(name, f"{text}: a crash of the machine forgets a second of records", fix)
     if setting == "0":
-        return red(name, f"{words}: a crash of the server forgets a second of records that were answered", fix)
+        return red(name, f"{text}: a crash of the server forgets a second of records that were answered", fix)
     return unknown(name, "the server does not say how it writes its log")
 
 

@@ -92,11 +92,11 @@ def dead_rows(facts: Facts) -> Check:
     refused = untold(name, live, dead)
     if refused is not None:
         return refused
-    words = f"{dead:,} beside {live:,} living"
+    text = f"{dead:,} beside {live:,} living"
     if dead >= DEAD_ROWS_MANY and dead > DEAD_SHARE * (live + dead):
         return yellow(
             name,
-            f"{words}: no vacuum keeps up with them, and reads get slower",
+            f"{text}: no vacuum keeps up with them, and reads get slower",
             "VACUUM onefold_records; then look for a long transaction, and at the autovacuum settings",
         )
-    return green(name, words)
+    return green(name, text)

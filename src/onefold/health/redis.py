@@ -101,13 +101,13 @@ def memory(server: Server) -> Check:
             f"{in_bytes(used)} used, and maxmemory is not set: the system ends the server when the machine is full",
             "CONFIG SET maxmemory to what the machine can spare",
         )
-    words = f"{in_bytes(used)} of {in_bytes(limit)} used ({used / limit:.0%})"
+    text = f"{in_bytes(used)} of {in_bytes(limit)} used ({used / limit:.0%})"
     fix = "Raise maxmemory, move others away, or keep records for a shorter time"
     if used > MEMORY_FULL * limit:
-        return red(name, f"{words}: it is about to refuse claims, or to evict", fix)
+        return red(name, f"{text}: it is about to refuse claims, or to evict", fix)
     if used > MEMORY_TIGHT * limit:
-        return yellow(name, f"{words}: more than {MEMORY_TIGHT:.0%}", fix)
-    return green(name, words)
+        return yellow(name, f"{text}: more than {MEMORY_TIGHT:.0%}", fix)
+    return green(name, text)
 
 
 def persistence(server: Server) -> Check:
@@ -187,8 +187,8 @@ def neighbours(server: Server) -> Check:
         return unknown(name, sample.why, "Give the user +scan")
     fix = "Give Onefold a server of its own: others' load fills its memory, and their FLUSHALL empties it"
     if sample["foreign"]:
-        words = f"{sample['foreign']:,} of {counted(sample['seen'], 'key')} looked at not ours"
-        return yellow(name, f"{words}: somebody shares this database", fix)
+        text = f"{sample['foreign']:,} of {counted(sample['seen'], 'key')} looked at not ours"
+        return yellow(name, f"{text}: somebody shares this database", fix)
     # INFO has a line for each database that holds keys; one of them is ours, if we have any.
     filled = 0 if isinstance(info, Untold) else sum(line[:2] == "db" and line[2:].isdecimal() for line in info)
     others = filled - (sample["seen"] > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.health.report import Check, counted, green, in_bytes, red, unknown, untold, yellow
 from onefold.stores.base import Untold
 
@@ -86,10 +86,10 @@ def purge_lag(facts: Facts) -> Check:
     if not count or since is None:
         return green(name, "no record is expired")
     more = " or more" if count >= COUNTED_MAX else ""
-    words = f"past their stay: {counted(count, 'record')}{more}, the oldest by {in_words(round(float(since)))}"
+    text = f"expired: {counted(count, 'record')}{more}, the oldest by {as_text(round(float(since)))}"
     if since > PURGE_LAG:
-        return yellow(name, f"{words}: nothing purges, and the table grows", "Run `onefold purge URL --every 60s`")
-    return green(name, words)
+        return yellow(name, f"{text}: nothing purges, and the table grows", "Run `onefold purge URL --every 60s`")
+    return green(name, text)
 
 
 def size(facts: Facts) -> Check:

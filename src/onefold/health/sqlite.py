@@ -35,20 +35,20 @@ def hindrance(facts: Facts) -> str | None:
 
 def disk(facts: Facts) -> Check:
     name, free = "disk", facts["free_bytes"]
-    words = f"{in_bytes(facts['file_bytes'])} of records, {in_bytes(free)} free"
+    text = f"{in_bytes(facts['file_bytes'])} of records, {in_bytes(free)} free"
     if not facts["writable"]:
         return red(
             name, "the file or its directory cannot be written: every claim is refused", "Give this user both: chown"
         )
     if free < FREE_MIN:
-        return yellow(name, f"{words}: when the disk is full, every claim is refused", "Make room")
+        return yellow(name, f"{text}: when the disk is full, every claim is refused", "Make room")
     if facts["log_bytes"] > LOG_LONG:
         return yellow(
             name,
-            f"{words}, but a log of {in_bytes(facts['log_bytes'])} that cannot be emptied",
+            f"{text}, but a log of {in_bytes(facts['log_bytes'])} that cannot be emptied",
             "Look for a reader that never ends: a shell, a tool, a back-up",
         )
-    return green(name, words)
+    return green(name, text)
 
 
 def journal(facts: Facts) -> Check:

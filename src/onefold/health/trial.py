@@ -1,6 +1,6 @@
 """Try out a store: one record is claimed, refused to others, finished, read and removed, and timed.
 
-Its address has an operation of its own, with a random key and a stay of a minute, so that a trial that is killed leaves
+Its address has an operation of its own, with a random key and a TTL of a minute, so that a trial that is killed leaves
 nothing for long. It removes what it wrote however it ends.
 """
 
@@ -21,7 +21,7 @@ OPERATION: Final = "onefold-doctor"
 
 # DynamoDB accepts no lease shorter than ten seconds.
 LEASE: Final = 15.0
-STAY: Final = 60.0
+TTL: Final = 60.0
 
 # The median of a few, so that one slow answer does not count.
 READS: Final = 5
@@ -64,13 +64,13 @@ def _round_trip(store: Store) -> float:
 
 def _keep_promises(store: Store, address: Address) -> None:
     mine, other = _entry(address), _entry(address)
-    claim = Claim(address, mine.token, LEASE, STAY)
-    with _removed(store, claim, Claim(address, other.token, LEASE, STAY)):
+    claim = Claim(address, mine.token, LEASE, TTL)
+    with _removed(store, claim, Claim(address, other.token, LEASE, TTL)):
         _expect(store.claim(mine) is None, "a new key was refused")
         _expect(_is(store.claim(other), mine, State.RUNNING), "a second claim of a running key was not refused")
         _expect(store.extend(claim), "the owner could not renew its lease")
         _expect(
-            store.finish(claim, Ending(state=State.DONE, stay=STAY, result=RESULT)),
+            store.finish(claim, Ending(state=State.DONE, ttl=TTL, result=RESULT)),
             "the owner could not finish its work",
         )
         _expect(_is(store.claim(other), mine, State.DONE), "a duplicate of a finished key was not refused")
@@ -95,7 +95,7 @@ def _removed(store: Store, *claims: Claim) -> Iterator[None]:
 
 
 def _entry(address: Address) -> Entry:
-    return Entry(address=address, token=secrets.token_bytes(16), lease=LEASE, stay=STAY)
+    return Entry(address=address, token=secrets.token_bytes(16), lease=LEASE, ttl=TTL)
 
 
 def _is(found: object, entry: Entry, state: State) -> bool:

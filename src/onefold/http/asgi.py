@@ -13,11 +13,11 @@ from typing import Any, Unpack
 
 from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
 from onefold.http._answers.rules import NotFinal
-from onefold.http._asgi.background_requests import drain, shelter_of
+from onefold.http._asgi.background_requests import background_requests_of, drain
 from onefold.http._asgi.captured_response import (
     App,
+    CapturedResponse,
     Message,
-    Performance,
     Receive,
     Scope,
     Send,
@@ -25,7 +25,7 @@ from onefold.http._asgi.captured_response import (
     send_answer,
 )
 from onefold.http._exchange.deliveries import deliver_async
-from onefold.http._exchange.rules import Ask, Exchange, Options, known
+from onefold.http._exchange.rules import Exchange, GuardRequest, Options, known
 from onefold.http._requests.fingerprints import spooled_for
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._requests.paths import path_of
@@ -50,9 +50,9 @@ class IdempotencyMiddleware:
         self._open()
 
     def _open(self) -> None:
-        self.guard = awaited(self._given)
+        self.guard = as_async_guard(self._given)
         self._policy = self.exchange.policy(self.guard)
-        self._shelter = shelter_of(self.guard)
+        self._background = background_requests_of(self.guard)
         self._is_closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,28 +81,28 @@ class IdempotencyMiddleware:
             try:
                 if not await read_body(receive, body):
                     return
-                asked = self.exchange.asked(request, body)
+                guard_request = self.exchange.guard_request(request, body)
             except Refused as refused:
                 await send_answer(send, self.exchange.refused(refused))
                 return
-            if asked is None:
+            if guard_request is None:
                 await self.app(scope, reading_again(body, receive), send)
                 return
-            performance = Performance(self.app, request, body, receive, send, self.exchange)
-            closes.callback(performance.let_go)
+            captured = CapturedResponse(self.app, request, body, receive, send, self.exchange)
+            closes.callback(captured.let_go)
             kept = closes.pop_all()
-        await self._shelter.to_its_end(self._guarded(asked, performance, kept), performance)
+        await self._background.to_its_end(self._guarded(guard_request, captured, kept), captured)
 
-    async def _guarded(self, asked: Ask, performance: Performance, kept: ExitStack) -> None:
+    async def _guarded(self, guard_request: GuardRequest, captured: CapturedResponse, kept: ExitStack) -> None:
         with kept:
             try:
                 ended: Outcome[Answer] | NotFinal | OnefoldError = await deliver_async(
-                    self.guard, asked, performance.settled, self._policy
+                    self.guard, guard_request, captured.settled, self._policy
                 )
             except (NotFinal, OnefoldError) as error:
                 ended = error
             # Not inside our `except`: the application's exception would carry ours in its traceback.
-            await performance.conclude(ended)
+            await captured.conclude(ended)
 
     def _draining(self, receive: Receive) -> Receive:
         async def draining_first() -> Message:
@@ -110,7 +110,7 @@ class IdempotencyMiddleware:
             if message["type"] == "lifespan.shutdown":
                 # Before the application hears of it: it may close what its handlers use, and this guard, whose
                 # heartbeat keeps their claims.
-                await self._shelter.empty()
+                await self._background.empty()
             return message
 
         return draining_first
@@ -125,7 +125,7 @@ class IdempotencyMiddleware:
         return closing_first
 
 
-def awaited(guard: AsyncGuard | Any) -> AsyncGuard:
+def as_async_guard(guard: AsyncGuard | Any) -> AsyncGuard:
     """Return the guard, or create one from what a guard takes."""
     if isinstance(guard, Guard):
         raise UsageError("an ASGI application needs an AsyncGuard, and this is a Guard: it would block every request")

@@ -37,7 +37,7 @@ try:
     from django.http.response import HttpResponseBase
 
     from onefold.http._django.asgi import to_its_end
-    from onefold.http._django.views import AwaitedView, check_mixed, check_view, finalized, responding
+    from onefold.http._django.views import AsyncView, check_mixed, check_view, finalized, responding
 except ImportError as missing:
     raise UsageError("onefold.http.django needs Django: pip install 'onefold[http]' django") from missing
 
@@ -143,17 +143,17 @@ class Idempotency(Views):
             if self.exchange.passes(asking):
                 return respond()
             body = _body_of(request)
-            asked = self.exchange.asked(asking, body)
+            guard_request = self.exchange.guard_request(asking, body)
         except Refused as refused:
             return _response(self.exchange.refused(refused))
-        if asked is None:
+        if guard_request is None:
             return respond()
         if inside:
             _check_outside_of_transactions()
         responses: list[Any] = []
         play = functools.partial(self._played, request, respond, responses, is_called_off)
         instead = self.deliver(
-            asked, asking, play, lambda: not inside and getattr(request, "resolver_match", None) is None
+            guard_request, asking, play, lambda: not inside and getattr(request, "resolver_match", None) is None
         )
         if instead is not None:
             return _response(instead)
@@ -172,7 +172,7 @@ class Idempotency(Views):
                 # Remembered as the response that Django makes of it, but still raised: outer layers have to see it.
                 responses.append(error)
                 return self._captured(request, response_for_exception(request, error))
-            except AwaitedView as error:
+            except AsyncView as error:
                 # It has not run: nothing is remembered of it, and nothing is held, whatever the rules are.
                 responses.append(error)
                 raise NotFinal from None

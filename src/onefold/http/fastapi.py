@@ -18,16 +18,16 @@ from typing import Any, Final, Unpack
 
 from onefold import AsyncGuard, OnefoldError, Outcome, UsageError
 from onefold.http._answers.rules import NotFinal, checked
-from onefold.http._asgi.background_requests import drain, shelter_of
-from onefold.http._asgi.captured_response import App, Performance, Receive, Scope, Send, send_answer
+from onefold.http._asgi.background_requests import background_requests_of, drain
+from onefold.http._asgi.captured_response import App, CapturedResponse, Receive, Scope, Send, send_answer
 from onefold.http._asgi.openapi import PARAMETER, described, responses
 from onefold.http._exchange.deliveries import deliver_async
-from onefold.http._exchange.rules import METHODS, Ask, Exchange, Options, known
+from onefold.http._exchange.rules import METHODS, Exchange, GuardRequest, Options, known
 from onefold.http._requests.fingerprints import spooled_for
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._shared import options as _options
 from onefold.http._shared.messages import Answer, Refused, Request, Spooled
-from onefold.http.asgi import IdempotencyMiddleware, awaited, by_user, read_body, request_of
+from onefold.http.asgi import IdempotencyMiddleware, as_async_guard, by_user, read_body, request_of
 from onefold.http.scopes import ScopeOf, by_header, name_of, single_tenant
 
 try:
@@ -118,7 +118,7 @@ class _ByArgument:
         if self._name not in arguments:
             raise UsageError(f"by_argument({self._name!r}): the endpoint has no such argument")
         caller = arguments[self._name] if self._of is None else self._of(arguments[self._name])
-        _options.check_not_awaited("by_argument's function", caller)
+        _options.check_not_async("by_argument's function", caller)
         return name_of(
             caller,
             f"by_argument({self._name!r})",
@@ -160,10 +160,10 @@ class _Rules:
     """A guard and the rules of the header, for routes."""
 
     def __init__(self, guard: AsyncGuard | Any, exchange: Exchange) -> None:
-        self.guard = awaited(guard)
+        self.guard = as_async_guard(guard)
         self.exchange = exchange
         self.policy = exchange.policy(self.guard)
-        self._shelter = shelter_of(self.guard)
+        self._background = background_requests_of(self.guard)
 
     async def exchanged(self, route: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request of a route. Its endpoint comes back to the `_Visit` to be claimed."""
@@ -185,11 +185,11 @@ class _Rules:
                 await send_answer(send, self.exchange.refused(refused))
                 return
             visit = _Visit(self, request, body)
-            performance = Performance(_visiting(visit, route), request, body, receive, send, self.exchange)
-            closes.callback(performance.let_go)
+            captured = CapturedResponse(_visiting(visit, route), request, body, receive, send, self.exchange)
+            closes.callback(captured.let_go)
             kept = closes.pop_all()
         self._drain_at_shutdown(scope.get("app"))
-        await self._shelter.to_its_end(visit.play(performance, kept), performance)
+        await self._background.to_its_end(visit.play(captured, kept), captured)
 
     def _drain_at_shutdown(self, app: Any) -> None:
         """Make the application wait for requests in progress, before its own shutdown handlers.
@@ -198,8 +198,8 @@ class _Rules:
         whose routers have their own handlers or lifespan, calls `drain`.
         """
         handlers = getattr(getattr(app, "router", None), "on_shutdown", None)
-        if isinstance(handlers, list) and self._shelter.empty not in handlers:
-            handlers.insert(0, self._shelter.empty)
+        if isinstance(handlers, list) and self._background.empty not in handlers:
+            handlers.insert(0, self._background.empty)
 
 
 class _Visit:
@@ -220,11 +220,11 @@ class _Visit:
         self._returned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    async def play(self, performance: Performance, kept: ExitStack) -> None:
+    async def play(self, captured: CapturedResponse, kept: ExitStack) -> None:
         """Run the whole route; at the end of its response its claim ends, if its endpoint has made one."""
         with kept:
             try:
-                answer: Answer | NotFinal = await performance.settled()
+                answer: Answer | NotFinal = await captured.settled()
             except NotFinal as unsettled:
                 answer = unsettled
             except asyncio.CancelledError:
@@ -232,7 +232,7 @@ class _Visit:
                 raise
             if self._claimed is None or self._claimed.done():
                 # Never claimed, a replay, a refusal, or a claim that was lost on the way.
-                await performance.end()
+                await captured.end()
                 return
             if isinstance(answer, NotFinal):
                 self._answer.set_exception(answer)
@@ -243,19 +243,19 @@ class _Visit:
             except (NotFinal, OnefoldError) as error:
                 ended = error
             # Not inside our `except`: the endpoint's exception would carry ours in its traceback.
-            await performance.conclude(ended)
+            await captured.conclude(ended)
 
     async def enter(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Return the endpoint's result, or the response that replaces it."""
         self.arguments = arguments
         exchange = self._rules.exchange
         try:
-            asked = exchange.asked(self._request, self._body)
+            guard_request = exchange.guard_request(self._request, self._body)
         except Refused as refused:
             return _response(exchange.refused(refused))
-        if asked is None:
+        if guard_request is None:
             return await _called(endpoint, arguments)
-        claimed = self._claimed = asyncio.ensure_future(self._claim(asked, endpoint, arguments))
+        claimed = self._claimed = asyncio.ensure_future(self._claim(guard_request, endpoint, arguments))
         await self._entered(claimed)
         if self._returned.done():
             return self._returned.result()
@@ -286,7 +286,9 @@ class _Visit:
             self._claimed.cancel()
             await asyncio.wait({self._claimed})
 
-    async def _claim(self, asked: Ask, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Outcome[Answer]:
+    async def _claim(
+        self, guard_request: GuardRequest, endpoint: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Outcome[Answer]:
         async def perform() -> Answer:
             running = self._running = asyncio.ensure_future(self._run(endpoint, arguments))
             while not running.done():
@@ -304,7 +306,7 @@ class _Visit:
             await asyncio.wait({self._answer})
             return self._answer.result()
 
-        return await deliver_async(self._rules.guard, asked, perform, self._rules.policy)
+        return await deliver_async(self._rules.guard, guard_request, perform, self._rules.policy)
 
     async def _run(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> None:
         """Run the endpoint and keep its result: a task with a pending cancellation has no result at its end."""

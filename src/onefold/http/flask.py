@@ -62,13 +62,13 @@ def _exchanged(views: Views, view: Callable[[], Any]) -> Any:
     try:
         if views.exchange.passes(asking):
             return view()
-        asked = views.exchange.asked(asking, Spooled(_body_of(flask.request)))
+        guard_request = views.exchange.guard_request(asking, Spooled(_body_of(flask.request)))
     except Refused as refused:
         return _response(views.exchange.refused(refused))
-    if asked is None:
+    if guard_request is None:
         return view()
     responses: list[flask.Response] = []
-    instead = views.deliver(asked, asking, lambda: _played(views, view, responses))
+    instead = views.deliver(guard_request, asking, lambda: _played(views, view, responses))
     return responses[0] if instead is None else _response(instead)
 
 

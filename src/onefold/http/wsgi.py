@@ -20,7 +20,7 @@ from onefold.http._answers.rules import NotFinal, ServerFailed, failed_with, is_
 from onefold.http._answers.status import line_of
 from onefold.http._asgi.client_gone import ClientGone, has_had_its_time
 from onefold.http._exchange.deliveries import deliver
-from onefold.http._exchange.rules import Ask, Exchange, Options, known
+from onefold.http._exchange.rules import Exchange, GuardRequest, Options, known
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._shared.messages import CHUNK, Answer, Refused, Request, Spooled
 from onefold.http._shared.routing import unmatched_wsgi
@@ -53,29 +53,31 @@ class IdempotencyMiddleware:
             body = closes.enter_context(closing(Spooled()))
             try:
                 read_body(environ, body)
-                asked = self.exchange.asked(request, body)
+                guard_request = self.exchange.guard_request(request, body)
             except Refused as refused:
                 return answered(self.exchange.refused(refused), start_response)
             environ = _with_body(environ, body)
-            if asked is None:
+            if guard_request is None:
                 return _Until(self.app(environ, start_response), closes.pop_all())
-            performance = Performance(self.app, request, environ, start_response, self.exchange)
-            return _Until(self._guarded(asked, performance, start_response), closes.pop_all())
+            captured = CapturedResponse(self.app, request, environ, start_response, self.exchange)
+            return _Until(self._guarded(guard_request, captured, start_response), closes.pop_all())
 
-    def _guarded(self, asked: Ask, performance: Performance, start_response: StartResponse) -> Iterable[bytes]:
+    def _guarded(
+        self, guard_request: GuardRequest, captured: CapturedResponse, start_response: StartResponse
+    ) -> Iterable[bytes]:
         try:
             ended: Outcome[Answer] | NotFinal | OnefoldError = deliver(
-                self.guard, asked, performance.settled, self._policy
+                self.guard, guard_request, captured.settled, self._policy
             )
         except (NotFinal, OnefoldError) as error:
             ended = error
         # Not inside our `except`: the application's exception would carry ours in its traceback.
-        if performance.is_seen or isinstance(ended, NotFinal):
-            return performance.rest()
+        if captured.is_seen or isinstance(ended, NotFinal):
+            return captured.rest()
         if isinstance(ended, OnefoldError):
             return answered(self.exchange.refused(ended), start_response)
-        if performance.is_made_here(ended):
-            return performance.rest()
+        if captured.is_made_here(ended):
+            return captured.rest()
         return answered(self.exchange.replay(ended), start_response)
 
 
@@ -86,7 +88,7 @@ def blocking(guard: Guard | Any, needs: str = "a WSGI application needs a Guard"
     return guard if isinstance(guard, Guard) else Guard(guard)
 
 
-class Performance:
+class CapturedResponse:
     """One run of the application inside a claim: its response is captured as it passes, and its end is held back."""
 
     def __init__(
@@ -108,7 +110,7 @@ class Performance:
         self._freed: Iterator[bytes] | None = None
         self._client_gone_at: float | None = None
         self._unread = 0
-        self._trouble: Exception | None = None
+        self._error: Exception | None = None
         self._failure: BaseException | None = None
         # The answer to remember, if it was made here.
         self.made: Answer | None = None
@@ -178,8 +180,8 @@ class Performance:
             self._start_response(*self._begun)
             return self._held
         self._pass_on(self._held)
-        if self._trouble is not None:
-            raise self._trouble
+        if self._error is not None:
+            raise self._error
         return []
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
@@ -228,7 +230,7 @@ class Performance:
         except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
             # The way in which a server says that the client has disconnected, or a failure on the way to it. The
             # handler's effect has happened anyway.
-            self._client_gone_at, self._trouble = time.monotonic(), error
+            self._client_gone_at, self._error = time.monotonic(), error
 
     def _is_stream(self) -> bool:
         return not self._is_at_hand and not self._capture.header(b"content-length")

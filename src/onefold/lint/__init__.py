@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
-from onefold.config.tree import Mark, place
+from onefold.config.tree import Mark, location
 from onefold.lint import rules as _rules
 from onefold.lint.rules import Said, floor
 from onefold.lint.store_identity import identity_of
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
     fix: str
 
     def __str__(self) -> str:
-        return f"{place(self.file, self.mark)}: {self.code} {self.message}"
+        return f"{location(self.file, self.mark)}: {self.code} {self.message}"
 
     @property
     def message(self) -> str:
@@ -73,7 +73,7 @@ def _shared_operations(configurations: Sequence[Configuration]) -> Iterator[tupl
     seen: dict[tuple[str | None, str], list[tuple[Identity, Configuration, DeclaredGuard]]] = {}
     for configuration in configurations:
         for guard in configuration.guards.values():
-            here = _place(configuration, guard.store)
+            here = _identity(configuration, guard.store)
             for operation in dict.fromkeys(guard.operations):
                 known = seen.setdefault((guard.scope, operation), [])
                 first = next((one for one in known if one[0].may_be(here)), None)
@@ -86,7 +86,7 @@ def _shared(
     operation: str, guard: DeclaredGuard, configuration: Configuration, where: Configuration, other: DeclaredGuard
 ) -> Said:
     mark = where.mark("guards", other.name)
-    line = f"line {mark.line}" if where is configuration else place(where.file, mark)
+    line = f"line {mark.line}" if where is configuration else location(where.file, mark)
     return Said(
         "operations" if len(guard.operations) > 1 else "operation",
         f"the operation {operation!r} is that of guards.{other.name} too ({line}), in the same store: "
@@ -95,7 +95,7 @@ def _shared(
     )
 
 
-def _place(configuration: Configuration, store: DeclaredStore) -> Identity:
+def _identity(configuration: Configuration, store: DeclaredStore) -> Identity:
     """Return the place of a store: entries whose URLs name one place are one store; in memory each is its own.
 
     A variable in another file may have another value where that one is used.

@@ -78,20 +78,20 @@ SYLLABLE_MIN: Final = 3
 def changes(key: str) -> bool:
     """Return whether another delivery of the same message has another key."""
     source, _, path = key.partition(":")
-    words = _words_of(path)
-    named = words - PLAIN
-    if source == "header" and words - {"x"} in OF_A_REQUEST:
+    parts = _parts_of(path)
+    named = parts - PLAIN
+    if source == "header" and parts - {"x"} in OF_A_REQUEST:
         return True
     # If a part has a time, it may be when that happened.
-    if path.lower() == "time" or words == {"current", "time"}:
+    if path.lower() == "time" or parts == {"current", "time"}:
         return True
-    return _counts_tries(words, named) or words - {"x", "amqp", "sqs", "rabbitmq"} in HANDLES or _is_a_moment(named)
+    return _counts_tries(parts, named) or parts - {"x", "amqp", "sqs", "rabbitmq"} in HANDLES or _is_a_moment(named)
 
 
-def _counts_tries(words: frozenset[str], named: frozenset[str]) -> bool:
+def _counts_tries(parts: frozenset[str], named: frozenset[str]) -> bool:
     if not named or not named <= TRIES | HANDLING:
         return False
-    return bool(named & TRIES) or bool(words & (NUMBERS if named == {"try"} else COUNTS))
+    return bool(named & TRIES) or bool(parts & (NUMBERS if named == {"try"} else COUNTS))
 
 
 def _is_a_moment(named: frozenset[str]) -> bool:
@@ -100,21 +100,21 @@ def _is_a_moment(named: frozenset[str]) -> bool:
     return bool(named & CLOCKS) or bool(named & ON_THE_WAY and named & (MOMENTS | {"at"}))
 
 
-def _words_of(path: str) -> frozenset[str]:
+def _parts_of(path: str) -> frozenset[str]:
     """Return the words of the last meaningful part of a path: of `x-death.0.count` all."""
-    words: set[str] = set()
+    parts: set[str] = set()
     for part in reversed(re.split(r"[.:/]", path)):
-        words |= set(_words(part))
-        if words - PLAIN:
+        parts |= set(_split(part))
+        if parts - PLAIN:
             break
-    return frozenset(words)
+    return frozenset(parts)
 
 
-def _words(name: str) -> Iterator[str]:
+def _split(name: str) -> Iterator[str]:
     found = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+\d*|[^\W\d_]+", name)]
-    for place, word in enumerate(found, 1):
+    for number, word in enumerate(found, 1):
         # The number of attempts is a count; the retry of something names that.
-        if word != "of" or place == len(found):
+        if word != "of" or number == len(found):
             yield from _syllables(word)
 
 

@@ -27,7 +27,7 @@ ATTEMPTS_MANY: Final = 100
 FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
 
 
-FIX_BEFORE: Final = "Move its records first, with `onefold copy`, and leave also_read out"
+FIX_BEFORE: Final = "Move its records first, with `onefold copy`, and leave migrate_from out"
 
 
 class Said(NamedTuple):
@@ -108,8 +108,8 @@ def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
 def _stores(guard: DeclaredGuard) -> Iterator[tuple[str, DeclaredStore]]:
     """Yield the fields that name a store of this guard. The previous one answers for what was done before the move."""
     yield "store", guard.store
-    if guard.also_read is not None:
-        yield "also_read", guard.also_read
+    if guard.migrate_from is not None:
+        yield "migrate_from", guard.migrate_from
 
 
 def money_on_what_evicts(guard: DeclaredGuard) -> Iterator[Said]:
@@ -124,7 +124,7 @@ def _evicts(field: str, store: DeclaredStore) -> Iterator[Said]:
             f"money is kept in the store {store.name!r}, which evicts: a full server forgets payments that are done, "
             "and their duplicates run again",
             FIX_BEFORE
-            if field == "also_read"
+            if field == "migrate_from"
             else "Use a store that does not evict: a database, or a Redis of its own with maxmemory-policy noeviction",
         )
     elif store.evicts is None and kind_of(store.kind).may_evict:
@@ -198,7 +198,9 @@ def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
                 field,
                 f"money is kept in the store {store.name!r}, which lives in the memory of one process: a restart "
                 "forgets every payment, and a second worker never knew of them",
-                FIX_BEFORE if field == "also_read" else "Use a store that lasts, such as the database of the payments",
+                FIX_BEFORE
+                if field == "migrate_from"
+                else "Use a store that lasts, such as the database of the payments",
             )
 
 

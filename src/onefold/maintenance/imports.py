@@ -88,12 +88,12 @@ def importing(rows: Rows, new: Any, *, tally: Tally, dry_run: bool = False) -> I
     """
     if rows.operation is not None:
         checked_operation(rows.operation)
-    place = check(rows.reader, rows.table)
-    for page in pages(rows.reader, rows.table, place):
+    quoted = check(rows.reader, rows.table)
+    for page in pages(rows.reader, rows.table, quoted):
         tally.merged += page.merged
         _write(new, dict(_entries(page.rows, rows, tally)), tally, dry_run=dry_run)
         yield tally
-    count = unnamed(rows.reader, rows.table, place)
+    count = unnamed(rows.reader, rows.table, quoted)
     if count:
         tally.leave(f"it has no {' or no '.join(rows.table.named)}", None, count)
         yield tally
@@ -145,7 +145,7 @@ def entry_of(row: Row, rows: Rows) -> Entry | None:
         # As random as that of a claim.
         token=secrets.token_bytes(16),
         state=State.DONE,
-        stay=rows.keep - age,
+        ttl=rows.keep - age,
         age=age,
         result=result,
         omitted=omitted,

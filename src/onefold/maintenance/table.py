@@ -74,33 +74,33 @@ def check(reader: Reader, table: Table) -> str:
         if not name.strip() or "\0" in name:
             raise UsageError(f"{name!r} is not a valid table or column name")
     if table.name in known:
-        place = reader.named(table.name)
+        quoted = reader.named(table.name)
     elif "." in table.name:
-        place = ".".join(map(reader.named, table.name.split(".")))
+        quoted = ".".join(map(reader.named, table.name.split(".")))
     else:
         raise UsageError(f"{reader.name} has no table {table.name!r}{did_you_mean(table.name, known)}")
-    columns = reader.columns(place)
+    columns = reader.columns(quoted)
     for column in table.columns:
         if column not in columns:
             raise UsageError(f"{table.name} has no column {column!r}{did_you_mean(column, columns)}")
-    return place
+    return quoted
 
 
-def pages(reader: Reader, table: Table, place: str) -> Iterator[Page]:
+def pages(reader: Reader, table: Table, quoted: str) -> Iterator[Page]:
     """Yield all rows that have a key, page by page."""
     numbers = count(1)
     if table.scope is None:
-        yield from _pages(reader, table, place, table.named, numbers)
+        yield from _pages(reader, table, quoted, table.named, numbers)
         return
-    yield from _pages(reader, table, place, (table.scope, *table.named), numbers)
+    yield from _pages(reader, table, quoted, (table.scope, *table.named), numbers)
     # A row without a scope has no place in the order of scopes.
-    yield from _pages(reader, table, place, table.named, numbers, absent=table.scope)
+    yield from _pages(reader, table, quoted, table.named, numbers, absent=table.scope)
 
 
 def _pages(
     reader: Reader,
     table: Table,
-    place: str,
+    quoted: str,
     ordered: tuple[str, ...],
     numbers: Iterator[int],
     *,
@@ -115,7 +115,7 @@ def _pages(
     last: list[Any] | None = None
     seen: Counter[str] = Counter()
     while True:
-        statement, values = _statement(reader, table, place, ordered, absent, last, size)
+        statement, values = _statement(reader, table, quoted, ordered, absent, last, size)
         now, found = reader.now(), reader.rows(statement, values)
         cells = [dict(zip(table.columns, row, strict=True)) for row in found]
         identities = [repr([row[column] for column in ordered]) for row in cells]
@@ -147,7 +147,7 @@ def _pages(
 def _statement(
     reader: Reader,
     table: Table,
-    place: str,
+    quoted: str,
     ordered: tuple[str, ...],
     absent: str | None,
     last: list[Any] | None,
@@ -164,16 +164,16 @@ def _statement(
         conditions.append(f"({', '.join(names)}) >= ({', '.join([reader.mark] * len(names))})")
         values = [last[0], *last]
     statement = (
-        f"SELECT {', '.join(map(reader.named, table.columns))} FROM {place} "  # noqa: S608 - names are quoted
+        f"SELECT {', '.join(map(reader.named, table.columns))} FROM {quoted} "  # noqa: S608 - names are quoted
         f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(names)} LIMIT {size}"
     )
     return statement, values
 
 
-def unnamed(reader: Reader, table: Table, place: str) -> int:
+def unnamed(reader: Reader, table: Table, quoted: str) -> int:
     """Return how many rows have no key or no operation, and were in no page."""
     missing = " OR ".join(f"{reader.named(column)} IS NULL" for column in table.named)
-    ((found,),) = reader.rows(f"SELECT count(*) FROM {place} WHERE {missing}")  # noqa: S608 - names are quoted
+    ((found,),) = reader.rows(f"SELECT count(*) FROM {quoted} WHERE {missing}")  # noqa: S608 - names are quoted
     return int(found)
 
 

@@ -74,15 +74,15 @@ class Measured:
         return f"measured({self.inner!r})"
 
 
-def measured(source: Any, *, name: str | None = None, awaited: bool = False) -> Any:
+def measured(source: Any, *, name: str | None = None, is_async: bool = False) -> Any:
     """Return the store behind `source` (whatever a guard takes), with its calls timed; `name` is its label in metrics.
 
-    For an `AsyncGuard` pass `awaited=True`, or an async store. A store that was opened here is closed by its own
+    For an `AsyncGuard` pass `is_async=True`, or an async store. A store that was opened here is closed by its own
     `close()` or `aclose()`: a guard closes only what it has opened.
     """
     if isinstance(source, Measured):
         raise UsageError("measured(): this store is measured already")
-    store = source if _is_store(source) else (AsyncGuard if awaited else Guard)(source).store
+    store = source if _is_store(source) else (AsyncGuard if is_async else Guard)(source).store
     timed = _timed_async if inspect.iscoroutinefunction(store.claim) else _timed
     has = {call: timed(call) for call in CALLS if hasattr(store, call)}
     has |= {power: _handed_on(power) for power in UNTIMED if hasattr(store, power)}

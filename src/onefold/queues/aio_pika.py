@@ -13,7 +13,7 @@ from typing import Any
 
 from onefold import AsyncGuard, Policy, UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
 from onefold.queues._shared.consumer import WAIT, AsyncConsuming, MissingKeyRule
 from onefold.queues._shared.logs import waits_of
@@ -44,8 +44,8 @@ def guarded(
     wait: Duration = WAIT,
     policy: Policy | None = None,
     fingerprint: PayloadOf | None = None,
-    attempts: int = _rabbitmq.ATTEMPTS,
-    unacked_max: Duration = _rabbitmq.UNACKED_MAX,
+    attempts: int = rabbitmq_consumer.ATTEMPTS,
+    unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
 ) -> GuardedCallback:
     """Return the callback for `consume`. It awaits `handler(delivery)`, or `handler(delivery, tx=…)`, once per key.
 
@@ -54,7 +54,9 @@ def guarded(
     asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
     consuming = AsyncConsuming(guard, operation, handler, policy=policy, **asked)
     check_transactions(guard, handler)
-    return GuardedCallback(consuming, _rabbitmq.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard)))
+    return GuardedCallback(
+        consuming, rabbitmq_consumer.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
+    )
 
 
 class GuardedCallback:

@@ -31,10 +31,10 @@ from onefold.queues._kafka.messages import NotConfirmed, check_wait
 from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
-from onefold.queues._shared.batches import Polls
+from onefold.queues._shared.batches import Batches
 from onefold.queues._shared.consumer import WAIT, AsyncConsuming
 from onefold.queues._shared.options import takes_tx
-from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues._shared.verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
@@ -68,7 +68,7 @@ def guarded(
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [await one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    many = None if takes_tx(handler) else Polls(guard, operation, handler, **asked).deliver_async
+    many = None if takes_tx(handler) else Batches(guard, operation, handler, **asked).deliver_async
     return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, many)
 
 
@@ -92,10 +92,10 @@ def guarded_batches(
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses a handler that is async where the guard is not, and the reverse.
     one = AsyncConsuming(guard, operation, handler, **asked)
-    polls = JoinedPolls(guard, operation, handler, transaction, **asked)
+    batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
-        return await polls.deliver_async(taken, None if offsets is None else offsets.saving_async(taken))
+        return await batches.deliver_async(taken, None if offsets is None else offsets.saving_async(taken))
 
     return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, deliver)
 

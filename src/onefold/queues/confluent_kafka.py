@@ -24,10 +24,10 @@ from onefold.queues._kafka.messages import NotConfirmed
 from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
-from onefold.queues._shared.batches import Polls
+from onefold.queues._shared.batches import Batches
 from onefold.queues._shared.consumer import WAIT, Consuming
 from onefold.queues._shared.options import takes_tx
-from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues._shared.verdict import Verdict
 from onefold.queues.kafka_offsets import Offsets
 from onefold.queues.keys import KeyOf
@@ -58,7 +58,7 @@ def guarded(
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    many = None if takes_tx(handler) else Polls(guard, operation, handler, **asked).deliver
+    many = None if takes_tx(handler) else Batches(guard, operation, handler, **asked).deliver
     return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, many)
 
 
@@ -82,10 +82,10 @@ def guarded_batches(
     offsets, asked = options.get("offsets"), asked_of(key, options, policy)
     # It refuses a handler that is async where the guard is not, and the reverse.
     one = Consuming(guard, operation, handler, **asked)
-    polls = JoinedPolls(guard, operation, handler, transaction, **asked)
+    batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
-        return polls.deliver(taken, None if offsets is None else offsets.saving(taken))
+        return batches.deliver(taken, None if offsets is None else offsets.saving(taken))
 
     return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, deliver)
 

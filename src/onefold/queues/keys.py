@@ -74,9 +74,9 @@ def _check_name(name: object) -> None:
         raise UsageError(f"header({name!r}) has to name a header: header(), header('x-event-id')")
 
 
-def is_header(spelled: object, name: str) -> bool:
+def is_header(written: object, name: str) -> bool:
     """Return whether this is the header of that name: `Idempotency-Key` is `idempotency-key`."""
-    return isinstance(spelled, str) and spelled.lower() == name.lower()
+    return isinstance(written, str) and written.lower() == name.lower()
 
 
 def _decoded_header(value: object, name: str) -> object:

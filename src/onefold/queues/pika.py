@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from onefold import Guard, Policy, UsageError
 from onefold.durations import Duration, seconds
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
 from onefold.queues._shared.consumer import WAIT, Consuming, MissingKeyRule
 from onefold.queues._shared.logs import waits_of
@@ -48,8 +48,8 @@ def guarded(
     wait: Duration = WAIT,
     policy: Policy | None = None,
     fingerprint: PayloadOf | None = None,
-    attempts: int = _rabbitmq.ATTEMPTS,
-    unacked_max: Duration = _rabbitmq.UNACKED_MAX,
+    attempts: int = rabbitmq_consumer.ATTEMPTS,
+    unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
     threads: int = 1,
 ) -> GuardedCallback:
     """Return the callback for `basic_consume`: it calls `handler(delivery)`, or `handler(delivery, tx=…)`, once a key.
@@ -60,7 +60,7 @@ def guarded(
     asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
     consuming = Consuming(guard, operation, handler, policy=policy, **asked)
     check_transactions(guard, handler)
-    rules = _rabbitmq.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
+    rules = rabbitmq_consumer.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
     return GuardedCallback(consuming, rules, threads)
 
 

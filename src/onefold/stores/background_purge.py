@@ -1,6 +1,6 @@
 """Purge a little after some deliveries, so that a table stays bounded without a schedule.
 
-After about one delivery in `ONE_IN`, chosen at random, a store removes up to `PORTION` expired records: more than were
+After about one delivery in `ONE_IN`, chosen at random, a store removes up to `BATCH` expired records: more than were
 written in the meantime, so any backlog shrinks. Random, because a counter would start over in every process, and a
 process that handles ten deliveries and ends, or a child that is forked for each, would never reach its turn.
 
@@ -19,12 +19,12 @@ from typing import Final
 ONE_IN: Final = 200
 
 # 2.5 times what was written in the meantime. On a database server it takes a few milliseconds.
-PORTION: Final = 500
+BATCH: Final = 500
 
 _RANDOM_BYTES: Final = 4
 
 
-def portions(ended: int) -> int:
+def batches_due(ended: int) -> int:
     """Return how many batches to remove now, after this many deliveries have ended."""
     whole, rest = divmod(ended, ONE_IN)
     return whole + (rest > 0 and chance() < rest)
@@ -36,7 +36,7 @@ def chance() -> int:
 
 
 @contextmanager
-def forgiven(store: str) -> Iterator[None]:
+def ignore_errors(store: str) -> Iterator[None]:
     """Log and ignore errors: the delivery has already succeeded, and the next purge tries again."""
     try:
         yield

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from onefold._interrupts import When
-from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
 
 # The types of the protocol are exported with it: a store of your own needs no other import.
@@ -39,7 +39,7 @@ __all__ = [
     "HasSchema",
     "Inspectable",
     "Joinable",
-    "Memory",
+    "Released",
     "PartlyRenewed",
     "Query",
     "Record",
@@ -69,7 +69,7 @@ class Store(Protocol):
         """
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        """Renew the lease and the stay of a running record; on a held one keep only the notes. False: not ours.
+        """Renew the lease and the TTL of a running record; on a held one keep only the notes. False: not ours.
 
         A lease of zero ends it: the next delivery finds it abandoned. Notes never become shorter under one token: a log
         only grows, and an abandoned write may land late.
@@ -78,7 +78,7 @@ class Store(Protocol):
     def finish(self, claim: Claim, ending: Ending) -> bool:
         """End the record. True if it is ours, even if this token has ended it before. False: not ours."""
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         """Forget the record, or leave it open. True if it was ours or is gone. False: another's."""
 
     def read(self, address: Address) -> Record | None:
@@ -95,7 +95,7 @@ class AsyncStore(Protocol):
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool: ...
     async def finish(self, claim: Claim, ending: Ending) -> bool: ...
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool: ...
+    async def release(self, claim: Claim, released: Released | None = None) -> bool: ...
     async def read(self, address: Address) -> Record | None: ...
     async def purge(self, limit: int) -> int: ...
 
@@ -160,7 +160,7 @@ class Transaction(Protocol):
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None: ...
     def finish(self, claim: Claim, ending: Ending) -> bool: ...
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool: ...
+    def release(self, claim: Claim, released: Released | None = None) -> bool: ...
     def read(self, address: Address) -> Record | None: ...
 
 

@@ -30,7 +30,7 @@ class StoreKind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # Whether a record can commit with rows of the caller's. None: nobody knows.
     has_transactions: bool | None = None
-    # Whether the server removes records past their stay, so that there is nothing to purge.
+    # Whether the server removes expired records, so that there is nothing to purge.
     expires_by_itself: bool = False
     # Whether a full server forgets what it knows, unless it is told not to.
     may_evict: bool = False
@@ -62,7 +62,7 @@ def schemes() -> dict[str, str]:
 def clients() -> dict[str, str]:
     """The packages whose pools, engines and clients are taken over, and the module that does it.
 
-    It does so by `adopt(client, awaited=...)`. What the caller brought is the caller's to close.
+    It does so by `adopt(client, is_async=...)`. What the caller brought is the caller's to close.
     """
     return _points(CLIENTS)
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold._forks import set_lock
-from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores.base import Query
 from onefold.stores.kinds import StoreKind
@@ -74,7 +74,7 @@ class MemoryStore:
 
     def facts(self) -> dict[str, object]:
         """Return the facts for `onefold doctor`; there is no server to report more."""
-        return {"kind": "memory", "records": len(self._rows), "limit": self._limit}
+        return {"kind": "released", "records": len(self._rows), "limit": self._limit}
 
     def __repr__(self) -> str:
         return f"MemoryStore({len(self._rows)} records)"
@@ -91,9 +91,9 @@ class MemoryStore:
         with self._mutex:
             return self._finish(claim, ending, self._clock())
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         with self._mutex:
-            return self._release(claim, memory, self._clock())
+            return self._release(claim, released, self._clock())
 
     def read(self, address: Address) -> Record | None:
         with self._mutex:
@@ -165,7 +165,7 @@ class MemoryStore:
             row = replace(row, notes=notes)
         match row.state:
             case State.RUNNING:
-                row = replace(row, leased_until=now + claim.lease, expires=now + claim.stay)
+                row = replace(row, leased_until=now + claim.lease, expires=now + claim.ttl)
             case State.HELD:
                 pass
             case _:
@@ -182,7 +182,7 @@ class MemoryStore:
             revision=row.revision + 1,
             state=ending.state,
             leased_until=now,
-            expires=now + ending.stay,
+            expires=now + ending.ttl,
             notes=ending.notes,
             result=ending.result,
             omitted=ending.omitted,
@@ -191,24 +191,24 @@ class MemoryStore:
         self._put(claim.address, ended)
         return True
 
-    def _release(self, claim: Claim, memory: Memory | None, now: float) -> bool:
+    def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         if self._alive(claim.address, now) is None:
             return True
         row = self._mine(claim, now)
         if row is None:
             return False
-        if memory is None:
+        if released is None:
             del self._rows[claim.address]
         else:
             opened = replace(
                 row,
                 revision=row.revision + 1,
                 state=State.OPEN,
-                attempt=memory.attempt,
+                attempt=released.attempt,
                 leased_until=now,
-                expires=now + memory.stay,
-                notes=memory.notes,
-                remark=memory.remark,
+                expires=now + released.ttl,
+                notes=released.notes,
+                remark=released.remark,
             )
             self._put(claim.address, opened)
         return True
@@ -274,8 +274,8 @@ class AsyncMemoryStore:
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return self.sync.finish(claim, ending)
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self.sync.release(claim, memory)
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self.sync.release(claim, released)
 
     async def read(self, address: Address) -> Record | None:
         return self.sync.read(address)
@@ -329,7 +329,7 @@ def _row(entry: Entry, revision: int, now: float) -> Row:
         state=entry.state,
         attempt=entry.attempt,
         leased_until=now + entry.lease,
-        expires=now + entry.stay,
+        expires=now + entry.ttl,
         began=now - entry.age,
         bypasses=entry.bypasses,
         fingerprint=entry.fingerprint,
@@ -348,7 +348,7 @@ def _record(address: Address, row: Row, now: float) -> Record:
         state=row.state,
         attempt=row.attempt,
         lease_left=row.leased_until - now,
-        stay_left=row.expires - now,
+        ttl_left=row.expires - now,
         age=now - row.began,
         bypasses=row.bypasses,
         fingerprint=row.fingerprint,

@@ -17,39 +17,39 @@ StoreSource = object
 AsyncStoreSource = object
 
 
-def open_store(source: Any, *, awaited: bool) -> tuple[Any, bool]:
+def open_store(source: Any, *, is_async: bool) -> tuple[Any, bool]:
     """Return the store, and whether it is ours to close."""
     if isinstance(source, str):
-        return _from_url(source, awaited=awaited), True
+        return _from_url(source, is_async=is_async), True
     client_of = _adopting(source)
     if client_of is not None:
-        return import_module(client_of).adopt(source, awaited=awaited), True
+        return import_module(client_of).adopt(source, is_async=is_async), True
     if _is_store(source):
-        return _checked(source, awaited=awaited), False
+        return _checked(source, is_async=is_async), False
     if callable(source):
         made = source()
         # It may return anything a guard takes: a URL from the settings, a pool that is created late.
         if isinstance(made, str) or _adopting(made) is not None:
-            return open_store(made, awaited=awaited)
-        return _checked(made, awaited=awaited), False
+            return open_store(made, is_async=is_async)
+        return _checked(made, is_async=is_async), False
     raise UsageError(_what_it_takes(source))
 
 
-def check_source(source: Any, *, awaited: bool) -> None:
+def check_source(source: Any, *, is_async: bool) -> None:
     """Check what can be checked before the store is opened."""
     client_of = _adopting(source)
     if isinstance(source, str):
         _scheme(source)
     elif client_of is not None:
         # Whoever created the client has imported its package.
-        getattr(import_module(client_of), "check_client", _taken_as_it_is)(source, awaited=awaited)
+        getattr(import_module(client_of), "check_client", _taken_as_it_is)(source, is_async=is_async)
     elif _is_store(source):
-        _checked(source, awaited=awaited)
+        _checked(source, is_async=is_async)
     elif not callable(source):
         raise UsageError(_what_it_takes(source))
 
 
-def _taken_as_it_is(_client: Any, *, awaited: bool) -> None:
+def _taken_as_it_is(_client: Any, *, is_async: bool) -> None:
     """Accept any client: it is not checked before it is used."""
 
 
@@ -142,18 +142,18 @@ def module_of(url: str) -> Any:
     return import_module(schemes()[_scheme(url)])
 
 
-def _from_url(url: str, *, awaited: bool) -> Any:
+def _from_url(url: str, *, is_async: bool) -> Any:
     module = module_of(url)
-    return module.open_async_store(url) if awaited else module.open_store(url)
+    return module.open_async_store(url) if is_async else module.open_store(url)
 
 
-def _checked(store: Any, *, awaited: bool) -> Any:
+def _checked(store: Any, *, is_async: bool) -> Any:
     import inspect
 
     if not _is_store(store):
         raise UsageError(_what_it_takes(store))
-    if inspect.iscoroutinefunction(store.claim) != awaited:
-        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
+    if inspect.iscoroutinefunction(store.claim) != is_async:
+        mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
         raise UsageError(f"{type(store).__name__} belongs to {other}, and this is {mine}")
     return store
 
@@ -181,7 +181,7 @@ def without_password(url: str) -> str:
     url = re.sub(r"([?&][^=&#]*=)([^&]*)", _without_secret, url)
     before, at, after = url.rpartition("@")
     if not at:
-        return _without_port_in_words(url)
+        return _without_port_as_text(url)
     if "://" not in before:
         return f"***@{after}"
     scheme, _, credentials = before.partition("://")
@@ -194,7 +194,7 @@ def _without_secret(option: re.Match[str]) -> str:
     return f"{option[1]}***" if _SECRET.search(unquote(option[1])) else option[0]
 
 
-def _without_port_in_words(url: str) -> str:
+def _without_port_as_text(url: str) -> str:
     scheme, slashes, rest = url.partition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if not slashes or "[" in authority:

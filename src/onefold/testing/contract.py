@@ -23,7 +23,7 @@ from onefold.stores.base import AsyncStore, Store
 from onefold.testing.promises._case import Case
 from onefold.testing.promises._twice import Blocking, EveryPower
 from onefold.testing.promises.claims import Claims, Marks, TakeOvers
-from onefold.testing.promises.clocks import Durations, Purges, Stays
+from onefold.testing.promises.clocks import Durations, Expirations, Purges
 from onefold.testing.promises.contents import Addresses, Fields
 from onefold.testing.promises.owners import Extending, Finishing, Releasing, Revisions, Strangers
 from onefold.testing.promises.powers import Batches, Browsing
@@ -47,7 +47,7 @@ class Promises(
     Addresses,
     Fields,
     Durations,
-    Stays,
+    Expirations,
     Purges,
     Races,
     ProcessRaces,
@@ -64,7 +64,7 @@ class Promises(
       0.1 where the store's clock ticks more coarsely.
     - `process_source()`: how another process opens the same records: whatever a `Guard` takes as its store and
       that can be pickled, such as a URL or a function of a module. None (the default): the store is not shared.
-    - `expires_by_itself`: True where records past their stay vanish without a purge, so that it may count fewer.
+    - `expires_by_itself`: True where expired records vanish without a purge, so that it may count fewer.
     - `racers`, `rounds`: how many race, and how often.
     """
 
@@ -117,10 +117,10 @@ class AsyncStoreContract(Promises):
     def _open(self) -> EveryPower:
         # With a factory the runner leaves the thread's own event loop alone.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._opened = self._runner.run(self._open_awaited())
+        self._opened = self._runner.run(self._open_async())
         return Blocking(self._opened, self._runner)
 
-    async def _open_awaited(self) -> AsyncStore:
+    async def _open_async(self) -> AsyncStore:
         opened = self.open_store()
         return await opened if inspect.isawaitable(opened) else opened
 

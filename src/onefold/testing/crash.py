@@ -174,11 +174,11 @@ def _transactions_of(store: Any, fate: Fate) -> Callable[[], Any]:
             yield DoomedTransaction(inside, FateInside(fate))
 
     @asynccontextmanager
-    async def transaction_awaited() -> AsyncIterator[DoomedTransaction]:
+    async def transaction_async() -> AsyncIterator[DoomedTransaction]:
         async with store.transaction() as inside:
             yield DoomedTransaction(inside, FateInside(fate))
 
-    return transaction_awaited if inspect.iscoroutinefunction(store.claim) else transaction
+    return transaction_async if inspect.iscoroutinefunction(store.claim) else transaction
 
 
 def _doomed(operation: str, send: Callable[..., Any], fate: Fate | FateInside) -> Callable[..., Any]:
@@ -188,13 +188,13 @@ def _doomed(operation: str, send: Callable[..., Any], fate: Fate | FateInside) -
         fate.after(operation, subject, argument, reply)
         return reply
 
-    async def doomed_awaited(subject: Any = None, argument: Any = None, **options: Any) -> Any:
+    async def doomed_async(subject: Any = None, argument: Any = None, **options: Any) -> Any:
         fate.before(operation, subject, argument)
         reply = await send(*_given(subject, argument), **options)
         fate.after(operation, subject, argument, reply)
         return reply
 
-    return doomed_awaited if inspect.iscoroutinefunction(send) else doomed
+    return doomed_async if inspect.iscoroutinefunction(send) else doomed
 
 
 def _given(*arguments: Any) -> Iterator[Any]:

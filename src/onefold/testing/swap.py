@@ -43,13 +43,13 @@ class Swap:
         lent = self._put_back()
         if lent is None:
             return
-        lent.tools.close()
+        lent.context.close()
         if not lent.ours:
             return
         if isinstance(self._guard, AsyncGuard):
-            _close_at_once(lent.tools.store)
+            _close_at_once(lent.context.store)
         else:
-            lent.tools.store.close()
+            lent.context.store.close()
 
     async def __aenter__(self) -> Any:
         if not isinstance(self._guard, AsyncGuard):
@@ -61,9 +61,9 @@ class Swap:
     ) -> None:
         lent = self._put_back()
         if lent is not None:
-            lent.tools.close()
+            lent.context.close()
             if lent.ours:
-                await lent.tools.store.aclose()
+                await lent.context.store.aclose()
 
     def _put_back(self) -> Any:
         """Restore the guard; return what it had opened meanwhile, if anything."""

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 ENOUGH: Final = 2
 
 
-class Kind(enum.StrEnum):
+class LeakKind(enum.StrEnum):
     REPLACED = "replaced"
     REQUESTS = "requests"
     RESENT = "resent"
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 class Leak(NamedTuple):
     """One leak, and when it shows. `before` and `after` are digests of keys; `id` is the message or request."""
 
-    kind: Kind
+    kind: LeakKind
     hop: str
     ts: float
     before: str
@@ -68,7 +68,7 @@ def of_message(seen: Sequence[Seen], ranks: Mapping[str, float], id_: str, *, tr
 def _reminted(seen: Sequence[Seen], id_: str) -> Iterator[Leak]:
     first, *others = seen
     for other in others:
-        yield Leak(Kind.REMINTED, other.hop, other.ts, first.key, other.key, id=id_)
+        yield Leak(LeakKind.REMINTED, other.hop, other.ts, first.key, other.key, id=id_)
 
 
 def _replaced(had: set[str], came: Sequence[Seen], went: Sequence[Seen], id_: str) -> Iterator[Leak]:
@@ -76,7 +76,7 @@ def _replaced(had: set[str], came: Sequence[Seen], went: Sequence[Seen], id_: st
     has = {one.key for one in went}
     gone = [one.key for one in came if one.key not in has] or [one.key for one in came]
     for number, one in enumerate(new for new in went if new.key not in had):
-        yield Leak(Kind.REPLACED, one.hop, one.ts, gone[min(number, len(gone) - 1)], one.key, came[0].hop, id_)
+        yield Leak(LeakKind.REPLACED, one.hop, one.ts, gone[min(number, len(gone) - 1)], one.key, came[0].hop, id_)
 
 
 class Sent(NamedTuple):

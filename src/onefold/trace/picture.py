@@ -12,7 +12,7 @@ from html import escape
 from typing import Final, NamedTuple
 
 from onefold.health.report import counted
-from onefold.trace.leaks import Kind
+from onefold.trace.leaks import LeakKind
 from onefold.trace.lines import HOUR
 from onefold.trace.report import Cell, Report
 
@@ -51,10 +51,10 @@ text { font: 12px sans-serif; fill: #1a1a1a } .head { font-size: 16px; font-weig
 
 # After the number.
 WORDS: Final = {
-    Kind.REPLACED: ("key replaced", "keys replaced"),
-    Kind.REQUESTS: ("key with several requests", "keys with several requests"),
-    Kind.RESENT: ("sent again", "sent again"),
-    Kind.REMINTED: ("key minted anew", "keys minted anew"),
+    LeakKind.REPLACED: ("key replaced", "keys replaced"),
+    LeakKind.REQUESTS: ("key with several requests", "keys with several requests"),
+    LeakKind.RESENT: ("sent again", "sent again"),
+    LeakKind.REMINTED: ("key minted anew", "keys minted anew"),
 }
 
 
@@ -96,13 +96,13 @@ def described(report: Report) -> str:
     """Return the picture in words."""
     said = [f"{counted(report.tally.lines, 'line')} from the hops {', '.join(report.hops)}."]
     for hop in report.hops:
-        found = _told({kind: report.count(kind, hop) for kind in Kind})
+        found = _told({kind: report.count(kind, hop) for kind in LeakKind})
         if found:
             said.append(f"{hop}: {', '.join(found)}.")
     return " ".join(said if len(said) > 1 else [*said, "No leaks."])
 
 
-def _told(counts: Mapping[Kind, int]) -> list[str]:
+def _told(counts: Mapping[LeakKind, int]) -> list[str]:
     return [f"{count:,} {WORDS[kind][count != 1]}" for kind, count in counts.items() if count]
 
 
@@ -111,7 +111,7 @@ def _gathered(cells: Sequence[Cell], first: int, span: int, count: int) -> list[
     for cell in cells:
         gathered[(cell.hour - first) // span].append(cell)
     return [
-        Bar(sum(cell.lines for cell in found), sum(cell.leaks(kind) for cell in found for kind in Kind), found)
+        Bar(sum(cell.lines for cell in found), sum(cell.leaks(kind) for cell in found for kind in LeakKind), found)
         for found in gathered
     ]
 
@@ -129,21 +129,21 @@ def _row(hop: str, bars: Sequence[Bar], top: int, time: tuple[int, int]) -> list
     for number, bar in enumerate(bars):
         if bar.lines:
             parts += _bar(bar, (LEFT + number * step, base, max(step - 1, 1)), most, time[0] + number * time[1])
-    total = {kind: sum(cell.leaks(kind) for bar in bars for cell in bar.cells) for kind in Kind}
+    total = {kind: sum(cell.leaks(kind) for bar in bars for cell in bar.cells) for kind in LeakKind}
     told = _told(total) or ["no leaks"]
     start = base - 12 * (len(told) - 1) - 8
     parts += [
-        f'<text x="{WIDTH - RIGHT + 12}" y="{start + 14 * line}">{_text(words)}</text>'
-        for line, words in enumerate(told)
+        f'<text x="{WIDTH - RIGHT + 12}" y="{start + 14 * line}">{_text(message)}</text>'
+        for line, message in enumerate(told)
     ]
     return parts
 
 
-def _bar(bar: Bar, place: tuple[float, int, float], most: int, begins: int) -> list[str]:
-    x, base, width = place
+def _bar(bar: Bar, position: tuple[float, int, float], most: int, begins: int) -> list[str]:
+    x, base, width = position
     high = max(bar.lines / most * BAR, 1)
-    words = f"{_clock(begins)}: {counted(bar.lines, 'line')}, {counted(bar.leaks, 'leak')}"
-    parts = [f"<g><title>{words}</title>", _rect("lines", x, base - high, width, high)]
+    message = f"{_clock(begins)}: {counted(bar.lines, 'line')}, {counted(bar.leaks, 'leak')}"
+    parts = [f"<g><title>{message}</title>", _rect("lines", x, base - high, width, high)]
     if bar.leaks:
         leaks = min(max(bar.leaks / most * BAR, LEAK_MIN), BAR)
         middle = x + width / 2
@@ -175,9 +175,9 @@ def _clock(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _text(words: str) -> str:
+def _text(message: str) -> str:
     """Escape markup in names, which come from logs, and replace characters that XML forbids."""
-    return escape("".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in words))
+    return escape("".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in message))
 
 
 def _short(name: str, most: int = 18) -> str:

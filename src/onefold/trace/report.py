@@ -10,7 +10,7 @@ import msgspec
 
 from onefold import UsageError
 from onefold.health.report import counted
-from onefold.trace.leaks import Kind, Leak, Repeated, of_keys, of_message
+from onefold.trace.leaks import Leak, LeakKind, Repeated, of_keys, of_message
 from onefold.trace.lines import HOPS_MAX, HOUR, Progress, Tally, read
 from onefold.trace.shelf import Shelf
 
@@ -20,7 +20,7 @@ EXAMPLES_MAX: Final = 10
 # A log of ten years from ten hops. More means invalid times.
 CELLS_MAX: Final = 1_000_000
 
-EVERY: Final = tuple(Kind)
+EVERY: Final = tuple(LeakKind)
 
 
 class Cell(msgspec.Struct, gc=False):
@@ -41,7 +41,7 @@ class Cell(msgspec.Struct, gc=False):
     restarted: int = 0
     reminted: int = 0
 
-    def leaks(self, kind: Kind) -> int:
+    def leaks(self, kind: LeakKind) -> int:
         found: int = getattr(self, kind.value)
         return found
 
@@ -58,19 +58,19 @@ class Report(msgspec.Struct):
     # Ids with so many keys that they cannot be ids; only some of their keys were looked at.
     crowded: list[str]
 
-    def count(self, kind: Kind, hop: str | None = None) -> int:
+    def count(self, kind: LeakKind, hop: str | None = None) -> int:
         return sum(cell.leaks(kind) for cell in self.cells if hop in (None, cell.hop))
 
     @property
     def clean(self) -> bool:
-        return not any(self.count(kind) for kind in Kind)
+        return not any(self.count(kind) for kind in LeakKind)
 
 
 def examine(
     files: Sequence[str],
     *,
     order: Sequence[str] = (),
-    checks: Collection[Kind] = EVERY,
+    checks: Collection[LeakKind] = EVERY,
     progress: Progress = lambda _bytes: None,
 ) -> Report:
     """Read all logs, and look for leaks. `order` lists the hops as messages pass them; without it, time decides.
@@ -79,8 +79,8 @@ def examine(
     """
     tally = Tally()
     with Shelf() as shelf:
-        for portion in read(files, tally, progress):
-            shelf.add(portion)
+        for batch in read(files, tally, progress):
+            shelf.add(batch)
         if not tally.lines:
             raise UsageError(_nothing(files, tally))
         return Examination(shelf, order, checks).report(tally)
@@ -89,12 +89,12 @@ def examine(
 class Examination:
     """One examination of a filled shelf."""
 
-    def __init__(self, shelf: Shelf, order: Sequence[str], checks: Collection[Kind]) -> None:
+    def __init__(self, shelf: Shelf, order: Sequence[str], checks: Collection[LeakKind]) -> None:
         self._shelf, self._checks = shelf, checks
         self._ranks = {hop: float(rank) for rank, hop in enumerate(order)}
         self._cells: dict[tuple[str, int], Cell] = {}
         self._examples: dict[str, list[dict[str, Any]]] = {kind.value: [] for kind in EVERY if kind in checks}
-        self._shown: Counter[tuple[Kind, str]] = Counter()
+        self._shown: Counter[tuple[LeakKind, str]] = Counter()
         self._crowded: list[str] = []
 
     def report(self, tally: Tally) -> Report:
@@ -102,12 +102,12 @@ class Examination:
         _check_order(list(self._ranks), hops)
         for repeated in of_keys(self._shelf.by_key()):
             self._count(repeated)
-        if {Kind.REPLACED, Kind.REMINTED} & set(self._checks):
+        if {LeakKind.REPLACED, LeakKind.REMINTED} & set(self._checks):
             for column in ("delivery", "request"):
                 self._shelf.keep(self._of_messages(column))
             self._take_kept()
-        places = {hop: place for place, hop in enumerate(hops)}
-        cells = sorted(self._cells.values(), key=lambda cell: (cell.hour, places[cell.hop]))
+        positions = {hop: position for position, hop in enumerate(hops)}
+        cells = sorted(self._cells.values(), key=lambda cell: (cell.hour, positions[cell.hop]))
         return Report(tally, hops, cells, self._examples, [kind.value for kind in self._checks], self._crowded)
 
     def _take_hours(self) -> list[str]:
@@ -124,15 +124,15 @@ class Examination:
 
     def _count(self, one: Repeated) -> None:
         cell = self._cells[one.hop, one.hour]
-        if one.requests and Kind.REQUESTS in self._checks:
+        if one.requests and LeakKind.REQUESTS in self._checks:
             cell.requests += 1
-            self._show(Kind.REQUESTS, one, {"requests": list(one.requests)})
-        if one.resent and Kind.RESENT in self._checks:
+            self._show(LeakKind.REQUESTS, one, {"requests": list(one.requests)})
+        if one.resent and LeakKind.RESENT in self._checks:
             cell.resent += one.resent
             cell.restarted += one.restarted
-            self._show(Kind.RESENT, one, {"times": one.resent, "restarted": one.restarted > 0})
+            self._show(LeakKind.RESENT, one, {"times": one.resent, "restarted": one.restarted > 0})
 
-    def _show(self, kind: Kind, one: Repeated, more: dict[str, Any]) -> None:
+    def _show(self, kind: LeakKind, one: Repeated, more: dict[str, Any]) -> None:
         self._shown[kind, one.hop] += 1
         if self._shown[kind, one.hop] <= EXAMPLES_MAX:
             at = {"hop": one.hop, "hour": one.hour * HOUR}
@@ -148,11 +148,11 @@ class Examination:
     def _take_kept(self) -> None:
         for word, hop, hour, count in self._shelf.kept():
             cell = self._cells[hop, hour]
-            if word == Kind.REPLACED:
+            if word == LeakKind.REPLACED:
                 cell.replaced += count
             else:
                 cell.reminted += count
-        for kind in (Kind.REPLACED, Kind.REMINTED):
+        for kind in (LeakKind.REPLACED, LeakKind.REMINTED):
             if kind not in self._checks:
                 continue
             for hop, ts, before, after, previous, id_ in self._shelf.examples(kind.value, EXAMPLES_MAX):

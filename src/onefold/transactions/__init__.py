@@ -42,14 +42,14 @@ class Column(NamedTuple):
 _joins: Final[WeakKeyDictionary[type, Callable[..., Any]]] = WeakKeyDictionary()
 
 
-def join(connection: Any, record: Column | None, *, awaited: bool) -> Any:
+def join(connection: Any, record: Column | None, *, is_async: bool) -> Any:
     """Return the store that works inside the transaction of this connection."""
     kind = type(connection)
     join_it = _joins.get(kind)
     if join_it is None:
         _check_no_cursor(connection)
         join_it = _joins[kind] = _join_of(kind)
-    return join_it(connection, None if record is None else checked(record), awaited=awaited)
+    return join_it(connection, None if record is None else checked(record), is_async=is_async)
 
 
 def _check_no_cursor(connection: Any) -> None:
@@ -97,15 +97,15 @@ def not_unique(column: Column, wanted: Mapping[str, str], there: Collection[str]
     """
     missing = [name for folded, name in sorted(wanted.items()) if folded not in there]
     if not there:
-        words = f"there is no table {column.table} here, or this user may not see it. Check its name and its schema"
+        message = f"there is no table {column.table} here, or this user may not see it. Check its name and its schema"
     elif missing:
-        words = f"{column.table} has no column {' and no column '.join(missing)}. Check its name"
+        message = f"{column.table} has no column {' and no column '.join(missing)}. Check its name"
     else:
-        words = (
+        message = (
             f"{column.table} has no unique index on {' and '.join(sorted(wanted.values()))}, so that two deliveries at "
             "once could both write. Create one, or leave record= out"
         )
-    return UsageError(f"record={column!r}: {words}. Nothing ran")
+    return UsageError(f"record={column!r}: {message}. Nothing ran")
 
 
 def checked(record: Column) -> Column:

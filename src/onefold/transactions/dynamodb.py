@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import answer
 from onefold._delivery.decide import Then
-from onefold._delivery.work import Work, done
+from onefold._delivery.work import Delivery, done_ending
 from onefold._model import Entry, Outcome, Policy, State
 from onefold.errors import UsageError
 from onefold.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
@@ -36,11 +36,11 @@ class TransactItem:
     to repeat if its answer got lost: pass it as `ClientRequestToken`.
     """
 
-    def __init__(self, work: Work, value: Any, table: str, now: Now) -> None:
-        self._work = work
+    def __init__(self, delivery: Delivery, value: Any, table: str, now: Now) -> None:
+        self._delivery = delivery
         self._value = value
         self._now = now
-        self._entry = fitting(_entry(work, value), work.asked.address)
+        self._entry = fitting(_entry(delivery, value), delivery.request.address)
         request = Requests(table).claim(self._entry, 1, now)
         self.item: dict[str, Any] = {"Put": request.parameters}
         # At most 36 characters are allowed.
@@ -73,11 +73,11 @@ class TransactItem:
         found = record_of(item, self._now)
         if found.token == self._entry.token:
             return Outcome(value=self._value)
-        then = _decide.decide(found, self._work.asked, self._work.policy)
-        settled = answer(self._work, found, Then.REFUSE_RUNNING if then is Then.RUN else then)
+        then = _decide.decide(found, self._delivery.request, self._delivery.policy)
+        settled = answer(self._delivery, found, Then.REFUSE_RUNNING if then is Then.RUN else then)
         if settled is not None:
             return settled
-        address = self._work.asked.address
+        address = self._delivery.request.address
         raise UsageError(
             f"{address.operation} [key {address.digest}]: its record is {found.state.value}, as guard.run leaves it, "
             "and an operation has one mode. Nothing was written. Settle it with guard.run, or forget it"
@@ -112,9 +112,9 @@ def transact_item(
     `value` is what a duplicate gets, if anything. `fingerprint` is the payload itself. The time is DynamoDB's own; if
     the guard's store does not know it yet, this asks once.
     """
-    work = _work(guard, operation, key, returns, scope, fingerprint, policy)
+    delivery = _delivery_of(guard, operation, key, returns, scope, fingerprint, policy)
     store = _checked(guard.store, DynamoDBStore)
-    return TransactItem(work, value, store.table, store.now())
+    return TransactItem(delivery, value, store.table, store.now())
 
 
 async def transact_item_async(
@@ -129,12 +129,12 @@ async def transact_item_async(
     policy: Policy | None = None,
 ) -> TransactItem:
     """Return the item for an `AsyncGuard`; see `transact_item`."""
-    work = _work(guard, operation, key, returns, scope, fingerprint, policy)
+    delivery = _delivery_of(guard, operation, key, returns, scope, fingerprint, policy)
     store = _checked(guard.store, AsyncDynamoDBStore)
-    return TransactItem(work, value, store.table, await store.now())
+    return TransactItem(delivery, value, store.table, await store.now())
 
 
-def _work(
+def _delivery_of(
     guard: Guard | AsyncGuard,
     operation: str,
     key: object,
@@ -142,20 +142,20 @@ def _work(
     scope: str | None,
     fingerprint: object,
     policy: Policy | None,
-) -> Work:
-    asked = guard._asked(operation, key, scope, fingerprint)
-    return guard._work(asked, _nothing, returns, guard._chosen(policy))
+) -> Delivery:
+    request = guard._request(operation, key, scope, fingerprint)
+    return guard._make_delivery(request, _nothing, returns, guard._chosen(policy))
 
 
-def _entry(work: Work, value: Any) -> Entry:
+def _entry(delivery: Delivery, value: Any) -> Entry:
     """Return the record, done at once, with its result."""
-    ending = done(work, value, 1)
-    entry = _decide.entry(Then.RUN, None, work.asked, work.policy, work.mint())
+    ending = done_ending(delivery, value, 1)
+    entry = _decide.entry(Then.RUN, None, delivery.request, delivery.policy, delivery.mint())
     return _decide.change(
         entry,
         state=State.DONE,
         lease=0.0,
-        stay=ending.stay,
+        ttl=ending.ttl,
         result=ending.result,
         omitted=ending.omitted,
         remark=ending.remark,

@@ -17,7 +17,7 @@ import requests
 from onefold import AsyncGuard, Guard, UsageError, current
 from onefold.current import in_batch
 from onefold.http.client import Adapter, AsyncTransport, Transport, intent
-from onefold.queues._shared.transactional_batches import JoinedPolls
+from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues._shared.verdict import ACK
 from onefold.queues.keys import Message, header
 from tests.http_service.scripted import Scripted, scripted
@@ -47,7 +47,7 @@ class Bank:
         self.keys: list[str] = []
         mock = httpx.MockTransport(self.answer)
         self.client = httpx.Client(transport=Transport(mock))
-        self.awaited = httpx.AsyncClient(transport=AsyncTransport(mock))
+        self.async_client = httpx.AsyncClient(transport=AsyncTransport(mock))
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.keys.append(request.headers["Idempotency-Key"])
@@ -65,7 +65,7 @@ def server() -> Iterator[Scripted]:
         yield server
 
 
-class Polls:
+class Batches:
     """Polls of two messages in a transaction. It fails at its end, and then each message gets one of its own."""
 
     def __init__(self, path: Path) -> None:
@@ -111,20 +111,20 @@ class Polls:
 
         return asyncio.run(main())
 
-    def _polls(self, guard: Any, handle: Any, begin: Any) -> JoinedPolls:
-        return JoinedPolls(guard, "credit", handle, begin, key=header(), missing_key="never", policy=None)
+    def _polls(self, guard: Any, handle: Any, begin: Any) -> TransactionalBatches:
+        return TransactionalBatches(guard, "credit", handle, begin, key=header(), missing_key="never", policy=None)
 
 
 @pytest.fixture
-def polls(tmp_path: Path) -> Polls:
-    return Polls(tmp_path / "wallet.db")
+def polls(tmp_path: Path) -> Batches:
+    return Batches(tmp_path / "wallet.db")
 
 
 def test_a_request_without_a_key_is_refused_and_no_message_is_blamed(
-    polls: Polls, bank: Bank, server: Scripted
+    polls: Batches, bank: Bank, server: Scripted
 ) -> None:
     async def send(key: str) -> None:
-        await bank.awaited.post(URL, json={"for": key})
+        await bank.async_client.post(URL, json={"for": key})
 
     with pytest.raises(UsageError, match=r"Nothing was sent\. Name its key in the header Idempotency-Key"):
         polls.deliver(lambda key: bank.client.post(URL, json={"for": key}))
@@ -139,7 +139,7 @@ def test_a_request_without_a_key_is_refused_and_no_message_is_blamed(
     assert server.got == []
 
 
-def test_an_object_that_has_a_key_of_ours_is_refused_too(polls: Polls, bank: Bank) -> None:
+def test_an_object_that_has_a_key_of_ours_is_refused_too(polls: Batches, bank: Bank) -> None:
     ready = bank.client.build_request("POST", URL)
     bank.client.send(ready)
 
@@ -149,12 +149,12 @@ def test_an_object_that_has_a_key_of_ours_is_refused_too(polls: Polls, bank: Ban
     assert len(bank.keys) == 1
 
 
-def test_a_key_that_is_named_is_sent_by_every_rerun(polls: Polls, bank: Bank) -> None:
+def test_a_key_that_is_named_is_sent_by_every_rerun(polls: Batches, bank: Bank) -> None:
     def send(key: str) -> None:
         bank.client.post(URL, json={"for": key}, headers={"Idempotency-Key": f'"charge-{key}"'})
 
     async def send_async(key: str) -> None:
-        await bank.awaited.post(URL, json={"for": key}, headers={"Idempotency-Key": f'"charge-{key}-async"'})
+        await bank.async_client.post(URL, json={"for": key}, headers={"Idempotency-Key": f'"charge-{key}-async"'})
 
     assert polls.deliver(send) == [ACK, ACK]
     assert polls.deliver_async(send_async) == [ACK, ACK]
@@ -162,7 +162,7 @@ def test_a_key_that_is_named_is_sent_by_every_rerun(polls: Polls, bank: Bank) ->
     assert bank.keys == ['"charge-a"', '"charge-b"'] * 2
 
 
-def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(polls: Polls, bank: Bank) -> None:
+def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(polls: Batches, bank: Bank) -> None:
     kept = Guard("memory:")
 
     def charge(key: str) -> None:
@@ -187,12 +187,12 @@ def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(polls: Po
     assert len(set(bank.keys)) == 4
 
 
-def test_current_says_that_there_is_no_single_delivery(polls: Polls) -> None:
+def test_current_says_that_there_is_no_single_delivery(polls: Batches) -> None:
     with pytest.raises(UsageError, match="Take the keys from the messages"):
         polls.deliver(lambda key: current())
 
 
-def test_a_thread_that_outlives_its_batch_sends_what_it_likes(polls: Polls, bank: Bank) -> None:
+def test_a_thread_that_outlives_its_batch_sends_what_it_likes(polls: Batches, bank: Bank) -> None:
     outlives: list[contextvars.Context] = []
 
     polls.deliver(lambda key: outlives.append(contextvars.copy_context()))
@@ -207,10 +207,10 @@ def test_a_task_that_outlives_its_batch_sends_what_it_likes(bank: Bank) -> None:
 
         async def send_later() -> None:
             with pytest.raises(UsageError, match="Nothing was sent"):
-                await bank.awaited.post(URL)
+                await bank.async_client.post(URL)
             started.set()
             await is_over.wait()
-            await bank.awaited.post(URL)
+            await bank.async_client.post(URL)
 
         started = asyncio.Event()
         with in_batch():

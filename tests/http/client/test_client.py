@@ -84,7 +84,7 @@ class Sync:
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def send(self, url: str, method: str = "POST", around: Any = None, **request: Any) -> Heard:
         return asyncio.run(self._story(url, method, around, request))
@@ -174,8 +174,8 @@ def test_a_key_is_minted_for_each_call_in_the_form_of_the_draft(server: Scripted
     ],
     ids=str,
 )
-def test_it_is_kept_over_every_retry_of_that_call(server: Scripted, client: Any, method: str, trouble: Say) -> None:
-    server.script = [trouble, trouble, Say(201, [("Idempotent-Replayed", "true")], b"paid")]
+def test_it_is_kept_over_every_retry_of_that_call(server: Scripted, client: Any, method: str, failure: Say) -> None:
+    server.script = [failure, failure, Say(201, [("Idempotent-Replayed", "true")], b"paid")]
 
     heard = client.send(server.url, method, content=b'{"amount": 5}')
 
@@ -187,7 +187,7 @@ def test_it_is_kept_over_every_retry_of_that_call(server: Scripted, client: Any,
     assert heard.sent.replayed
     assert [one.status for one in heard.sent.attempts][2] == 201
     for attempt in heard.sent.attempts[:2]:
-        assert attempt == Attempt(status=trouble.status) if not trouble.cut else attempt.error
+        assert attempt == Attempt(status=failure.status) if not failure.cut else attempt.error
 
 
 def test_a_key_of_the_callers_own_is_kept(server: Scripted, client: Any) -> None:
@@ -566,7 +566,7 @@ def test_an_intent_that_cannot_be_kept_sends_nothing(
     assert server.got == []
 
 
-def test_the_colour_of_an_intent_is_the_colour_of_its_client(server: Scripted) -> None:
+def test_an_intent_is_async_if_its_client_is(server: Scripted) -> None:
     async def wrong() -> None:
         async with httpx.AsyncClient(
             transport=AsyncTransport(httpx.AsyncHTTPTransport(verify=False), retries=QUICK)
@@ -594,12 +594,12 @@ def nothing() -> None: ...
 def leave(kept: Any, inside: Callable[[], Any] = nothing) -> None:
     """A block that ends without an error."""
 
-    async def awaited() -> None:
+    async def in_loop() -> None:
         async with intent("pay-order-42", store=kept):
             inside()
 
     if isinstance(kept, AsyncGuard):
-        asyncio.run(awaited())
+        asyncio.run(in_loop())
     else:
         with intent("pay-order-42", store=kept):
             inside()

@@ -176,7 +176,7 @@ class Sync:
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def all(self, paths: list[str]) -> list[int]:
         return asyncio.run(self._all(paths))

@@ -93,7 +93,7 @@ class Requests(Sync):
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def all(self, urls: list[str], retries: Retries, times: int, around: str, *, stream: bool = False) -> list[Any]:
         return asyncio.run(self._story(urls, retries, times, around, stream))

@@ -155,7 +155,7 @@ class Streamed(Requests):
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def __init__(self) -> None:
         self.guard = AsyncGuard("memory:")
@@ -285,14 +285,14 @@ def test_a_proxy_of_the_transport_inside_gets_keys_and_retries(server: Scripted,
         transport = outer(inner(proxy=server.url), retries=quick)
         return {"mounts": {"http://bank.example": transport}} if mounted else {"transport": transport}
 
-    async def awaited() -> None:
+    async def in_loop() -> None:
         async with httpx.AsyncClient(**options(AsyncTransport, httpx.AsyncHTTPTransport)) as client:
             await client.post("http://bank.example/pay", content=b"{}")
 
     with httpx.Client(**options(Transport, httpx.HTTPTransport)) as client:
         client.post("http://bank.example/pay", content=b"{}")
     server.script = [Say(503), PAID]
-    asyncio.run(awaited())
+    asyncio.run(in_loop())
 
     assert {one.headers["host"] for one in server.got} == {"bank.example"}
     first, second, third, fourth = server.keys

@@ -66,7 +66,7 @@ class Requests(Sync):
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def __init__(self) -> None:
         self.guard = AsyncGuard("memory:")
@@ -286,7 +286,7 @@ def test_a_finished_step_takes_its_number_along(server: Scripted) -> None:
     assert server.keys[3] == server.keys[2]
 
 
-def test_an_awaited_step_has_its_name_while_it_is_awaited(server: Scripted) -> None:
+def test_an_async_step_has_its_name_while_it_is_async(server: Scripted) -> None:
     ours = Async()
 
     def charge(name: str) -> Any:

@@ -53,7 +53,7 @@ class Sync:
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def __init__(self) -> None:
         self.guard = AsyncGuard("memory:")
@@ -199,7 +199,7 @@ def test_an_absurd_length_is_no_short_answer() -> None:
 
 
 async def done(value: Any) -> Any:
-    """The value of either colour."""
+    """The value sync or async."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -219,7 +219,7 @@ async def left(one: intent, guard: Any, *error: Any) -> None:
 
 async def sent_in(one: intent, guard: Any, body: bytes = b"{}") -> Keyed:
     request = Request("POST", "http://127.0.0.1/", body)
-    call: Keyed = await done(one.call_for(request) if isinstance(guard, Guard) else one.call_for_awaited(request))
+    call: Keyed = await done(one.call_for(request) if isinstance(guard, Guard) else one.call_for_async(request))
     return call
 
 

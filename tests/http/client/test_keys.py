@@ -129,7 +129,7 @@ class Requests(Sync):
 
 
 class Async(Sync):
-    """httpx, awaited."""
+    """httpx, async."""
 
     def __init__(self) -> None:
         self.guard = AsyncGuard("memory:")

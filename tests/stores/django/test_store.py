@@ -239,16 +239,16 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("trouble", ["serialization failure", "deadlock", "lost connection"])
+@pytest.mark.parametrize("failure", ["serialization failure", "deadlock", "lost connection"])
 @pytest.mark.parametrize("ledger", ["postgres", "mariadb"], indirect=True)
-def test_what_a_new_transaction_may_mend_is_tried_again(at: Counter, ledger: Ledger, trouble: str) -> None:
+def test_what_a_new_transaction_may_mend_is_tried_again(at: Counter, ledger: Ledger, failure: str) -> None:
     starts: list[int] = []
 
     def unlucky() -> str:
         starts.append(1)
         at.add()
         if len(starts) < 3:
-            at.execute(BREAKS[ledger.database][trouble])
+            at.execute(BREAKS[ledger.database][failure])
         return "done"
 
     outcome = deliver(at, "m1", unlucky)
@@ -272,7 +272,7 @@ def test_a_commit_whose_reply_is_lost_is_resolved_by_delivering_again(ledger: Le
             return "done"
 
         cut = proxy.cut_before if when == "before" else proxy.cut_after
-        fault = cut(lambda flight: b"COMMIT\0" in flight or b"\x03COMMIT" in flight)
+        fault = cut(lambda message: b"COMMIT\0" in message or b"\x03COMMIT" in message)
         outcome = deliver(at, "m1", work)
 
         assert fault.reached.is_set()
@@ -360,10 +360,10 @@ def test_connections_beside_are_few_and_kept_where_django_keeps_its_own(ledger: 
             for number in range(3):
                 guard.run("charge", str(number), Handler())
 
-        idle = guard.store._lender._beside._idle
+        idle = guard.store._pool_of_alias._beside._idle
         # One for claims, and one for their renewal.
         assert made == [1, 1]
-        assert [link.connection.connection is not None for link in idle] == [age is None]
+        assert [conn.connection.connection is not None for conn in idle] == [age is None]
 
 
 def test_the_heartbeat_leaves_no_connection_open_in_its_thread(at: Counter, monkeypatch: pytest.MonkeyPatch) -> None:

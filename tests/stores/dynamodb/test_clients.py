@@ -265,9 +265,9 @@ def test_sessions_make_clients_that_the_store_closes(dynamodb_url: str, monkeypa
         assert store._clients._client is None  # type: ignore[attr-defined]
 
     async def use() -> Any:
-        awaited = AsyncDynamoDBStore(table_of(dynamodb_url), client=AioSession())
-        answer = await awaited.claim(entry("async"))
-        await awaited.aclose()
+        async_store = AsyncDynamoDBStore(table_of(dynamodb_url), client=AioSession())
+        answer = await async_store.claim(entry("async"))
+        await async_store.aclose()
         return answer
 
     assert asyncio.run(use()) is None
@@ -287,25 +287,25 @@ def test_an_async_client_of_the_callers_is_used_and_not_closed(dynamodb_url: str
     assert asyncio.run(use()) == (None, 1)
 
 
-def test_the_wrong_colour_is_refused(client: Any) -> None:
+def test_sync_for_async_is_refused(client: Any) -> None:
     import boto3
     from aiobotocore.session import AioSession
 
     with pytest.raises(UsageError, match="blocks, and an AsyncGuard awaits"):
-        adopt(client, awaited=True)
+        adopt(client, is_async=True)
     with pytest.raises(UsageError, match="blocks, and an AsyncGuard awaits"):
-        adopt(boto3.Session(region_name="eu-west-1"), awaited=True)
+        adopt(boto3.Session(region_name="eu-west-1"), is_async=True)
     with pytest.raises(UsageError, match="is awaited, and a Guard blocks"):
-        adopt(AioSession(), awaited=False)
+        adopt(AioSession(), is_async=False)
 
 
 def test_a_client_of_another_service_is_refused(dynamodb_url: str) -> None:
     import boto3
 
     with pytest.raises(UsageError, match="is not of DynamoDB"):
-        adopt(boto3.client("s3", region_name="eu-west-1"), awaited=False)
+        adopt(boto3.client("s3", region_name="eu-west-1"), is_async=False)
     with pytest.raises(UsageError, match="is not of DynamoDB"):
-        adopt(boto3.resource("s3", region_name="eu-west-1"), awaited=False)
+        adopt(boto3.resource("s3", region_name="eu-west-1"), is_async=False)
 
 
 # URLs.

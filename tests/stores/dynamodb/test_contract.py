@@ -1,4 +1,4 @@
-"""The DynamoDB store: the whole contract in both colours, from threads, tasks and processes."""
+"""The DynamoDB store: the whole contract sync and async, from threads, tasks and processes."""
 
 from __future__ import annotations
 

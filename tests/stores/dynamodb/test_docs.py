@@ -46,10 +46,10 @@ def test_the_sizes_are_measured(dynamodb_url: str, words: str, result: bytes | N
     sizes = []
     with plain_client(dynamodb_url) as client:
         store = DynamoDBStore(table_of(dynamodb_url), client=client, clock=lambda: 1_900_000_000.123)
-        for stay in (86_400.0, math.inf):
+        for ttl in (86_400.0, math.inf):
             mine = entry("k" * 36, fingerprint=bytes(36))
             store.claim(mine)
-            store.finish(claim_of(mine), Ending(state=State.DONE, stay=stay, result=result))
+            store.finish(claim_of(mine), Ending(state=State.DONE, ttl=ttl, result=result))
             (item,) = client.scan(TableName=store.table)["Items"]
             sizes.append(size_of(item))
             store.release(claim_of(mine))

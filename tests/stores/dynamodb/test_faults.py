@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, OnefoldError, StoreUnavailable, UsageError
-from onefold._model import Memory, Record, State
+from onefold._model import Record, Released, State
 from onefold.stores.base import Query
 from onefold.stores.dynamodb import DynamoDBStore, open_async_store, open_store
 from onefold.stores.dynamodb.errors import MISCONFIGURED, PROBLEMS, UNANSWERED, unanswered
@@ -80,7 +80,7 @@ def test_an_operation_whose_reply_was_lost_is_answered_as_if_it_was_not(proxy: P
         assert lost(store.claim, mine) is None
         assert lost(store.extend, claim, b"notes") is True
         assert lost(store.read, mine.address).notes == b"notes"
-        assert lost(store.release, claim, Memory(stay=60.0, attempt=2)) is True
+        assert lost(store.release, claim, Released(ttl=60.0, attempt=2)) is True
         seen = lost(store.read, mine.address)
         assert lost(store.claim, successor, replacing=seen) is None
         assert isinstance(lost(store.claim, entry()), Record)
@@ -91,7 +91,7 @@ def test_an_operation_whose_reply_was_lost_is_answered_as_if_it_was_not(proxy: P
         assert store.read(mine.address) is None
 
 
-def test_an_awaited_operation_whose_reply_was_lost_is_answered_as_if_it_was_not(proxy: Proxy) -> None:
+def test_an_async_operation_whose_reply_was_lost_is_answered_as_if_it_was_not(proxy: Proxy) -> None:
     async def lose_each() -> None:
         store = open_async_store(proxy.url())
         mine, successor = entry(), entry()
@@ -107,7 +107,7 @@ def test_an_awaited_operation_whose_reply_was_lost_is_answered_as_if_it_was_not(
         assert await lost(store.claim, mine) is None
         assert await lost(store.extend, claim, b"notes") is True
         assert (await lost(store.read, mine.address)).notes == b"notes"
-        assert await lost(store.release, claim, Memory(stay=60.0, attempt=2)) is True
+        assert await lost(store.release, claim, Released(ttl=60.0, attempt=2)) is True
         seen = await lost(store.read, mine.address)
         assert await lost(store.claim, successor, replacing=seen) is None
         assert await lost(store.finish, claim_of(successor), DONE) is True

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, UsageError
-from onefold._model import Address, Ending, Entry, Memory, Record, State
+from onefold._model import Address, Ending, Entry, Record, Released, State
 from onefold.stores.base import Browsable, Query, Store
 from onefold.stores.dynamodb import (
     ITEM_MAX,
@@ -65,7 +65,7 @@ def test_each_operation_is_one_round_trip(store: DynamoDBStore, client: Any) -> 
 
     sent.clear()
     assert store.claim(other) is None
-    assert store.release(claim_of(other), Memory(stay=60.0, attempt=1)) is True
+    assert store.release(claim_of(other), Released(ttl=60.0, attempt=1)) is True
     assert store.release(claim_of(other)) is True
     assert store.release(claim_of(other)) is True
     assert sent == ["PutItem", "UpdateItem", "DeleteItem", "DeleteItem"]
@@ -170,7 +170,7 @@ def test_a_person_can_read_the_items(store: DynamoDBStore, client: Any) -> None:
 
 def test_expires_is_in_whole_seconds_and_never_too_early(store: DynamoDBStore, client: Any) -> None:
     before = time.time()
-    store.claim(entry(stay=90.0))
+    store.claim(entry(ttl=90.0))
 
     (item,) = items(store, client)
 
@@ -191,23 +191,23 @@ def test_numbers_are_written_as_dynamodb_keeps_them(dynamodb_url: str, client: A
     assert asked == items(given, client)
 
 
-@pytest.mark.parametrize("stay", [math.inf, 1e300])
-def test_what_stays_forever_has_no_expires(store: DynamoDBStore, client: Any, stay: float) -> None:
-    mine = entry(stay=stay)
+@pytest.mark.parametrize("ttl", [math.inf, 1e300])
+def test_what_stays_forever_has_no_expires(store: DynamoDBStore, client: Any, ttl: float) -> None:
+    mine = entry(ttl=ttl)
     store.claim(mine)
     assert "expires" not in items(store, client)[0]
 
     store.extend(claim_of(mine))
-    store.finish(claim_of(mine), Ending(state=State.HELD, stay=stay))
+    store.finish(claim_of(mine), Ending(state=State.HELD, ttl=ttl))
 
     assert "expires" not in items(store, client)[0]
-    assert read(store, mine).stay_left == math.inf
+    assert read(store, mine).ttl_left == math.inf
 
 
 def test_a_finished_record_is_small(store: DynamoDBStore, client: Any) -> None:
     mine = entry("x" * 36, fingerprint=bytes(36))
     store.claim(mine)
-    store.finish(claim_of(mine), Ending(state=State.DONE, stay=86_400.0))
+    store.finish(claim_of(mine), Ending(state=State.DONE, ttl=86_400.0))
 
     (item,) = items(store, client)
 
@@ -222,7 +222,7 @@ def test_a_result_that_does_not_fit_is_left_out_and_said_so(store: DynamoDBStore
     finished, claimed = entry("finished"), entry("claimed", state=State.DONE, result=bytes(ITEM_MAX))
     store.claim(finished)
 
-    assert store.finish(claim_of(finished), Ending(state=State.DONE, stay=60.0, result=bytes(ITEM_MAX))) is True
+    assert store.finish(claim_of(finished), Ending(state=State.DONE, ttl=60.0, result=bytes(ITEM_MAX))) is True
     assert store.claim(claimed) is None
 
     for record in (read(store, finished), read(store, claimed)):
@@ -241,7 +241,7 @@ def test_the_largest_result_that_is_kept_fits_beside_the_longest_address(store: 
     store.claim(longest)
     result = bytes(ITEM_MAX - 4_096)
 
-    assert store.finish(claim_of(longest), Ending(state=State.DONE, stay=60.0, result=result)) is True
+    assert store.finish(claim_of(longest), Ending(state=State.DONE, ttl=60.0, result=result)) is True
 
     assert read(store, longest).result == result
     assert ITEM_MAX - 4_096 < size_of(items(store, client)[0]) < ITEM_MAX
@@ -257,9 +257,9 @@ def test_notes_that_do_not_fit_are_refused_before_anything_is_sent(store: Dynamo
     with pytest.raises(UsageError, match="ITEM_MAX"):
         store.claim(entry("other", notes=bytes(ITEM_MAX)))
     with pytest.raises(UsageError, match="ITEM_MAX"):
-        store.release(claim_of(mine), Memory(stay=60.0, attempt=1, notes=bytes(ITEM_MAX)))
+        store.release(claim_of(mine), Released(ttl=60.0, attempt=1, notes=bytes(ITEM_MAX)))
     with pytest.raises(UsageError, match="ITEM_MAX"):
-        store.finish(claim_of(mine), Ending(state=State.HELD, stay=60.0, notes=bytes(ITEM_MAX)))
+        store.finish(claim_of(mine), Ending(state=State.HELD, ttl=60.0, notes=bytes(ITEM_MAX)))
 
     assert sent == []
 
@@ -311,7 +311,7 @@ def test_a_lease_ends_after_its_time_and_not_before(store: DynamoDBStore, client
 def test_a_worker_with_a_wrong_clock_has_no_effect(
     store: DynamoDBStore, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, usual = entry(lease=3_000.0, stay=9_000.0), DynamoDBStore(store.table, client=client)
+    mine, usual = entry(lease=3_000.0, ttl=9_000.0), DynamoDBStore(store.table, client=client)
 
     # A day ahead, by whatever a machine can say of the time of day.
     right = time.time
@@ -324,7 +324,7 @@ def test_a_worker_with_a_wrong_clock_has_no_effect(
     assert behind is not None
     for shown in (behind, read(usual, mine)):
         assert 2_000 < shown.lease_left < 3_008
-        assert 8_000 < shown.stay_left < 9_008
+        assert 8_000 < shown.ttl_left < 9_008
         assert 0 <= shown.age < 1_000
 
 
@@ -360,14 +360,14 @@ def test_what_a_machine_that_slept_uncounted_writes_is_written_again(
     operations = {
         "extend": lambda: sleeper.extend(claim_of(mine)),
         "finish": lambda: sleeper.finish(claim_of(mine), DONE),
-        "release": lambda: sleeper.release(claim_of(mine), Memory(stay=60.0, attempt=1)),
+        "release": lambda: sleeper.release(claim_of(mine), Released(ttl=60.0, attempt=1)),
     }
 
     assert operations[operation]() is True
 
     shown = read(another, mine)
     assert shown.revision == 3
-    assert shown.stay_left >= (mine.stay if operation == "extend" else 60.0)
+    assert shown.ttl_left >= (mine.ttl if operation == "extend" else 60.0)
     assert shown.lease_left >= mine.lease or operation != "extend"
 
 
@@ -391,7 +391,7 @@ def test_a_machine_that_slept_uncounted_sees_that_a_lease_is_over(store: DynamoD
     moved = Time(client)
     sleeper, owner = moved.of(store), moved.of(DynamoDBStore(store.table, client=client))
     sleeper.now()
-    owner.claim(entry(stay=math.inf))
+    owner.claim(entry(ttl=math.inf))
     moved.freeze(sleeper)
     moved.passes(600.0)
 
@@ -409,7 +409,7 @@ def test_a_claim_that_was_lost_while_its_machine_slept_is_not_won(store: DynamoD
     sleeper.now()
     moved.freeze(sleeper)
     moved.passes(600.0)
-    mine, theirs = entry(lease=LEASE_MIN, stay=math.inf), entry()
+    mine, theirs = entry(lease=LEASE_MIN, ttl=math.inf), entry()
     taken: list[Any] = []
 
     def take_over(**_: Any) -> None:
@@ -443,7 +443,7 @@ def test_it_is_browsable_and_not_batching(store: DynamoDBStore) -> None:
 def test_browsing_and_purging_go_on_over_the_parts_of_a_scan(store: DynamoDBStore, client: Any) -> None:
     # A scan stops after 1 MB.
     for number in range(5):
-        store.claim(entry(f"large-{number}", state=State.DONE, result=bytes(300_000), stay=60.0))
+        store.claim(entry(f"large-{number}", state=State.DONE, result=bytes(300_000), ttl=60.0))
     sent = counted(client)
 
     found = store.browse(Query(), 3)
@@ -473,7 +473,7 @@ def test_browsing_for_one_address_reads_one_item(store: DynamoDBStore, client: A
 def test_purge_leaves_what_was_renewed_after_it_was_found(store: DynamoDBStore, client: Any) -> None:
     moved = Time(client)
     purger, owner = moved.of(store), moved.of(DynamoDBStore(store.table, client=client))
-    mine = entry(stay=20.0, lease=LEASE_MIN)
+    mine = entry(ttl=20.0, lease=LEASE_MIN)
     owner.claim(mine)
     moved.passes(60.0)
 

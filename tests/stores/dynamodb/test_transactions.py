@@ -81,7 +81,7 @@ def test_work_and_record_are_written_together(guard: Guard, client: Any, wallet:
     record = guard.read("pay", "m1")
     assert record is not None
     assert (record.state, record.attempt, record.revision) == (State.DONE, 1, 1)
-    assert 86_000 < record.stay_left < 86_410
+    assert 86_000 < record.ttl_left < 86_410
 
 
 def test_a_duplicate_is_answered_from_the_record_and_does_nothing(guard: Guard, client: Any, wallet: str) -> None:
@@ -184,7 +184,7 @@ def test_a_lost_reply_that_is_resolved_late_meets_its_own_record(guard: Guard, c
     assert balance(client, wallet) == 60
 
 
-def test_a_record_past_its_stay_is_taken_over(dynamodb_url: str, client: Any, wallet: str) -> None:
+def test_an_expired_record_is_taken_over(dynamodb_url: str, client: Any, wallet: str) -> None:
     clock = Clock(1_900_000_000.0)
     with Guard(DynamoDBStore(table_of(dynamodb_url), client=client, clock=clock), policy=Policy(keep="1h")) as guard:
         assert send(client, transact_item(guard, "pay", "m1"), paid(wallet, 10)) is None

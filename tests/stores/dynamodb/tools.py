@@ -15,7 +15,7 @@ from onefold._model import Address, Claim, Ending, Entry, State
 from onefold.stores.dynamodb import DynamoDBStore
 from onefold.stores.dynamodb.clock import DateClock
 
-DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
+DONE = Ending(state=State.DONE, ttl=60.0, result=b"result")
 
 
 def entry(key: str = "key", **fields: Any) -> Entry:
@@ -23,13 +23,13 @@ def entry(key: str = "key", **fields: Any) -> Entry:
         "address": Address("", "charge", key),
         "token": os.urandom(16),
         "lease": 30.0,
-        "stay": 90.0,
+        "ttl": 90.0,
     }
     return Entry(**(usual | fields))
 
 
 def claim_of(entry: Entry) -> Claim:
-    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+    return Claim(entry.address, entry.token, entry.lease, entry.ttl)
 
 
 def table_of(url: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from onefold import Column, UsageError
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import COLOURS, Call, Ledger, Worker, Working
+from tests.stores.mysql.wallet import WORKER_TYPES, Call, Ledger, Worker, Working
 from tests.support import Handler
 from tests.wallet import never_opened
 
@@ -23,7 +23,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=WORKER_TYPES)
 def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
     worker = request.param(never_opened)
     yield worker
@@ -182,7 +182,7 @@ def test_what_a_delivery_costs_and_that_its_index_is_used(worker: Worker, ledger
             worker.within(connection, "pay_2", lambda: pay("pay_2"), PAYMENT)
         worker.on(connection, COMMIT)
 
-    texts = [flight[5:].decode() for flight in count.flights]
+    texts = [message[5:].decode() for message in count.messages]
     new = ["SELECT", "INSERT", "SELECT", "SAVEPOINT", "INSERT", "RELEASE", "SELECT"]
     assert [text.split()[0] for text in texts] == [*new, "SELECT", "INSERT", "SELECT", "SELECT"]
     ((_, _, _, access, *_),) = ledger.rows(f"EXPLAIN {texts[2]}")

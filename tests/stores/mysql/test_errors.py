@@ -15,15 +15,15 @@ import pytest
 
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable, UsageError
 from onefold.stores.mysql import open_async_store, open_store
-from onefold.stores.mysql.asyncmy import connection as _asyncmy_links
+from onefold.stores.mysql.asyncmy import connection as asyncmy_connection
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, dialect_of
 from onefold.stores.mysql.errors import MEANINGS, NOT_REACHED, meaning
-from onefold.stores.mysql.pymysql import connection as _pymysql_links
-from onefold.stores.mysql.urls import place_of
-from onefold.stores.sql.connection import Kind
+from onefold.stores.mysql.pymysql import connection as pymysql_connection
+from onefold.stores.mysql.urls import settings_of
+from onefold.stores.sql.connection import ErrorClass
 from services.house import House
 from services.servers import Server
-from tests.stores.mysql.wallet import COLOURS, Blocking, Ledger, Worker, connected
+from tests.stores.mysql.wallet import WORKER_TYPES, Blocking, Ledger, Worker, connected
 from tests.support import Handler, eventually
 
 PASSWORD = "hunter2"
@@ -34,15 +34,15 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> type[Worker]:
+@pytest.fixture(params=WORKER_TYPES)
+def worker_type(request: pytest.FixtureRequest) -> type[Worker]:
     found: type[Worker] = request.param
     return found
 
 
-def refused(colour: type[Worker], url: str, *, says: str) -> None:
+def refused(worker_type: type[Worker], url: str, *, says: str) -> None:
     """Both ways to deliver are refused in one line, and nothing runs."""
-    worker, handler = colour(url), Handler()
+    worker, handler = worker_type(url), Handler()
     for deliver in (worker.run, worker.transactional):
         with pytest.raises(StoreUnavailable) as raised:
             deliver("pay_1", handler)
@@ -80,62 +80,66 @@ def grant(ledger: Ledger, rights: str) -> None:
 # What a server refuses.
 
 
-def test_a_wrong_password_is_refused(colour: type[Worker], ledger: Ledger) -> None:
-    refused(colour, changed(ledger.url, user="onefold"), says="the server refuses this user or its password")
+def test_a_wrong_password_is_refused(worker_type: type[Worker], ledger: Ledger) -> None:
+    refused(worker_type, changed(ledger.url, user="onefold"), says="the server refuses this user or its password")
 
 
-def test_a_server_that_is_absent_is_not_reached(colour: type[Worker]) -> None:
+def test_a_server_that_is_absent_is_not_reached(worker_type: type[Worker]) -> None:
     # Taken, so that it is nobody else's; and nobody listens.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         refused(
-            colour, f"mysql://app:{PASSWORD}@127.0.0.1:{port}/shop", says="the server is not reached: Can't connect"
+            worker_type,
+            f"mysql://app:{PASSWORD}@127.0.0.1:{port}/shop",
+            says="the server is not reached: Can't connect",
         )
 
 
-def test_a_host_that_does_not_exist_is_not_reached(colour: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_exist_is_not_reached(worker_type: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(host: str, *_: object, **__: object) -> Any:
         assert host == "nowhere.invalid"
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     # A real resolver may take its time, or answer with a page of the provider's.
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    refused(colour, f"mysql://app:{PASSWORD}@nowhere.invalid/shop", says="Name or service not known")
+    refused(worker_type, f"mysql://app:{PASSWORD}@nowhere.invalid/shop", says="Name or service not known")
 
 
-def test_what_does_not_speak_mysql_is_not_waited_for(colour: type[Worker]) -> None:
+def test_what_does_not_speak_mysql_is_not_waited_for(worker_type: type[Worker]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"mysql://app:{PASSWORD}@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=0.3s"
-        refused(colour, url, says="the server is not reached")
+        refused(worker_type, url, says="the server is not reached")
 
 
-def test_a_missing_database_is_named_as_such(colour: type[Worker], ledger: Ledger) -> None:
-    refused(colour, changed(ledger.url, path="/missing"), says="there is no such database")
+def test_a_missing_database_is_named_as_such(worker_type: type[Worker], ledger: Ledger) -> None:
+    refused(worker_type, changed(ledger.url, path="/missing"), says="there is no such database")
 
 
-def test_a_user_without_rights_is_told_which(colour: type[Worker], ledger: Ledger, limited: str) -> None:
-    refused(colour, limited, says="this user lacks a permission")
+def test_a_user_without_rights_is_told_which(worker_type: type[Worker], ledger: Ledger, limited: str) -> None:
+    refused(worker_type, limited, says="this user lacks a permission")
     grant(ledger, "SELECT")
-    refused(colour, limited, says="this user lacks a permission")
+    refused(worker_type, limited, says="this user lacks a permission")
 
 
 def test_a_user_who_may_only_read_and_write_needs_the_tables_to_be_there(
-    colour: type[Worker], ledger: Ledger, limited: str
+    worker_type: type[Worker], ledger: Ledger, limited: str
 ) -> None:
     grant(ledger, "SELECT, INSERT, UPDATE, DELETE")
-    refused(colour, limited, says="CREATE, or make them as another user with the command `onefold schema URL --apply`")
+    refused(
+        worker_type, limited, says="CREATE, or make them as another user with the command `onefold schema URL --apply`"
+    )
     with closing(Blocking(ledger.url)) as other:
         other.run("earlier", Handler())
 
-    worker = colour(limited)
+    worker = worker_type(limited)
     assert worker.run("pay_1", Handler("paid")).value == "paid"
     assert worker.transactional("m1", Handler("receipt")).value == "receipt"
     assert worker.store("purge", 1) == 0
     worker.close()
 
 
-def test_a_server_without_a_connection_left_says_so(colour: type[Worker], ledger: Ledger, limited: str) -> None:
+def test_a_server_without_a_connection_left_says_so(worker_type: type[Worker], ledger: Ledger, limited: str) -> None:
     grant(ledger, "ALL")
     # Those of the tests before: the server takes a moment to see that they were closed.
     connections = "SELECT 1 FROM information_schema.processlist WHERE user = 'limited'"
@@ -143,14 +147,14 @@ def test_a_server_without_a_connection_left_says_so(colour: type[Worker], ledger
     ledger.execute("ALTER USER limited@'%' WITH MAX_USER_CONNECTIONS 1")
 
     with connected(limited):
-        refused(colour, limited, says="the server has no connection left for us")
+        refused(worker_type, limited, says="the server has no connection left for us")
 
 
-def test_tables_of_another_version_are_refused(colour: type[Worker], ledger: Ledger) -> None:
+def test_tables_of_another_version_are_refused(worker_type: type[Worker], ledger: Ledger) -> None:
     with closing(Blocking(ledger.url)) as other:
         other.run("earlier", Handler())
     ledger.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
-    worker, handler = colour(ledger.url), Handler()
+    worker, handler = worker_type(ledger.url), Handler()
 
     with pytest.raises(StoreUnavailable, match=r"version 9, and this Onefold knows version 2\. Nothing ran"):
         worker.run("pay_1", handler)
@@ -188,39 +192,39 @@ def set_global(own: Server) -> Iterator[Any]:
             cursor.execute(f"SET GLOBAL {name} = {value}")
 
 
-def test_a_read_only_server_is_told_from_a_primary(colour: type[Worker], own: Server, set_global: Any) -> None:
+def test_a_read_only_server_is_told_from_a_primary(worker_type: type[Worker], own: Server, set_global: Any) -> None:
     url = changed(own.url, user="app", path="/shop")
     with closing(Blocking(url)) as worker:
         worker.run("earlier", Handler())
 
     set_global("read_only", "ON")
 
-    refused(colour, url, says="perhaps a replica. Nothing ran. Name the primary in the URL")
+    refused(worker_type, url, says="perhaps a replica. Nothing ran. Name the primary in the URL")
 
 
 def test_a_server_that_becomes_read_only_is_refused_and_then_used_again(
-    colour: type[Worker], own: Server, set_global: Any
+    worker_type: type[Worker], own: Server, set_global: Any
 ) -> None:
-    worker, handler = colour(changed(own.url, user="app", path="/shop")), Handler()
+    worker, handler = worker_type(changed(own.url, user="app", path="/shop")), Handler()
     worker.run("earlier", Handler())
 
     set_global("read_only", "ON")
     for deliver in (worker.run, worker.transactional):
         with pytest.raises(StoreUnavailable, match="perhaps a replica"):
-            deliver(f"{colour.__name__} later", handler)
+            deliver(f"{worker_type.__name__} later", handler)
     set_global("read_only", "OFF")
 
     assert handler.starts == 0
-    assert not worker.run(f"{colour.__name__} later", handler).replayed
+    assert not worker.run(f"{worker_type.__name__} later", handler).replayed
     worker.close()
 
 
 def test_a_result_that_is_larger_than_a_packet_is_told_in_words(
-    colour: type[Worker], own: Server, set_global: Any
+    worker_type: type[Worker], own: Server, set_global: Any
 ) -> None:
     set_global("max_allowed_packet", 2_097_152)
-    worker = colour(changed(own.url, user="app", path="/shop"), Policy(result_bytes_max=3_000_000))
-    large = f"{colour.__name__} large"
+    worker = worker_type(changed(own.url, user="app", path="/shop"), Policy(result_bytes_max=3_000_000))
+    large = f"{worker_type.__name__} large"
 
     with pytest.raises(StoreUnavailable, match="larger than the server's max_allowed_packet"):
         worker.transactional(large, Handler("x" * 2_000_000))
@@ -235,39 +239,39 @@ def test_a_result_that_is_larger_than_a_packet_is_told_in_words(
 
 @pytest.mark.parametrize("number", sorted(MEANINGS))
 def test_every_number_has_words_that_are_one_line(number: int) -> None:
-    for error, trouble in (
-        (pymysql.OperationalError(number, "text"), _pymysql_links.trouble),
-        (asyncmy.errors.OperationalError(number, "text"), _asyncmy_links.trouble),
+    for error, classify in (
+        (pymysql.OperationalError(number, "text"), pymysql_connection.classify),
+        (asyncmy.errors.OperationalError(number, "text"), asyncmy_connection.classify),
     ):
-        found = trouble(error)
+        found = classify(error)
         assert found is not None
         assert found.kind is MEANINGS[number].kind
         # The driver's own text only where it cannot hold a key: there was no connection yet.
-        assert found.words.replace(": text", "") == MEANINGS[number].words
-        assert (": text" in found.words) == (number == NOT_REACHED)
-        assert "\n" not in found.words
+        assert found.message.replace(": text", "") == MEANINGS[number].message
+        assert (": text" in found.message) == (number == NOT_REACHED)
+        assert "\n" not in found.message
 
 
 @pytest.mark.parametrize(
     ("numbers", "kind"),
     [
-        ((1213, 1205, 1020, 1412), Kind.CONFLICT),
-        ((2006, 2013, 1927, 4031, 0), Kind.LOST),
-        ((1146,), Kind.NO_TABLES),
-        ((1045, 1049, 1142, 1290, 1836, 1114, 1021, 1040, 1203, 1226, 2002, 2003, 1153), Kind.DOWN),
-        ((1062, 1048, 1452, 1406, 1064, 4025), Kind.MISTAKE),
+        ((1213, 1205, 1020, 1412), ErrorClass.CONFLICT),
+        ((2006, 2013, 1927, 4031, 0), ErrorClass.LOST),
+        ((1146,), ErrorClass.NO_TABLES),
+        ((1045, 1049, 1142, 1290, 1836, 1114, 1021, 1040, 1203, 1226, 2002, 2003, 1153), ErrorClass.DOWN),
+        ((1062, 1048, 1452, 1406, 1064, 4025), ErrorClass.MISTAKE),
     ],
 )
-def test_numbers_are_of_their_kind(numbers: tuple[int, ...], kind: Kind) -> None:
+def test_numbers_are_of_their_kind(numbers: tuple[int, ...], kind: ErrorClass) -> None:
     assert {meaning(pymysql.OperationalError(number, "text")).kind for number in numbers} == {kind}
 
 
 def test_the_text_of_an_error_which_may_hold_a_key_is_not_shown() -> None:
-    assert "secret-key" not in meaning(pymysql.DataError(1366, "Incorrect value: 'secret-key'")).words
+    assert "secret-key" not in meaning(pymysql.DataError(1366, "Incorrect value: 'secret-key'")).message
 
 
 def test_what_is_no_error_of_the_driver_has_no_meaning_here() -> None:
-    assert (_pymysql_links.trouble(ValueError(1213)), _asyncmy_links.trouble(OSError(2003))) == (None, None)
+    assert (pymysql_connection.classify(ValueError(1213)), asyncmy_connection.classify(OSError(2003))) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -330,19 +334,19 @@ def test_both_names_are_one_store(mysql_url: str, scheme: str) -> None:
 
 
 def test_a_url_may_hold_what_needs_quoting() -> None:
-    place = place_of("mysql://us%40er:p%2Fw%3A%E2%9C%93@[::1]:3307/my%20shop?unix_socket=/run/my.sock", "pymysql")
+    place = settings_of("mysql://us%40er:p%2Fw%3A%E2%9C%93@[::1]:3307/my%20shop?unix_socket=/run/my.sock", "pymysql")
 
     assert (place.user, place.password, place.host, place.port) == ("us@er", "p/w:✓", "::1", 3307)
     assert (place.database, place.unix_socket) == ("my shop", "/run/my.sock")
     assert "✓" not in repr(place)
 
 
-def test_a_password_of_any_letters_logs_in(colour: type[Worker], ledger: Ledger) -> None:
+def test_a_password_of_any_letters_logs_in(worker_type: type[Worker], ledger: Ledger) -> None:
     ledger.execute("CREATE OR REPLACE USER limited@'%' IDENTIFIED BY 'pä/ß ✓'")
     grant(ledger, "ALL")
     url = changed(ledger.url, user="limited").replace(PASSWORD, "p%C3%A4%2F%C3%9F%20%E2%9C%93")
 
-    with closing(colour(url)) as worker:
+    with closing(worker_type(url)) as worker:
         assert worker.run("pay_1", Handler("paid")).value == "paid"
     ledger.execute("DROP USER limited@'%'")
 

@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from onefold import AsyncGuard, Guard, StoreUnavailable
-from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record, State
+from onefold._model import Address, Claim, Close, Ending, Entry, Record, Released, State
 from onefold.stores import mysql
 from onefold.stores.base import Query
 from onefold.stores.mysql import MysqlStore
@@ -23,7 +23,7 @@ from services.proxy import Proxy
 from services.servers import Server
 from tests.processes import Stage, child, exit_code
 from tests.stores.mysql.wallet import (
-    COLOURS,
+    WORKER_TYPES,
     Awaiting,
     Blocking,
     Ledger,
@@ -54,7 +54,7 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=WORKER_TYPES)
 def worker(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Worker]:
     worker = request.param(proxy.url())
     yield worker
@@ -127,17 +127,17 @@ def entry(key: str = "key", **fields: Any) -> Entry:
         "address": Address("", "charge", key),
         "token": os.urandom(16),
         "lease": 30.0,
-        "stay": 90.0,
+        "ttl": 90.0,
     }
     return Entry(**(usual | fields))
 
 
 def claim_of(entry: Entry) -> Claim:
-    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+    return Claim(entry.address, entry.token, entry.lease, entry.ttl)
 
 
-DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
-OPEN = Memory(stay=60.0, attempt=1)
+DONE = Ending(state=State.DONE, ttl=60.0, result=b"result")
+OPEN = Released(ttl=60.0, attempt=1)
 
 OPERATIONS: dict[str, Callable[[Callable[..., Any], Entry, Entry], Any]] = {
     "claim": lambda ask, _mine, other: ask("claim", other),
@@ -258,12 +258,12 @@ def test_a_killed_transaction_leaves_nothing_and_the_next_one_runs(ledger: Ledge
 # The server.
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_killed_server_is_one_clear_line_and_after_its_restart_nothing_is_lost(
-    colour: type[Worker], own_mariadb: Server
+    worker_type: type[Worker], own_mariadb: Server
 ) -> None:
     ledger = Ledger(in_a_new_database(own_mariadb))
-    worker = colour(ledger.url)
+    worker = worker_type(ledger.url)
     worker.transactional("m1", add)
     worker.run("pay_1", Handler("paid"))
     handler = Handler()
@@ -282,12 +282,12 @@ def test_a_killed_server_is_one_clear_line_and_after_its_restart_nothing_is_lost
     assert ledger.balance == 20
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_server_that_restarts_between_two_deliveries_is_not_noticed(
-    colour: type[Worker], own_mariadb: Server
+    worker_type: type[Worker], own_mariadb: Server
 ) -> None:
     ledger = Ledger(in_a_new_database(own_mariadb))
-    worker = colour(ledger.url)
+    worker = worker_type(ledger.url)
     worker.transactional("m1", add)
     worker.run("pay_1", Handler("paid"))
 
@@ -298,12 +298,12 @@ def test_a_server_that_restarts_between_two_deliveries_is_not_noticed(
     worker.close()
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_frozen_server_is_not_waited_for_without_end(colour: type[Worker], own_mariadb: Server) -> None:
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+def test_a_frozen_server_is_not_waited_for_without_end(worker_type: type[Worker], own_mariadb: Server) -> None:
     url = in_a_new_database(own_mariadb)
-    with closing(colour(url)) as patient:
+    with closing(worker_type(url)) as patient:
         patient.run("pay_1", Handler("paid"))
-    worker = colour(f"{url}?connect_timeout=0.5s&read_timeout=0.5s")
+    worker = worker_type(f"{url}?connect_timeout=0.5s&read_timeout=0.5s")
 
     def replays() -> bool:
         try:
@@ -341,10 +341,10 @@ def in_a_new_database(server: Server) -> str:
 # Processes, loops and interrupts.
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_leaves_its_parents_connections_alone(colour: type[Worker], ledger: Ledger) -> None:
-    worker = colour(ledger.url)
+def test_a_forked_child_leaves_its_parents_connections_alone(worker_type: type[Worker], ledger: Ledger) -> None:
+    worker = worker_type(ledger.url)
     worker.transactional("before", add)
     worker.run("pay_1", Handler("paid"))
 
@@ -353,8 +353,8 @@ def test_a_forked_child_leaves_its_parents_connections_alone(colour: type[Worker
         code = 1
         try:
             # In the child the parent's event loop is not used, either.
-            mine = worker if colour is Blocking else Awaiting(ledger.url)
-            if colour is Awaiting:
+            mine = worker if worker_type is Blocking else Awaiting(ledger.url)
+            if worker_type is Awaiting:
                 mine.guard = worker.guard
             found = [mine.transactional(key, add).replayed for key in ("before", "in the child")]
             code = 0 if found == [True, False] and mine.run("pay_1", Handler()).value == "paid" else 2

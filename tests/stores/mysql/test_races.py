@@ -16,7 +16,7 @@ from onefold.stores.mysql.asyncmy import joined as asyncmy
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from onefold.stores.mysql.pymysql import joined as pymysql
 from tests.stores.mysql.wallet import (
-    COLOURS,
+    WORKER_TYPES,
     Blocking,
     Call,
     Ledger,
@@ -48,8 +48,8 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> type[Worker]:
+@pytest.fixture(params=WORKER_TYPES)
+def worker_type(request: pytest.FixtureRequest) -> type[Worker]:
     found: type[Worker] = request.param
     return found
 
@@ -95,10 +95,10 @@ def workers(count: int, make: Callable[[], Worker]) -> Iterator[list[Worker]]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_duplicate_waits_for_the_first_one_and_replays_it(
-    ledger: Ledger, colour: type[Worker], level: str, threads: ThreadPoolExecutor
+    ledger: Ledger, worker_type: type[Worker], level: str, threads: ThreadPoolExecutor
 ) -> None:
     first = Paused()
-    with workers(4, lambda: colour(f"{ledger.url}?isolation={level}")) as (owner, *others):
+    with workers(4, lambda: worker_type(f"{ledger.url}?isolation={level}")) as (owner, *others):
         owner.transactional("earlier", Handler())
         running = threads.submit(owner.transactional, "m1", first)
         assert first.reached.wait(PATIENCE)
@@ -114,11 +114,11 @@ def test_a_duplicate_waits_for_the_first_one_and_replays_it(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_when_the_first_one_rolls_back_one_of_those_who_wait_runs_and_the_others_replay_it(
-    ledger: Ledger, colour: type[Worker], level: str, threads: ThreadPoolExecutor
+    ledger: Ledger, worker_type: type[Worker], level: str, threads: ThreadPoolExecutor
 ) -> None:
     """All of them get a lock at once, and all want more: a deadlock, which is tried again."""
     first = Paused()
-    with workers(4, lambda: colour(f"{ledger.url}?isolation={level}")) as (owner, *others):
+    with workers(4, lambda: worker_type(f"{ledger.url}?isolation={level}")) as (owner, *others):
         owner.transactional("earlier", Handler())
         running = threads.submit(owner.transactional, "m1", first)
         assert first.reached.wait(PATIENCE)
@@ -138,9 +138,9 @@ def test_when_the_first_one_rolls_back_one_of_those_who_wait_runs_and_the_others
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("way", [COMMIT, ROLLBACK])
 def test_duplicates_within_the_callers_transactions_end_right(
-    ledger: Ledger, colour: type[Worker], level: str, way: Call, threads: ThreadPoolExecutor
+    ledger: Ledger, worker_type: type[Worker], level: str, way: Call, threads: ThreadPoolExecutor
 ) -> None:
-    with workers(4, lambda: colour(never_opened)) as (owner, *others), owner.connection(ledger.url) as connection:
+    with workers(4, lambda: worker_type(never_opened)) as (owner, *others), owner.connection(ledger.url) as connection:
         owner.within(connection, "earlier", Handler())
         owner.on(connection, COMMIT)
         owner.within(connection, "m1", add)
@@ -169,9 +169,9 @@ def delivered(worker: Worker, url: str, level: str) -> Outcome[Any]:
                 worker.on(connection, ROLLBACK)
 
 
-def test_duplicates_of_what_is_done_do_not_wait_for_each_other(ledger: Ledger, colour: type[Worker]) -> None:
+def test_duplicates_of_what_is_done_do_not_wait_for_each_other(ledger: Ledger, worker_type: type[Worker]) -> None:
     """Each of them locks the record till the end of its transaction, but lets others do the same."""
-    with workers(1, lambda: colour(never_opened)) as (worker,), worker.connection(ledger.url) as first:
+    with workers(1, lambda: worker_type(never_opened)) as (worker,), worker.connection(ledger.url) as first:
         worker.within(first, "m1", Handler("receipt"))
         worker.on(first, COMMIT)
         with worker.connection(ledger.url) as second:
@@ -186,7 +186,7 @@ def test_duplicates_of_what_is_done_do_not_wait_for_each_other(ledger: Ledger, c
 
 
 def test_a_deadlock_between_handlers_is_tried_again(
-    ledger: Ledger, colour: type[Worker], threads: ThreadPoolExecutor
+    ledger: Ledger, worker_type: type[Worker], threads: ThreadPoolExecutor
 ) -> None:
     meet = threading.Barrier(2, timeout=PATIENCE)
     starts: list[str] = []
@@ -201,7 +201,7 @@ def test_a_deadlock_between_handlers_is_tried_again(
 
         return work
 
-    with workers(2, lambda: colour(ledger.url)) as (one, other):
+    with workers(2, lambda: worker_type(ledger.url)) as (one, other):
         one.transactional("earlier", Handler())
         moves = [
             threads.submit(one.transactional, "m1", move("asha", "ben")),
@@ -214,11 +214,11 @@ def test_a_deadlock_between_handlers_is_tried_again(
 
 
 def test_a_handler_that_goes_on_after_a_deadlock_is_run_again_and_nothing_is_lost(
-    ledger: Ledger, colour: type[Worker]
+    ledger: Ledger, worker_type: type[Worker]
 ) -> None:
     """The deadlock has rolled back the record with the work; a COMMIT would say that all is well."""
     starts: list[int] = []
-    with connected(ledger.url) as other, workers(1, lambda: colour(ledger.url)) as (worker,):
+    with connected(ledger.url) as other, workers(1, lambda: worker_type(ledger.url)) as (worker,):
 
         def careless(tx: Any) -> Working:
             starts.append(1)
@@ -234,11 +234,11 @@ def test_a_handler_that_goes_on_after_a_deadlock_is_run_again_and_nothing_is_los
 
 
 def test_after_a_deadlock_nothing_more_can_be_committed_on_that_connection(
-    ledger: Ledger, colour: type[Worker]
+    ledger: Ledger, worker_type: type[Worker]
 ) -> None:
     """What a handler that swallowed it commits by itself would be done once more when it is run again."""
     starts: list[int] = []
-    with connected(ledger.url) as other, workers(1, lambda: colour(ledger.url)) as (worker,):
+    with connected(ledger.url) as other, workers(1, lambda: worker_type(ledger.url)) as (worker,):
 
         def stubborn(tx: Any) -> Working:
             starts.append(1)
@@ -261,11 +261,11 @@ def test_after_a_deadlock_nothing_more_can_be_committed_on_that_connection(
 
 
 def test_a_row_that_stays_locked_for_too_long_is_tried_again_in_a_new_transaction(
-    ledger: Ledger, colour: type[Worker]
+    ledger: Ledger, worker_type: type[Worker]
 ) -> None:
     """By default the server rolls back the statement only; we roll back all of it."""
     starts: list[int] = []
-    with connected(ledger.url) as other, workers(1, lambda: colour(ledger.url)) as (worker,):
+    with connected(ledger.url) as other, workers(1, lambda: worker_type(ledger.url)) as (worker,):
         with other.cursor() as cursor:
             cursor.execute("UPDATE wallet SET balance = balance + 100 WHERE account = 'asha'")
 
@@ -284,10 +284,10 @@ def test_a_row_that_stays_locked_for_too_long_is_tried_again_in_a_new_transactio
 
 
 def test_a_record_that_is_newer_than_the_snapshot_is_a_conflict_where_the_server_wants_it_so(
-    ledger: Ledger, colour: type[Worker]
+    ledger: Ledger, worker_type: type[Worker]
 ) -> None:
     """MariaDB's innodb_snapshot_isolation, which newer ones have by default: error 1020 ends the transaction."""
-    with workers(1, lambda: colour(never_opened)) as (worker,), worker.connection(ledger.url) as connection:
+    with workers(1, lambda: worker_type(never_opened)) as (worker,), worker.connection(ledger.url) as connection:
         worker.within(connection, "earlier", Handler())
         worker.on(connection, COMMIT, "SET SESSION innodb_snapshot_isolation = ON", "SELECT * FROM onefold_records")
         with worker.connection(ledger.url) as other:
@@ -325,9 +325,9 @@ def test_many_workers_on_few_keys_keep_the_sum_exact(ledger: Ledger, level: str,
 
 @pytest.mark.usefixtures("dialect")
 def test_overlapping_batches_in_opposite_order_never_wait_for_each_other_in_a_circle(
-    ledger: Ledger, colour: type[Worker], threads: ThreadPoolExecutor
+    ledger: Ledger, worker_type: type[Worker], threads: ThreadPoolExecutor
 ) -> None:
-    with workers(3, lambda: colour(never_opened)) as made:
+    with workers(3, lambda: worker_type(never_opened)) as made:
 
         def poll(worker: Worker, turn: int) -> list[str]:
             new: list[str] = []
@@ -349,8 +349,8 @@ def test_overlapping_batches_in_opposite_order_never_wait_for_each_other_in_a_ci
 
 
 @pytest.mark.usefixtures("dialect")
-def test_a_purge_passes_by_what_somebody_works_on(ledger: Ledger, colour: type[Worker]) -> None:
-    with workers(2, lambda: colour(ledger.url)) as (worker, other), other.connection(ledger.url) as connection:
+def test_a_purge_passes_by_what_somebody_works_on(ledger: Ledger, worker_type: type[Worker]) -> None:
+    with workers(2, lambda: worker_type(ledger.url)) as (worker, other), other.connection(ledger.url) as connection:
         for number in range(5):
             worker.run(f"m{number}", Handler())
         ledger.execute("UPDATE onefold_records SET expires = 1")

@@ -1,4 +1,4 @@
-"""The MySQL store on MariaDB: the whole contract in both colours, and on the way that only MySQL needs."""
+"""The MySQL store on MariaDB: the whole contract sync and async, and on the way that only MySQL needs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from onefold.stores import mysql
 from onefold.stores.base import Query
 from onefold.stores.mysql import AsyncMysqlStore, MysqlStore, apply_schema, describe_schema
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
-from onefold.stores.mysql.pymysql.connection import PymysqlLink
+from onefold.stores.mysql.pymysql.connection import PymysqlConnection
 from onefold.stores.mysql.statements.literals import filled
-from onefold.stores.sql.dialect import Ask
+from onefold.stores.sql.dialect import SqlRequest
 from onefold.testing import AsyncStoreContract, StoreContract
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import COLOURS, Ledger, Worker, connected
+from tests.stores.mysql.wallet import WORKER_TYPES, Ledger, Worker, connected
 from tests.support import PATIENCE, Handler
 
 
@@ -33,16 +33,16 @@ def entry(key: str = "key", **fields: Any) -> Entry:
         "address": Address("", "charge", key),
         "token": os.urandom(16),
         "lease": 3_600.0,
-        "stay": 86_400.0,
+        "ttl": 86_400.0,
     }
     return Entry(**(usual | fields))
 
 
 def claim_of(entry: Entry) -> Claim:
-    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+    return Claim(entry.address, entry.token, entry.lease, entry.ttl)
 
 
-DONE = Ending(state=State.DONE, stay=3_600.0, result=b"result")
+DONE = Ending(state=State.DONE, ttl=3_600.0, result=b"result")
 
 
 class TestContract(StoreContract):
@@ -90,7 +90,7 @@ class TestContractWithoutReturning(StoreContract):
 
 
 class TestAsyncContractWithoutReturning(AsyncStoreContract):
-    """MySQL's way, awaited."""
+    """MySQL's way, async."""
 
     @pytest.fixture(autouse=True)
     def place(self, mysql_url: str) -> None:
@@ -118,12 +118,12 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_new_key_is_two_round_trips_and_a_duplicate_is_one(
-    ledger: Ledger, colour: type[Worker], dialect: Mysql
+    ledger: Ledger, worker_type: type[Worker], dialect: Mysql
 ) -> None:
     with Proxy(ledger.url) as proxy:
-        worker = colour(proxy.url())
+        worker = worker_type(proxy.url())
         worker.run("earlier", Handler())
         with proxy.counting() as new:
             worker.run("pay_1", Handler("paid"))
@@ -135,9 +135,9 @@ def test_a_new_key_is_two_round_trips_and_a_duplicate_is_one(
     assert duplicate.trips == (1 if dialect.answers else 2)
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_batch_of_500_asks_once_and_ends_with_one_message(
-    ledger: Ledger, colour: type[Worker], dialect: Mysql
+    ledger: Ledger, worker_type: type[Worker], dialect: Mysql
 ) -> None:
     messages = [f"message-{number:03}" for number in range(500)]
 
@@ -147,7 +147,7 @@ def test_a_batch_of_500_asks_once_and_ends_with_one_message(
         return message.upper()
 
     with Proxy(ledger.url) as proxy:
-        worker = colour(f"{proxy.url()}?purge=no")
+        worker = worker_type(f"{proxy.url()}?purge=no")
         worker.run("earlier", Handler())
         with proxy.counting() as first:
             outcomes = worker.run_batch(messages, handle)
@@ -163,14 +163,14 @@ def test_a_batch_of_500_asks_once_and_ends_with_one_message(
 
 
 @pytest.mark.parametrize("open_store", [MysqlStore, partial(MysqlStore, dialect=MYSQL)])
-def test_a_batch_of_large_results_is_sent_in_portions_and_nothing_is_cut(
+def test_a_batch_of_large_results_is_sent_in_batches_and_nothing_is_cut(
     ledger: Ledger, open_store: Callable[[str], MysqlStore]
 ) -> None:
     """30 MB in all, twice as many in hexadecimal digits, where the server takes 16 MB in a packet."""
     sizes = [0, 1, 300, 65_535, 65_536, 100_000, 1_048_576, 3_000_000]
     results = [os.urandom(size) for size in sizes] + [None] + [os.urandom(200_000)] * 120
     entries = [entry(f"key-{number:03}", notes=result) for number, result in enumerate(results)]
-    endings = [Ending(state=State.DONE, stay=3_600.0, result=result, notes=result) for result in results]
+    endings = [Ending(state=State.DONE, ttl=3_600.0, result=result, notes=result) for result in results]
 
     with closing(open_store(ledger.url)) as store:
         assert store.claim_all(entries[:10]) == [None] * 10
@@ -249,9 +249,9 @@ def test_a_schema_that_was_left_half_made_is_completed(ledger: Ledger) -> None:
         assert ledger.rows("SELECT version FROM onefold_schema") == [(2,)]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_without_auto_schema_missing_tables_are_not_made(ledger: Ledger, colour: type[Worker]) -> None:
-    worker, handler = colour(f"{ledger.url}?auto_schema=no"), Handler()
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+def test_without_auto_schema_missing_tables_are_not_made(ledger: Ledger, worker_type: type[Worker]) -> None:
+    worker, handler = worker_type(f"{ledger.url}?auto_schema=no"), Handler()
 
     with pytest.raises(StoreUnavailable, match="`onefold schema URL --apply`"):
         worker.run("pay_1", handler)
@@ -285,8 +285,8 @@ def test_a_page_and_a_purge_cost_what_they_give(ledger: Ledger) -> None:
     ledger.execute("ANALYZE TABLE onefold_records")
     statement, values = MARIADB.page(Query(after=Address("", "charge", "key-0500")), 10)
 
-    page = explained(ledger, filled(Ask(statement, values)))
-    purge = explained(ledger, filled(Ask(MARIADB.remove_expired, {"limit": 10})))
+    page = explained(ledger, filled(SqlRequest(statement, values)))
+    purge = explained(ledger, filled(SqlRequest(MARIADB.remove_expired, {"limit": 10})))
 
     assert [(table, access, index) for table, access, index in page] == [("onefold_records", "range", "PRIMARY")]
     assert ("onefold_records", "range", "onefold_records_expires") in purge
@@ -329,8 +329,8 @@ def test_the_character_set_of_the_connection_does_not_matter(ledger: Ledger) -> 
         with connection.cursor() as cursor:
             cursor.execute("SET character_set_connection = utf16, collation_connection = utf16_bin")
 
-        assert run(MARIADB.extend(claim_of(mine)), PymysqlLink(connection)) is True
-        assert run(MARIADB.extend_all([claim_of(mine)]), PymysqlLink(connection)) == [True]
+        assert run(MARIADB.extend(claim_of(mine)), PymysqlConnection(connection)) is True
+        assert run(MARIADB.extend_all([claim_of(mine)]), PymysqlConnection(connection)) == [True]
 
 
 def test_a_person_can_read_the_records(ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ from onefold import StoreUnavailable
 from services.house import House
 from services.processes import give_to_nobody
 from services.programs import in_ci
-from tests.stores.mysql.wallet import COLOURS, Worker, Working, connected
+from tests.stores.mysql.wallet import WORKER_TYPES, Worker, Working, connected
 from tests.support import Handler
 
 
@@ -82,12 +82,12 @@ def cipher(worker: Worker, key: str) -> str:
         ("?ssl_mode=verify-identity&ssl_ca={folder}/server.pem", True),
     ],
 )
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_each_mode_encrypts_what_it_says(
-    colour: type[Worker], url: str, certificates: Path, options: str, encrypted: bool
+    worker_type: type[Worker], url: str, certificates: Path, options: str, encrypted: bool
 ) -> None:
-    worker = colour(url + options.format(folder=certificates))
-    key = f"{colour.__name__} {options}"
+    worker = worker_type(url + options.format(folder=certificates))
+    key = f"{worker_type.__name__} {options}"
 
     assert worker.run(key, Handler("paid")).value == "paid"
     assert bool(cipher(worker, key)) == encrypted
@@ -102,11 +102,11 @@ def test_each_mode_encrypts_what_it_says(
         "?ssl_mode=verify-identity",
     ],
 )
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_server_that_cannot_prove_who_it_is_is_refused(
-    colour: type[Worker], url: str, certificates: Path, options: str
+    worker_type: type[Worker], url: str, certificates: Path, options: str
 ) -> None:
-    worker, handler = colour(url + options.format(folder=certificates)), Handler()
+    worker, handler = worker_type(url + options.format(folder=certificates)), Handler()
 
     with pytest.raises(StoreUnavailable, match="no encrypted connection came about"):
         worker.run("pay_1", handler)
@@ -115,9 +115,9 @@ def test_a_server_that_cannot_prove_who_it_is_is_refused(
     assert handler.starts == 0
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_server_without_tls_is_refused_where_tls_is_required(colour: type[Worker], mysql_url: str) -> None:
-    worker, handler = colour(f"{mysql_url}?ssl_mode=required"), Handler()
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+def test_a_server_without_tls_is_refused_where_tls_is_required(worker_type: type[Worker], mysql_url: str) -> None:
+    worker, handler = worker_type(f"{mysql_url}?ssl_mode=required"), Handler()
 
     with pytest.raises(StoreUnavailable, match="no encrypted connection came about"):
         worker.run("pay_1", handler)

@@ -12,7 +12,7 @@ from onefold import Policy, RememberedFailure, StoreUnavailable, UsageError
 from onefold.stores import mysql
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import COLOURS, Awaiting, Blocking, Call, Ledger, Worker, Working, add, one_by_one
+from tests.stores.mysql.wallet import WORKER_TYPES, Awaiting, Blocking, Call, Ledger, Worker, Working, add, one_by_one
 from tests.support import Died, Handler
 
 
@@ -21,7 +21,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=WORKER_TYPES)
 def worker(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Worker]:
     worker = request.param(ledger.url)
     yield worker
@@ -79,11 +79,11 @@ class Declined(Exception):
     """A final answer."""
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
-    colour: type[Worker], ledger: Ledger
+    worker_type: type[Worker], ledger: Ledger
 ) -> None:
-    worker = colour(ledger.url, Policy(remember=(Declined,)))
+    worker = worker_type(ledger.url, Policy(remember=(Declined,)))
 
     def decline(tx: Any) -> Working:
         yield from add(tx)
@@ -149,11 +149,11 @@ WAYS_TO_END_IT: dict[str, str | Call] = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_END_IT)
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_handler_that_ends_the_transaction_by_itself_is_told_whatever_it_does_then(
-    colour: type[Worker], ledger: Ledger, way: str
+    worker_type: type[Worker], ledger: Ledger, way: str
 ) -> None:
-    worker = colour(ledger.url)
+    worker = worker_type(ledger.url)
 
     def ending(value: Any, then: list[str]) -> Working:
         yield from add()
@@ -228,9 +228,9 @@ WORD = re.compile(rb"INSERT|RELEASE|SAVEPOINT|SELECT|UPDATE|COMMIT")
     ],
 )
 @pytest.mark.parametrize("dialect", [MARIADB, MYSQL], ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
 def test_a_delivery_costs_one_message_and_a_result_one_more_and_the_commit(
-    colour: type[Worker],
+    worker_type: type[Worker],
     dialect: Mysql,
     ledger: Ledger,
     key: str,
@@ -240,14 +240,14 @@ def test_a_delivery_costs_one_message_and_a_result_one_more_and_the_commit(
 ) -> None:
     monkeypatch.setattr(mysql, "dialect_of", lambda _version: dialect)
     with Proxy(ledger.url) as proxy:
-        worker = colour(proxy.url())
+        worker = worker_type(proxy.url())
         worker.transactional("known", Handler("receipt"))
 
         with proxy.counting() as count:
             worker.transactional(key, Handler(value))
         worker.close()
 
-    sent = [b" ".join(WORD.findall(flight)).decode() for flight in count.flights]
+    sent = [b" ".join(WORD.findall(message)).decode() for message in count.messages]
     if dialect is MYSQL:
         # It cannot have the proof in the same message.
         one_by_one = " ".join(expected).replace("INSERT SAVEPOINT SELECT", "INSERT SELECT")
@@ -283,9 +283,9 @@ def test_a_session_that_a_handler_changed_does_not_harm_the_next_one(worker: Wor
 
 
 @pytest.mark.parametrize("level", ["read-committed", "repeatable-read", "serializable"])
-@pytest.mark.parametrize("colour", [Blocking, Awaiting])
-def test_the_url_says_in_which_isolation_handlers_run(colour: type[Worker], ledger: Ledger, level: str) -> None:
-    worker = colour(f"{ledger.url}?isolation={level}")
+@pytest.mark.parametrize("worker_type", [Blocking, Awaiting])
+def test_the_url_says_in_which_isolation_handlers_run(worker_type: type[Worker], ledger: Ledger, level: str) -> None:
+    worker = worker_type(f"{ledger.url}?isolation={level}")
 
     def look(tx: Any) -> Working:
         rows = yield "SELECT @@tx_isolation"

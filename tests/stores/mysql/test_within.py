@@ -12,12 +12,12 @@ from pymysql.constants import CLIENT
 from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
 from onefold._delivery import fresh as fresh_flow
 from onefold._delivery.fresh import sort_out
-from onefold.stores.mysql import joined as _mysql
+from onefold.stores.mysql import joined as mysql_joined
 from onefold.stores.mysql.asyncmy import joined as asyncmy
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from onefold.stores.mysql.pymysql import joined as pymysql
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import COLOURS, Blocking, Call, Ledger, Worker, Working, add, connected, deadlocking
+from tests.stores.mysql.wallet import WORKER_TYPES, Blocking, Call, Ledger, Worker, Working, add, connected, deadlocking
 from tests.support import Died, Handler
 from tests.wallet import never_opened
 
@@ -26,7 +26,7 @@ COMMIT, ROLLBACK = Call("commit"), Call("rollback")
 
 @pytest.fixture
 def ledger(mysql_url: str) -> Ledger:
-    _mysql.looked.clear()
+    mysql_joined.looked.clear()
     return Ledger(mysql_url)
 
 
@@ -38,7 +38,7 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=WORKER_TYPES)
 def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
     worker = request.param(never_opened)
     yield worker
@@ -280,7 +280,7 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(
     worker.on(connection, COMMIT)
     ledger.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
     # Another process, which has not looked yet.
-    _mysql.looked.clear()
+    mysql_joined.looked.clear()
     handler = Handler()
 
     with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2") as raised:
@@ -292,7 +292,7 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(
 
 # What it costs.
 
-FLIGHTS: dict[str, tuple[Handler, list[str]]] = {
+MESSAGES: dict[str, tuple[Handler, list[str]]] = {
     "new": (Handler(None), ["INSERT", "SAVEPOINT", "RELEASE"]),
     "new, with a result": (Handler("receipt"), ["INSERT", "SAVEPOINT", "RELEASE", "UPDATE"]),
     "new, and it fails": (Handler(error=ValueError()), ["INSERT", "SAVEPOINT", "DELETE", "RELEASE"]),
@@ -300,9 +300,9 @@ FLIGHTS: dict[str, tuple[Handler, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", FLIGHTS)
+@pytest.mark.parametrize("case", MESSAGES)
 def test_what_a_delivery_costs(worker: Worker, ledger: Ledger, case: str) -> None:
-    handler, expected = FLIGHTS[case]
+    handler, expected = MESSAGES[case]
     with Proxy(ledger.url) as proxy, worker.connection(proxy.url()) as connection:
         worker.within(connection, "known", Handler("receipt"))
         worker.on(connection, COMMIT)
@@ -310,7 +310,7 @@ def test_what_a_delivery_costs(worker: Worker, ledger: Ledger, case: str) -> Non
         with proxy.counting() as count, suppress(ValueError):
             worker.within(connection, case.partition(",")[0], handler)
 
-    assert [flight[5:].split()[0].decode() for flight in count.flights] == expected
+    assert [message[5:].split()[0].decode() for message in count.messages] == expected
 
 
 def test_a_fresh_of_which_a_later_part_fails_cannot_be_committed(
@@ -520,10 +520,10 @@ def test_a_handler_that_delivers_its_own_key_is_told(ledger: Ledger) -> None:
         worker.within(connection, "m1", lambda: worker.within(connection, "m1", Handler()))
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_connection_of_the_other_colour_is_refused(colour: type[Worker], ledger: Ledger) -> None:
-    (other,) = (one for one in COLOURS if one is not colour)
-    worker, stranger, handler = colour(never_opened), other(never_opened), Handler()
+@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+def test_a_connection_of_the_other_kind_is_refused(worker_type: type[Worker], ledger: Ledger) -> None:
+    (other,) = (one for one in WORKER_TYPES if one is not worker_type)
+    worker, stranger, handler = worker_type(never_opened), other(never_opened), Handler()
 
     with stranger.connection(ledger.url) as connection, pytest.raises(UsageError, match="joins a connection of"):
         worker.within(connection, "m1", handler)

@@ -41,7 +41,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-Work = Callable[..., Any]
+HandlerBody = Callable[..., Any]
 Working = Generator[str | Call, Any, Any]
 
 
@@ -147,7 +147,7 @@ class Blocking:
     def __init__(self, source: Any, policy: Policy | None = None) -> None:
         self.guard = Guard(source, policy=policy)
 
-    def transactional(self, key: str, work: Work, *, bypass: bool = False) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody, *, bypass: bool = False) -> Outcome[Any]:
         @self.guard.transactional("credit", key="key")
         def credit(key: str, *, tx: Any) -> Any:
             return done(tx, work(tx))
@@ -155,7 +155,7 @@ class Blocking:
         return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[call-arg]
 
     def within(
-        self, connection: Any, key: str, work: Work, record: Column | None = None, **options: Any
+        self, connection: Any, key: str, work: HandlerBody, record: Column | None = None, **options: Any
     ) -> Outcome[Any]:
         within = self.guard.within(connection, record=record)
         return within.run("credit", key, lambda: done(connection, work()), **options)
@@ -201,18 +201,18 @@ class Awaiting:
         self.guard = AsyncGuard(source, policy=policy)
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
-    def transactional(self, key: str, work: Work, *, bypass: bool = False) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody, *, bypass: bool = False) -> Outcome[Any]:
         @self.guard.transactional("credit", key="key")
         async def credit(key: str, *, tx: Any) -> Any:
-            return await awaited(tx, work(tx))
+            return await in_loop(tx, work(tx))
 
         return self._runner.run(credit.bypass(key) if bypass else credit.outcome(key))  # type: ignore[call-arg]
 
     def within(
-        self, connection: Any, key: str, work: Work, record: Column | None = None, **options: Any
+        self, connection: Any, key: str, work: HandlerBody, record: Column | None = None, **options: Any
     ) -> Outcome[Any]:
         async def handler() -> Any:
-            return await awaited(connection, work())
+            return await in_loop(connection, work())
 
         within = self.guard.within(connection, record=record)
         return self._runner.run(within.run("credit", key, handler, **options))
@@ -248,7 +248,7 @@ class Awaiting:
         return self.do(connection, one_by_one(*steps))
 
     def do(self, connection: Any, work: Working) -> Any:
-        return self._runner.run(awaited(connection, work))
+        return self._runner.run(in_loop(connection, work))
 
     def store(self, name: str, *arguments: Any) -> Any:
         return self._runner.run(getattr(self.guard.store, name)(*arguments))
@@ -259,7 +259,7 @@ class Awaiting:
 
 
 Worker = Blocking | Awaiting
-COLOURS: list[type[Worker]] = [Blocking, Awaiting]
+WORKER_TYPES: list[type[Worker]] = [Blocking, Awaiting]
 
 
 def one_by_one(*steps: str | Call) -> Working:
@@ -295,7 +295,7 @@ def _sent(connection: Any, step: str | Call) -> Any:
         return cursor.fetchall()
 
 
-async def awaited(connection: Any, work: Any) -> Any:
+async def in_loop(connection: Any, work: Any) -> Any:
     """The same over asyncmy."""
     await asyncio.sleep(0)
     if not inspect.isgenerator(work):

@@ -27,7 +27,7 @@ class TestPsycopg(StoreContract):
         return open_store(self.url)
 
 
-class Awaited(AsyncStoreContract):
+class Async(AsyncStoreContract):
     url: str
 
     def process_source(self) -> Any:
@@ -38,13 +38,13 @@ class Awaited(AsyncStoreContract):
 
 
 @pytest.mark.more
-class TestAsyncPsycopg(Awaited):
+class TestAsyncPsycopg(Async):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:
         self.url = postgres_url
 
 
-class TestAsyncpg(Awaited):
+class TestAsyncpg(Async):
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:
         self.url = through_asyncpg(postgres_url)
@@ -58,7 +58,7 @@ class TestPsycopgBehindPgBouncer(TestPsycopg):
 
 
 @pytest.mark.more
-class TestAsyncpgBehindPgBouncer(Awaited):
+class TestAsyncpgBehindPgBouncer(Async):
     @pytest.fixture(autouse=True)
     def place(self, pgbouncer_url: str) -> None:
         self.url = through_asyncpg(pgbouncer_url)

@@ -17,7 +17,7 @@ import psycopg_pool
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable
-from onefold._model import Address, Claim, Close, Ending, Entry, Memory, Record, State
+from onefold._model import Address, Claim, Close, Ending, Entry, Record, Released, State
 from onefold.stores.base import Query
 from onefold.stores.postgres import open_async_store, open_store
 from services.proxy import Proxy
@@ -131,12 +131,12 @@ TOKEN = b"t" * 16
 
 
 def entry(key: str = "key", **fields: Any) -> Entry:
-    usual: dict[str, Any] = {"address": Address("", "charge", key), "token": TOKEN, "lease": 30.0, "stay": 90.0}
+    usual: dict[str, Any] = {"address": Address("", "charge", key), "token": TOKEN, "lease": 30.0, "ttl": 90.0}
     return Entry(**(usual | fields))
 
 
 CLAIM = Claim(ADDRESS, TOKEN, 30.0, 90.0)
-DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
+DONE = Ending(state=State.DONE, ttl=60.0, result=b"result")
 
 # What is asked of a store in which the record runs, and what has to be answered although the first answer got lost.
 OPERATIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
@@ -144,7 +144,7 @@ OPERATIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "extend": (lambda store: store.extend(CLAIM, b"notes"), True),
     "finish": (lambda store: store.finish(CLAIM, DONE), True),
     "release": (lambda store: store.release(CLAIM), True),
-    "leave open": (lambda store: store.release(CLAIM, Memory(stay=60.0, attempt=2)), True),
+    "leave open": (lambda store: store.release(CLAIM, Released(ttl=60.0, attempt=2)), True),
     "read": (lambda store: store.read(ADDRESS), Record),
     "purge": (lambda store: store.purge(10), 0),
     "claim all": (lambda store: store.claim_all([entry("b"), entry("a")]), [None, None]),
@@ -162,7 +162,7 @@ def test_an_operation_whose_reply_gets_lost_is_sent_again_and_answered_as_if_not
 ) -> None:
     ask, expected = OPERATIONS[operation]
 
-    async def awaited() -> Any:
+    async def is_async() -> Any:
         store = open_async_store(proxy.url().replace("postgresql", scheme))
         assert await store.claim(entry()) is None
         fault = proxy.lose_reply()
@@ -178,7 +178,7 @@ def test_an_operation_whose_reply_gets_lost_is_sent_again_and_answered_as_if_not
         store.close()
         return fault, answer
 
-    fault, answer = blocking() if scheme == "blocking" else asyncio.run(awaited())
+    fault, answer = blocking() if scheme == "blocking" else asyncio.run(is_async())
 
     assert fault.reached.is_set()
     assert isinstance(answer, expected) if isinstance(expected, type) else answer == expected
@@ -356,7 +356,7 @@ def test_pools_of_the_callers_survive_a_server_that_was_killed(
 ) -> None:
     url = own_postgres.url
 
-    async def awaited() -> None:
+    async def is_async() -> None:
         async with (
             psycopg_pool.AsyncConnectionPool(url, min_size=3, open=False) as pool,
             asyncpg.create_pool(url, min_size=3) as other,
@@ -373,7 +373,7 @@ def test_pools_of_the_callers_survive_a_server_that_was_killed(
         guard.run("charge", "blocking", Handler())
         killed()
         assert guard.run("charge", "blocking", Handler()).replayed
-    asyncio.run(awaited())
+    asyncio.run(is_async())
 
 
 def test_an_operation_that_is_interrupted_gives_no_connection_back(url: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from onefold.stores.postgres import orm as _postgres_through
-from onefold.stores.postgres.psycopg import connection as _psycopg_links
-from onefold.stores.sql.connection import Kind
+from onefold.stores.postgres import orm as postgres_orm
+from onefold.stores.postgres.psycopg import connection as psycopg_connection
+from onefold.stores.sql.connection import ErrorClass
 from tests.stores.postgres.tools import SCHEMA, another, balance, records
 from tests.stores.sql.endings import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from tests.support import eventually
@@ -52,9 +52,9 @@ def test_more_answers_than_were_asked_for_are_a_lost_connection_whoever_stands_b
     """As psycopg says it where a pooler tells that the backend has died, and then the client sends a COMMIT."""
     error = psycopg.InternalError("received 2 results from command 'COMMIT'")
 
-    found = _psycopg_links.trouble(error), _postgres_through.trouble(error)
+    found = psycopg_connection.classify(error), postgres_orm.classify(error)
 
-    assert [one.kind for one in found if one is not None] == [Kind.LOST, Kind.LOST]
+    assert [one.kind for one in found if one is not None] == [ErrorClass.LOST, ErrorClass.LOST]
 
 
 def _kill_the_writer(url: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from onefold import TX, AsyncGuard, Guard, Outcome
 from onefold._model import Address, Entry, State
-from onefold.stores.postgres import joined as _postgres
+from onefold.stores.postgres import joined as postgres_joined
 from onefold.stores.postgres import open_store
 from tests.stores.postgres.tools import (
     DRIVERS,
@@ -50,7 +50,7 @@ SERIALIZATION = (psycopg.errors.SerializationFailure, asyncpg.SerializationError
 def url(postgres_url: str) -> str:
     with another(postgres_url) as connection:
         connection.execute(SCHEMA)
-    _postgres.looked.clear()
+    postgres_joined.looked.clear()
     return postgres_url
 
 
@@ -261,7 +261,7 @@ def test_a_deadlock_of_two_handlers_is_tried_again_and_both_have_their_effect(dr
 
 
 def entry(key: str, **fields: Any) -> Entry:
-    usual: dict[str, Any] = {"address": Address("", "credit", key), "token": key.encode().rjust(16), "stay": 60.0}
+    usual: dict[str, Any] = {"address": Address("", "credit", key), "token": key.encode().rjust(16), "ttl": 60.0}
     return Entry(**(usual | {"state": State.DONE} | fields))
 
 

@@ -45,7 +45,7 @@ from tests.stores.postgres.tools import (
 )
 from tests.support import PATIENCE, Elsewhere, Handler, eventually
 
-DONE = Ending(state=State.DONE, stay=86_400.0)
+DONE = Ending(state=State.DONE, ttl=86_400.0)
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def entry(key: str = "key", **fields: Any) -> Entry:
         "address": Address("", "charge", key),
         "token": os.urandom(16),
         "lease": 30.0,
-        "stay": 86_430.0,
+        "ttl": 86_430.0,
     }
     return Entry(**(usual | fields))
 
 
 def claim_of(entry: Entry) -> Claim:
-    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+    return Claim(entry.address, entry.token, entry.lease, entry.ttl)
 
 
 def one_line(refused: pytest.ExceptionInfo[BaseException]) -> str:
@@ -84,7 +84,7 @@ def refused_by(url: str) -> str:
     """What each driver says of this URL, joined; and nothing has run."""
     handler, said = Handler(), []
 
-    async def awaited(source: str) -> None:
+    async def in_loop(source: str) -> None:
         async with AsyncGuard(source) as guard:
             await guard.run("charge", "key", handler)
 
@@ -93,7 +93,7 @@ def refused_by(url: str) -> str:
     said.append(one_line(refused))
     for source in (url, through_asyncpg(url)):
         with pytest.raises(StoreUnavailable) as refused:
-            asyncio.run(awaited(source))
+            asyncio.run(in_loop(source))
         said.append(one_line(refused))
     assert handler.starts == 0
     password = urlsplit(url).password
@@ -478,21 +478,21 @@ def test_a_transaction_on_a_pool_of_the_callers_that_fails_gives_the_connection_
 
 def test_a_single_connection_and_the_wrong_colour_are_refused(url: str) -> None:
     with psycopg.connect(url) as connection, pytest.raises(UsageError, match="never take a single connection"):
-        adopt(connection, awaited=False)
+        adopt(connection, is_async=False)
     pool = psycopg_pool.ConnectionPool(url, open=False)
     with pytest.raises(UsageError, match="ConnectionPool belongs to a Guard, and this is an AsyncGuard"):
-        adopt(pool, awaited=True)
+        adopt(pool, is_async=True)
 
-    async def awaited() -> None:
+    async def in_loop() -> None:
         other = psycopg_pool.AsyncConnectionPool(url, open=False)
         with pytest.raises(UsageError, match="AsyncConnectionPool belongs to an AsyncGuard, and this is a Guard"):
-            adopt(other, awaited=False)
+            adopt(other, is_async=False)
         connection = await asyncpg.connect(url)
         with pytest.raises(UsageError, match="never take a single connection"):
-            adopt(connection, awaited=True)
+            adopt(connection, is_async=True)
         await connection.close()
 
-    asyncio.run(awaited())
+    asyncio.run(in_loop())
 
 
 def test_a_pool_that_is_closed_or_used_up_is_one_clear_line(url: str) -> None:
@@ -534,9 +534,9 @@ def test_transactions_work_behind_pgbouncer_by_default(driver: type[Worker], url
 def test_a_caller_behind_pgbouncer_can_be_the_first_to_use_a_database(
     driver: type[Worker], url: str, pgbouncer_url: str
 ) -> None:
-    from onefold.stores.postgres import joined as _postgres
+    from onefold.stores.postgres import joined as postgres_joined
 
-    _postgres.looked.clear()
+    postgres_joined.looked.clear()
     with another(url) as connection:
         connection.execute(SCHEMA)
     worker = driver(pgbouncer_url)
@@ -556,10 +556,10 @@ def test_statements_are_prepared_where_no_pooler_stands_between(url: str, pgboun
         store = open_async_store(source)
         for number in range(8):
             await store.claim(entry(f"key-{number}"))
-        async with store._pool.lend() as link:
+        async with store._pool.acquire() as conn:
             opener = store._pool._connect  # type: ignore[attr-defined]
             if "asyncpg" not in source:
-                assert (link.connection.prepare_threshold is not None) == opener._session.prepare
+                assert (conn.connection.prepare_threshold is not None) == opener._session.prepare
         await store.aclose()
         return bool(opener._session.prepare)
 
@@ -585,10 +585,10 @@ def warm(url: str, scheme: str) -> Iterator[tuple[Proxy, Callable[[Callable[[Any
             store.close()
             return
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            awaited = open_async_store(place.replace("postgresql", scheme))
-            exercise(awaited, runner.run)
-            yield proxy, lambda ask: runner.run(ask(awaited))
-            runner.run(awaited.aclose())
+            in_loop = open_async_store(place.replace("postgresql", scheme))
+            exercise(in_loop, runner.run)
+            yield proxy, lambda ask: runner.run(ask(in_loop))
+            runner.run(in_loop.aclose())
 
 
 def exercise(store: Any, answered: Callable[[Any], Any]) -> None:
@@ -651,7 +651,7 @@ def test_a_duplicate_writes_nothing_and_takes_no_lock(store: PostgresStore, url:
 
 def test_heartbeats_and_finishes_touch_no_index(store: PostgresStore, url: str) -> None:
     """An update that changes no column with an index leaves nothing for a vacuum to clean up in indexes."""
-    entries = [entry(f"key-{number}", stay=DONE.stay) for number in range(20)]
+    entries = [entry(f"key-{number}", ttl=DONE.ttl) for number in range(20)]
     for one in entries:
         store.claim(one)
         store.extend(claim_of(one))
@@ -704,15 +704,15 @@ def test_a_page_is_found_by_the_primary_key(store: PostgresStore, url: str) -> N
 
 
 def test_a_record_that_stays_for_ever_or_for_a_million_years_is_no_problem(store: PostgresStore) -> None:
-    forever, *long = (entry(str(stay), stay=stay) for stay in (float("inf"), 1e11, 1e12, 1e15, 1e300))
+    forever, *long = (entry(str(ttl), ttl=ttl) for ttl in (float("inf"), 1e11, 1e12, 1e15, 1e300))
 
     assert store.claim_all([forever, *long]) == [None] * 5
-    assert all(store.finish(claim_of(one), Ending(state=State.DONE, stay=one.stay)) for one in long)
+    assert all(store.finish(claim_of(one), Ending(state=State.DONE, ttl=one.ttl)) for one in long)
 
     assert store.purge(10) == 0
     found = store.read(forever.address)
     assert found is not None
-    assert found.stay_left == float("inf")
+    assert found.ttl_left == float("inf")
 
 
 # How large it gets.
@@ -726,7 +726,7 @@ def test_a_finished_record_without_result_needs_no_more_than_its_budget(url: str
     with closing(open_store(f"{url}?options=-c%20synchronous_commit%3Doff")) as store:
         for _ in range(RECORDS):
             # As it stays when it is done: in one twentieth of all time, 30 s more would be another ten minutes.
-            one = entry(str(uuid.uuid4()), stay=DONE.stay)
+            one = entry(str(uuid.uuid4()), ttl=DONE.ttl)
             assert store.claim(one) is None
             assert store.finish(claim_of(one), DONE)
 

@@ -377,7 +377,7 @@ def test_begin_and_the_record_are_one_message_and_a_result_is_one_more(
 
     # The record with BEGIN, the handler's own statement, COMMIT; asyncpg sends BEGIN alone.
     begin_alone = 1 if driver is Asyncpg else 0
-    assert count.trips == 3 + begin_alone + more, count.flights
+    assert count.trips == 3 + begin_alone + more, count.messages
 
 
 def test_threads_that_deliver_the_same_messages_credit_each_of_them_once(url: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from onefold import AsyncGuard, Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
-from onefold.stores.postgres import joined as _postgres
+from onefold.stores.postgres import joined as postgres_joined
 from services.proxy import Proxy
 from tests.stores.postgres.tools import (
     DRIVERS,
@@ -42,7 +42,7 @@ def url(postgres_url: str) -> str:
     with another(postgres_url) as connection:
         connection.execute(SCHEMA)
     # As in a process that has not been there yet.
-    _postgres.looked.clear()
+    postgres_joined.looked.clear()
     return postgres_url
 
 
@@ -405,7 +405,7 @@ def test_without_a_second_connection_tables_that_are_there_are_used(worker: Work
         async with worker.connected() as caller:
             async with caller.transaction():
                 first = await caller.within("m1", add)
-            _postgres.looked.clear()
+            postgres_joined.looked.clear()
             with closed_to_new_connections(url):
                 async with caller.transaction():
                     second = await caller.within("m1", add)
@@ -422,7 +422,7 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(work
         async with worker.connected() as caller:
             async with caller.transaction():
                 await caller.within("known", add)
-            _postgres.looked.clear()
+            postgres_joined.looked.clear()
             await caller.run("UPDATE onefold_schema SET version = 9, usable_from = 9")
             if not isinstance(worker, Asyncpg):
                 await caller.run("COMMIT")
@@ -465,13 +465,13 @@ def test_what_a_delivery_costs_in_statements(worker: Worker, url: str, case: str
                 await caller.run("SELECT 1")
                 with proxy.counting() as count, suppress(ValueError):
                     await caller.within(case.partition(",")[0], handling(handler))
-                return count.flights
+                return count.messages
 
     with Proxy(url) as proxy:
         worker.url = proxy.url()
-        flights = worker.play(story)
+        messages = worker.play(story)
 
-    assert len(flights) == expected, flights
+    assert len(messages) == expected, messages
 
 
 def test_a_process_looks_for_the_tables_of_a_database_once(worker: Worker, url: str) -> None:
@@ -659,15 +659,15 @@ def test_a_connection_that_asyncpgs_pool_lends_will_do(url: str) -> None:
     worker.close()
 
 
-def test_the_wrong_colour_is_refused_before_anything_runs(url: str) -> None:
+def test_sync_for_async_is_refused_before_anything_runs(url: str) -> None:
     handler = Handler()
 
     async def wrong() -> None:
         with psycopg.connect(url) as blocking, pytest.raises(UsageError, match=r"joins a psycopg\.AsyncConnection"):
             await AsyncGuard(never_opened).within(blocking).run("credit", "m1", handler)
-        async with await psycopg.AsyncConnection.connect(url) as awaited:
+        async with await psycopg.AsyncConnection.connect(url) as async_one:
             with pytest.raises(UsageError, match=r"joins a psycopg\.Connection"):
-                Guard(never_opened).within(awaited).run("credit", "m1", handler)
+                Guard(never_opened).within(async_one).run("credit", "m1", handler)
         other = await asyncpg.connect(url)
         with pytest.raises(UsageError, match="asyncpg is for an AsyncGuard"):
             Guard(never_opened).within(other).run("credit", "m1", handler)

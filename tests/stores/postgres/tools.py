@@ -58,9 +58,9 @@ class Hand:
             cursor.execute(statement.encode(), values)
             return cursor.fetchall() if cursor.description else []
         if isinstance(connection, psycopg.AsyncConnection):
-            awaited = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
-            await awaited.execute(statement.encode(), values)
-            return await awaited.fetchall() if awaited.description else []
+            async_cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+            await async_cursor.execute(statement.encode(), values)
+            return await async_cursor.fetchall() if async_cursor.description else []
         return [tuple(row) for row in await connection.fetch(statement, *values)]
 
     @asynccontextmanager
@@ -75,7 +75,7 @@ class Hand:
                 yield
 
 
-Work = Callable[[Hand], Awaitable[Any]]
+HandlerBody = Callable[[Hand], Awaitable[Any]]
 
 
 async def add(hand: Hand, amount: int = 10) -> None:
@@ -89,7 +89,7 @@ class Caller(Hand):
         super().__init__(connection)
         self._worker = worker
 
-    async def within(self, key: str, work: Work, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    async def within(self, key: str, work: HandlerBody, record: Column | None = None, **options: Any) -> Outcome[Any]:
         return await self._worker.within(self, key, work, record, **options)
 
 
@@ -109,10 +109,12 @@ class Worker:
         self.policy = policy
         self.source = url.replace("postgresql:", f"{self.scheme}:") if source is None else source
 
-    def transactional(self, key: str, work: Work, *, bypass: bool = False) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody, *, bypass: bool = False) -> Outcome[Any]:
         raise NotImplementedError
 
-    async def within(self, caller: Caller, key: str, work: Work, record: Column | None, **options: Any) -> Outcome[Any]:
+    async def within(
+        self, caller: Caller, key: str, work: HandlerBody, record: Column | None, **options: Any
+    ) -> Outcome[Any]:
         raise NotImplementedError
 
     def play(self, story: Callable[[Worker], Coroutine[Any, Any, T]]) -> T:
@@ -131,14 +133,16 @@ class Psycopg(Worker):
         super().__init__(url, policy, source)
         self.guard = Guard(self.source, policy=policy)
 
-    def transactional(self, key: str, work: Work, *, bypass: bool = False) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody, *, bypass: bool = False) -> Outcome[Any]:
         @self.guard.transactional("credit", key="key")
         def credit(key: str, *, tx: Any) -> Any:
             return ended(_awaited(work(Hand(tx))))
 
         return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[call-arg]
 
-    async def within(self, caller: Caller, key: str, work: Work, record: Column | None, **options: Any) -> Outcome[Any]:
+    async def within(
+        self, caller: Caller, key: str, work: HandlerBody, record: Column | None, **options: Any
+    ) -> Outcome[Any]:
         def handler() -> Any:
             return ended(_awaited(work(caller)))
 
@@ -164,17 +168,19 @@ class Awaiting(Worker):
         self.guard = AsyncGuard(self.source, policy=policy)
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
-    def transactional(self, key: str, work: Work, *, bypass: bool = False) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody, *, bypass: bool = False) -> Outcome[Any]:
         return self.runner.run(self.credited(key, work, bypass=bypass))
 
-    async def credited(self, key: str, work: Work, *, bypass: bool = False) -> Outcome[Any]:
+    async def credited(self, key: str, work: HandlerBody, *, bypass: bool = False) -> Outcome[Any]:
         @self.guard.transactional("credit", key="key")
         async def credit(key: str, *, tx: Any) -> Any:
             return await work(Hand(tx))
 
         return await (credit.bypass(key) if bypass else credit.outcome(key))  # type: ignore[call-arg]
 
-    async def within(self, caller: Caller, key: str, work: Work, record: Column | None, **options: Any) -> Outcome[Any]:
+    async def within(
+        self, caller: Caller, key: str, work: HandlerBody, record: Column | None, **options: Any
+    ) -> Outcome[Any]:
         async def handler() -> Any:
             return await work(caller)
 

@@ -42,7 +42,7 @@ BROUGHT: dict[str, Callable[[int], Any]] = {
     "valkey, decoding": lambda port: valkey.Valkey(port=port, decode_responses=True),
 }
 
-AWAITED: dict[str, Callable[[int], Any]] = {
+ASYNC: dict[str, Callable[[int], Any]] = {
     "plain": lambda port: redis.asyncio.Redis(port=port),
     "RESP3": lambda port: redis.asyncio.Redis(port=port, protocol=3),
     "decoding": lambda port: redis.asyncio.Redis(port=port, decode_responses=True),
@@ -59,7 +59,7 @@ CLUSTERS: dict[str, Callable[[int], Any]] = {
     "valkey": lambda port: valkey.ValkeyCluster("127.0.0.1", port),
 }
 
-AWAITED_CLUSTERS: dict[str, Callable[[int], Any]] = {
+ASYNC_CLUSTERS: dict[str, Callable[[int], Any]] = {
     "plain": lambda port: redis.asyncio.RedisCluster("127.0.0.1", port),
     "decoding": lambda port: redis.asyncio.RedisCluster("127.0.0.1", port, decode_responses=True),
     "valkey": lambda port: valkey.asyncio.ValkeyCluster("127.0.0.1", port),
@@ -88,7 +88,7 @@ async def works_awaited(store: Any) -> None:
 @pytest.mark.parametrize("kind", BROUGHT)
 def test_a_client_of_the_callers_own_is_used_and_not_closed(kind: str, redis_url: str) -> None:
     with BROUGHT[kind](port_of(redis_url)) as client:
-        store = adopt(client, awaited=False)
+        store = adopt(client, is_async=False)
         assert isinstance(store, RedisStore)
 
         works(store)
@@ -101,14 +101,14 @@ def test_a_client_of_the_callers_own_is_used_and_not_closed(kind: str, redis_url
 @pytest.mark.parametrize("kind", CLUSTERS)
 def test_a_cluster_client_of_the_callers_own_is_used(kind: str, redis_cluster_url: str) -> None:
     with CLUSTERS[kind](port_of(redis_cluster_url)) as client:
-        works(adopt(client, awaited=False))
+        works(adopt(client, is_async=False))
 
 
-@pytest.mark.parametrize("kind", AWAITED)
+@pytest.mark.parametrize("kind", ASYNC)
 def test_an_async_client_of_the_callers_own_is_used_and_not_closed(kind: str, redis_url: str) -> None:
     async def story() -> None:
-        async with AWAITED[kind](port_of(redis_url)) as client:
-            store = adopt(client, awaited=True)
+        async with ASYNC[kind](port_of(redis_url)) as client:
+            store = adopt(client, is_async=True)
             assert isinstance(store, AsyncRedisStore)
 
             await works_awaited(store)
@@ -120,11 +120,11 @@ def test_an_async_client_of_the_callers_own_is_used_and_not_closed(kind: str, re
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kind", AWAITED_CLUSTERS)
+@pytest.mark.parametrize("kind", ASYNC_CLUSTERS)
 def test_an_async_cluster_client_of_the_callers_own_is_used(kind: str, redis_cluster_url: str) -> None:
     async def story() -> None:
-        async with AWAITED_CLUSTERS[kind](port_of(redis_cluster_url)) as client:
-            await works_awaited(adopt(client, awaited=True))
+        async with ASYNC_CLUSTERS[kind](port_of(redis_cluster_url)) as client:
+            await works_awaited(adopt(client, is_async=True))
 
     asyncio.run(story())
 
@@ -171,14 +171,14 @@ def test_a_store_takes_options_beside_a_client(redis_url: str) -> None:
 )
 def test_what_is_no_client_is_refused(make: Callable[[int], Any]) -> None:
     with pytest.raises(UsageError, match=r"is not a Redis client\. Pass a redis\.Redis"):
-        adopt(make(1), awaited=False)
+        adopt(make(1), is_async=False)
 
 
-def test_a_client_of_the_other_colour_is_refused() -> None:
+def test_a_client_of_the_other_kind_is_refused() -> None:
     with pytest.raises(UsageError, match=r"redis.asyncio.client.Redis belongs to an AsyncGuard.*a client of redis$"):
-        adopt(redis.asyncio.Redis(), awaited=False)
+        adopt(redis.asyncio.Redis(), is_async=False)
     with pytest.raises(UsageError, match=r"redis.client.Redis belongs to a Guard, .*a client of redis.asyncio$"):
-        adopt(redis.Redis(), awaited=True)
+        adopt(redis.Redis(), is_async=True)
     with pytest.raises(UsageError, match="belongs to an AsyncGuard"):
         Guard(redis.asyncio.Redis()).read("charge", "pay_7f3a")
 
@@ -187,7 +187,7 @@ def test_a_client_that_asks_replicas_is_refused() -> None:
     sentinel = made.Sentinel([("127.0.0.1", 1)])
 
     with pytest.raises(UsageError, match=r"this client asks replicas.*master_for"):
-        adopt(sentinel.slave_for("mymaster"), awaited=False)
+        adopt(sentinel.slave_for("mymaster"), is_async=False)
 
 
 def test_a_wait_longer_than_the_clients_patience_is_refused(redis_url: str) -> None:
@@ -326,8 +326,8 @@ def test_sentinel_names_the_primary(sentinel_url: str) -> None:
     store.close()
 
     async def story() -> None:
-        awaited = open_async_store(f"{sentinel_url}?prefix=awaited:")
-        await works_awaited(awaited)
+        async_store = open_async_store(f"{sentinel_url}?prefix=awaited:")
+        await works_awaited(async_store)
 
     asyncio.run(story())
 

@@ -1,4 +1,4 @@
-"""The whole contract on Redis 7, on Valkey 9, and on a cluster of each, in both colours.
+"""The whole contract on Redis 7, on Valkey 9, and on a cluster of each, sync and async.
 
 Every day each colour, one server and one cluster; all of their combinations are for `make test-all`.
 """
@@ -32,7 +32,7 @@ class Blocking(OnServer, StoreContract):
         return RedisStore(self.url)
 
 
-class Awaited(OnServer, AsyncStoreContract):
+class Async(OnServer, AsyncStoreContract):
     def open_store(self) -> AsyncRedisStore:
         return AsyncRedisStore(self.url)
 
@@ -42,7 +42,7 @@ class TestRedis(Blocking):
 
 
 @pytest.mark.more
-class TestRedisAwaited(Awaited):
+class TestRedisAsync(Async):
     server = "redis"
 
 
@@ -52,7 +52,7 @@ class TestValkey(Blocking):
 
 
 @pytest.mark.more
-class TestValkeyAwaited(Awaited):
+class TestValkeyAsync(Async):
     server = "valkey"
 
 
@@ -62,7 +62,7 @@ class TestRedisCluster(Blocking):
 
 
 @pytest.mark.more
-class TestRedisClusterAwaited(Awaited):
+class TestRedisClusterAsync(Async):
     server = "redis_cluster"
 
 
@@ -71,5 +71,5 @@ class TestValkeyCluster(Blocking):
     server = "valkey_cluster"
 
 
-class TestValkeyClusterAwaited(Awaited):
+class TestValkeyClusterAsync(Async):
     server = "valkey_cluster"

@@ -23,7 +23,7 @@ from redis.exceptions import (
 )
 
 from onefold import ClaimLost, Guard, InProgress, OnHold, Policy, StoreUnavailable, UsageError, current
-from onefold._model import Address, Claim, Close, Memory, State
+from onefold._model import Address, Claim, Close, Released, State
 from onefold.stores.redis import RedisStore
 from onefold.stores.redis.errors import CLUSTER_PERMISSIONS, PERMISSIONS, translated
 from services.house import House
@@ -33,7 +33,7 @@ from services.redis import Pair
 from services.redis_cluster import HASTY_MILLISECONDS, replace_after
 from services.servers import Server
 from tests.processes import Stage, child
-from tests.stores.redis.tools import COLOURS, DONE, claim_of, entry, opened
+from tests.stores.redis.tools import DONE, MODES, claim_of, entry, opened
 from tests.support import PATIENCE, eventually
 
 # No machine is so busy that it ends by itself: see `end_lease`.
@@ -46,8 +46,8 @@ PATIENT = "socket_timeout=120s&wait_timeout=60s"
 USUAL_LEASE = 30.0
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -74,7 +74,7 @@ def operations(store: Any) -> dict[str, tuple[Callable[[], Any], Any]]:
             "extend": (lambda: store.extend(claim_of(three), b"notes"), True),
             "finish": (lambda: store.finish(claim_of(three), DONE), True),
             "read": (lambda: store.read(three.address).state, State.DONE),
-            "leave open": (lambda: store.release(claim_of(three), Memory(stay=60.0, attempt=2)), True),
+            "leave open": (lambda: store.release(claim_of(three), Released(ttl=60.0, attempt=2)), True),
             "release": (lambda: store.release(claim_of(three)), True),
             "claim all": (lambda: store.claim_all(many), [None] * 20),
             "extend all": (lambda: store.extend_all([claim_of(each) for each in many]), [True] * 20),
@@ -86,8 +86,8 @@ def operations(store: Any) -> dict[str, tuple[Callable[[], Any], Any]]:
 
 
 @pytest.mark.parametrize("fault", ["cut_after", "cut_before"])
-def test_an_operation_whose_reply_or_request_is_lost_is_sent_again(colour: str, fault: str, redis_url: str) -> None:
-    with Proxy(redis_url) as proxy, opened(colour, proxy.url()) as store:
+def test_an_operation_whose_reply_or_request_is_lost_is_sent_again(mode: str, fault: str, redis_url: str) -> None:
+    with Proxy(redis_url) as proxy, opened(mode, proxy.url()) as store:
         for name, (ask, answer) in operations(store).items():
             struck = getattr(proxy, fault)(b"EVALSHA")
 
@@ -95,8 +95,8 @@ def test_an_operation_whose_reply_or_request_is_lost_is_sent_again(colour: str, 
             assert struck.reached.is_set(), name
 
 
-def test_a_reply_that_is_lost_again_and_again_is_told(colour: str, redis_url: str) -> None:
-    with Proxy(redis_url) as proxy, opened(colour, proxy.url()) as store:
+def test_a_reply_that_is_lost_again_and_again_is_told(mode: str, redis_url: str) -> None:
+    with Proxy(redis_url) as proxy, opened(mode, proxy.url()) as store:
         store.claim(entry("first"))
         faults = [proxy.cut_after(b"EVALSHA") for _ in range(10)]
 
@@ -104,7 +104,7 @@ def test_a_reply_that_is_lost_again_and_again_is_told(colour: str, redis_url: st
             store.claim(entry("second"))
 
         # A single blocking call goes a shorter way first.
-        assert sum(fault.reached.is_set() for fault in faults) == {"blocking": 4, "awaited": 3}[colour]
+        assert sum(fault.reached.is_set() for fault in faults) == {"blocking": 4, "async": 3}[mode]
 
 
 def test_connections_that_died_in_idleness_are_no_failure(redis_url: str) -> None:
@@ -122,8 +122,8 @@ def test_connections_that_died_in_idleness_are_no_failure(redis_url: str) -> Non
             assert store.claim(entry(f"after-{round_}")) is None
 
 
-def test_a_server_that_restarts_knows_the_records_and_gets_the_scripts_again(colour: str, own_redis: Server) -> None:
-    with opened(colour, own_redis.url) as store:
+def test_a_server_that_restarts_knows_the_records_and_gets_the_scripts_again(mode: str, own_redis: Server) -> None:
+    with opened(mode, own_redis.url) as store:
         mine = entry()
         assert store.claim(mine) is None
         own_redis.kill()
@@ -133,8 +133,8 @@ def test_a_server_that_restarts_knows_the_records_and_gets_the_scripts_again(col
         assert store.read(mine.address).result == b"result"
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(colour: str, own_redis: Server) -> None:
-    with opened(colour, own_redis.url) as store:
+def test_a_server_that_is_gone_is_told_and_found_again(mode: str, own_redis: Server) -> None:
+    with opened(mode, own_redis.url) as store:
         mine = entry()
         assert store.claim(mine) is None
         own_redis.kill()
@@ -148,8 +148,8 @@ def test_a_server_that_is_gone_is_told_and_found_again(colour: str, own_redis: S
         assert store.extend(claim_of(mine)) is True
 
 
-def test_a_server_that_hangs_is_given_up_in_time_and_not_asked_again(colour: str, own_redis: Server) -> None:
-    with Proxy(own_redis.url) as proxy, opened(colour, f"{proxy.url()}?socket_timeout=1s") as store:
+def test_a_server_that_hangs_is_given_up_in_time_and_not_asked_again(mode: str, own_redis: Server) -> None:
+    with Proxy(own_redis.url) as proxy, opened(mode, f"{proxy.url()}?socket_timeout=1s") as store:
         one, two = entry("one"), entry("two")
         # On a busy machine a second may be too short for any answer.
         _until_answered(lambda: store.claim(one) is None)
@@ -176,12 +176,12 @@ def test_a_server_that_hangs_is_given_up_in_time_and_not_asked_again(colour: str
 @pytest.mark.parametrize(
     "url", ["redis://127.0.0.1:{}/0", "redis+cluster://127.0.0.1:{}", "redis+sentinel://127.0.0.1:{}/shop"]
 )
-def test_an_absent_server_is_told(colour: str, url: str) -> None:
+def test_an_absent_server_is_told(mode: str, url: str) -> None:
     began = time.monotonic()
     # Nobody listens there, and nobody else can.
     with socket.socket() as taken:
         taken.bind((HOST, 0))
-        with opened(colour, url.format(taken.getsockname()[1])) as store, pytest.raises(StoreUnavailable) as told:
+        with opened(mode, url.format(taken.getsockname()[1])) as store, pytest.raises(StoreUnavailable) as told:
             store.claim(entry())
 
     assert url.partition("{")[0] in str(told.value)
@@ -190,33 +190,33 @@ def test_an_absent_server_is_told(colour: str, url: str) -> None:
     assert time.monotonic() - began < USUAL_LEASE
 
 
-def test_a_wrong_password_is_told_and_never_shown(colour: str, own_redis: Server) -> None:
+def test_a_wrong_password_is_told_and_never_shown(mode: str, own_redis: Server) -> None:
     with asking(own_redis.url) as client:
         client.config_set("requirepass", "sesame")
     for login in ("", ":wrong-sesame@", "nobody:wrong-sesame@"):
         url = own_redis.url.replace("redis://", f"redis://{login}")
-        with opened(colour, url) as store, pytest.raises(StoreUnavailable, match="refuses the login") as told:
+        with opened(mode, url) as store, pytest.raises(StoreUnavailable, match="refuses the login") as told:
             store.claim(entry())
         assert "sesame" not in str(told.value)
 
-    with opened(colour, own_redis.url.replace("redis://", "redis://:sesame@")) as store:
+    with opened(mode, own_redis.url.replace("redis://", "redis://:sesame@")) as store:
         assert store.claim(entry()) is None
 
 
-def test_a_missing_permission_is_told_and_the_documented_ones_are_enough(colour: str, own_redis: Server) -> None:
+def test_a_missing_permission_is_told_and_the_documented_ones_are_enough(mode: str, own_redis: Server) -> None:
     url = own_redis.url.replace("redis://", "redis://worker:sesame@")
     with asking(own_redis.url) as client:
         client.execute_command("ACL", "SETUSER", "worker", "on", ">sesame", "~onefold:*", "+get")
-        with opened(colour, url) as store, pytest.raises(StoreUnavailable, match="lacks a permission") as told:
+        with opened(mode, url) as store, pytest.raises(StoreUnavailable, match="lacks a permission") as told:
             store.claim(entry())
         assert PERMISSIONS in str(told.value)
 
         client.execute_command("ACL", "SETUSER", "worker", *PERMISSIONS.split())
 
     waiting = f"{url}?wait_replicas=1&wait_timeout=10ms"
-    with opened(colour, waiting) as store, pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+    with opened(mode, waiting) as store, pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
         store.claim(entry())
-    with opened(colour, url) as store:
+    with opened(mode, url) as store:
         for name, (ask, answer) in operations(store).items():
             assert ask() == answer, name
         assert len(store.browse(_all(), 100)) > 20
@@ -228,9 +228,9 @@ def _all() -> Any:
     return Query()
 
 
-def test_a_read_only_replica_is_told(colour: str, redis_pair: Pair) -> None:
+def test_a_read_only_replica_is_told(mode: str, redis_pair: Pair) -> None:
     told = r"it is a read-only replica\. Name the primary"
-    with opened(colour, redis_pair.replica_url) as store, pytest.raises(StoreUnavailable, match=told):
+    with opened(mode, redis_pair.replica_url) as store, pytest.raises(StoreUnavailable, match=told):
         store.claim(entry())
 
 
@@ -263,8 +263,8 @@ def test_a_full_server_refuses_a_batch_and_nothing_of_it_runs(own_redis: Server)
         assert [guard.read("charge", key) for key in ("one", "two")] == [None, None]
 
 
-def test_a_script_that_keeps_the_server_busy_is_told(colour: str, own_redis: Server) -> None:
-    with asking(own_redis.url) as client, opened(colour, own_redis.url) as store:
+def test_a_script_that_keeps_the_server_busy_is_told(mode: str, own_redis: Server) -> None:
+    with asking(own_redis.url) as client, opened(mode, own_redis.url) as store:
         store.claim(entry("first"))
         client.config_set("lua-time-limit", 1)
         ended = threading.Event()
@@ -295,8 +295,8 @@ def _is_busy(client: Any) -> bool:
     return False
 
 
-def test_a_server_that_lacks_replicas_is_told(colour: str, own_redis: Server) -> None:
-    with asking(own_redis.url) as client, opened(colour, own_redis.url) as store:
+def test_a_server_that_lacks_replicas_is_told(mode: str, own_redis: Server) -> None:
+    with asking(own_redis.url) as client, opened(mode, own_redis.url) as store:
         client.config_set("min-replicas-to-write", 1)
 
         with pytest.raises(StoreUnavailable, match="fewer replicas than its min-replicas-to-write"):
@@ -304,13 +304,13 @@ def test_a_server_that_lacks_replicas_is_told(colour: str, own_redis: Server) ->
 
 
 def test_one_server_is_no_cluster_and_a_cluster_is_not_one_server(
-    colour: str, redis_url: str, redis_cluster_url: str
+    mode: str, redis_url: str, redis_cluster_url: str
 ) -> None:
     alone, told = redis_url.replace("redis://", "redis+cluster://").removesuffix("/0"), "the server is in no cluster"
-    with opened(colour, alone) as store, pytest.raises(UsageError, match=told):
+    with opened(mode, alone) as store, pytest.raises(UsageError, match=told):
         store.claim(entry())
     one, told = redis_cluster_url.replace("redis+cluster://", "redis://"), "the server belongs to a cluster"
-    with opened(colour, one) as store, pytest.raises(UsageError, match=told):
+    with opened(mode, one) as store, pytest.raises(UsageError, match=told):
         store.claim_all([entry(f"key-{number}") for number in range(20)])
 
 
@@ -360,8 +360,8 @@ def test_a_claim_that_would_be_lost_is_refused_where_replicas_have_to_confirm(ow
             store.claim(entry())
 
 
-def test_a_claim_that_a_replica_has_confirmed_survives_a_fail_over(colour: str, own_redis_pair: Pair) -> None:
-    with opened(colour, f"{own_redis_pair.url}?{PATIENT}", wait_replicas=1) as store:
+def test_a_claim_that_a_replica_has_confirmed_survives_a_fail_over(mode: str, own_redis_pair: Pair) -> None:
+    with opened(mode, f"{own_redis_pair.url}?{PATIENT}", wait_replicas=1) as store:
         mine, ended = entry("mine"), entry("ended")
         assert store.claim(mine) is None
         assert store.claim(ended) is None
@@ -369,15 +369,15 @@ def test_a_claim_that_a_replica_has_confirmed_survives_a_fail_over(colour: str, 
         own_redis_pair.kill()
     url = own_redis_pair.promote()
 
-    with opened(colour, url) as store:
+    with opened(mode, url) as store:
         assert store.claim(entry("mine")).token == mine.token
         assert store.claim(entry("ended")).result == b"result"
         assert store.finish(claim_of(mine), DONE) is True
 
 
-def test_waiting_for_a_replica_costs_a_claim_one_round_trip_and_an_end_none(colour: str, redis_pair: Pair) -> None:
-    options = f"{PATIENT}&wait_replicas=1&prefix={colour}:"
-    with Proxy(redis_pair.url) as proxy, opened(colour, f"{proxy.url()}?{options}") as store:
+def test_waiting_for_a_replica_costs_a_claim_one_round_trip_and_an_end_none(mode: str, redis_pair: Pair) -> None:
+    options = f"{PATIENT}&wait_replicas=1&prefix={mode}:"
+    with Proxy(redis_pair.url) as proxy, opened(mode, f"{proxy.url()}?{options}") as store:
         mine, many = entry("mine"), [entry(f"key-{number}") for number in range(100)]
         store.claim(mine)
         store.finish(claim_of(mine), DONE)
@@ -393,7 +393,7 @@ def test_waiting_for_a_replica_costs_a_claim_one_round_trip_and_an_end_none(colo
         for trips, waits, ask in asked:
             with proxy.counting() as count:
                 ask()
-            assert (count.trips, b"".join(count.flights).count(b"WAIT")) == (trips, waits)
+            assert (count.trips, b"".join(count.messages).count(b"WAIT")) == (trips, waits)
 
 
 def test_too_few_replicas_are_told_and_nothing_runs(own_redis_pair: Pair) -> None:
@@ -415,10 +415,10 @@ def test_too_few_replicas_are_told_and_nothing_runs(own_redis_pair: Pair) -> Non
     assert ran == ["pay_7f3a"]
 
 
-def test_sentinel_leads_to_the_new_primary(colour: str, own_redis_sentinel: Server) -> None:
+def test_sentinel_leads_to_the_new_primary(mode: str, own_redis_sentinel: Server) -> None:
     primary, *_ = own_redis_sentinel.daemons
-    with opened(colour, f"{own_redis_sentinel.url}?wait_replicas=1&{PATIENT}") as store:
-        mine = entry(stay=900.0)
+    with opened(mode, f"{own_redis_sentinel.url}?wait_replicas=1&{PATIENT}") as store:
+        mine = entry(ttl=900.0)
         assert store.claim(mine) is None
         primary.kill()
 
@@ -446,7 +446,7 @@ def _until_answered(ask: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def moving(request: pytest.FixtureRequest) -> Iterator[Server]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A cluster of this file's own: its slots are moved, and one of its servers dies."""
     from services.fixtures import HOUSE, missing_told
 
@@ -497,38 +497,38 @@ def _id(node: Any) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_cluster_that_refuses_its_user_says_why(moving: Server, colour: str) -> None:
-    url = moving.url.replace("redis+cluster://", "redis+cluster://worker:sesame@")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cluster_that_refuses_its_user_says_why(cluster: Server, mode: str) -> None:
+    url = cluster.url.replace("redis+cluster://", "redis+cluster://worker:sesame@")
 
     def may(*permissions: str) -> None:
-        for daemon in moving.daemons:
+        for daemon in cluster.daemons:
             with asking(f"redis://127.0.0.1:{_port(daemon)}/0") as client:
                 client.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">sesame", "~onefold:*", *permissions)
 
     may(*PERMISSIONS.split())
-    with opened(colour, url) as store, pytest.raises(StoreUnavailable, match="lacks a permission") as told:
+    with opened(mode, url) as store, pytest.raises(StoreUnavailable, match="lacks a permission") as told:
         store.claim(entry())
     assert CLUSTER_PERMISSIONS in str(told.value)
-    with opened(colour, url.replace("sesame", "wrong")) as store, pytest.raises(StoreUnavailable, match="login"):
+    with opened(mode, url.replace("sesame", "wrong")) as store, pytest.raises(StoreUnavailable, match="login"):
         store.claim(entry())
 
     may(*PERMISSIONS.split(), *CLUSTER_PERMISSIONS.split())
-    with opened(colour, url) as store:
-        mine = entry(f"{colour}-allowed")
-        assert store.claim_all([mine, *(entry(f"{colour}-{number}-allowed") for number in range(20))]) == [None] * 21
+    with opened(mode, url) as store:
+        mine = entry(f"{mode}-allowed")
+        assert store.claim_all([mine, *(entry(f"{mode}-{number}-allowed") for number in range(20))]) == [None] * 21
         assert store.finish(claim_of(mine), DONE) is True
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_slot_that_moves_is_followed(moving: Server, colour: str) -> None:
-    with opened(colour, moving.url) as store:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_slot_that_moves_is_followed(cluster: Server, mode: str) -> None:
+    with opened(mode, cluster.url) as store:
         # A slot of its own: a server that has keys in one does not give it away.
-        tag = f"{{{colour}}}"
+        tag = f"{{{mode}}}"
         one, two = entry(f"one{tag}"), entry(f"two{tag}")
-        neighbours = [entry(f"{colour}-{number}") for number in range(50)]
+        neighbours = [entry(f"{mode}-{number}") for number in range(50)]
         assert store.claim_all(neighbours) == [None] * 50
-        slot = Slot(moving.url, tag.encode())
+        slot = Slot(cluster.url, tag.encode())
         slot.begin()
 
         # On its way: the server that has it sends us to the one that will (ASK).
@@ -544,27 +544,27 @@ def test_a_slot_that_moves_is_followed(moving: Server, colour: str) -> None:
         slot.close()
 
 
-def test_a_cluster_that_replaces_a_server_is_followed(moving: Server) -> None:
-    with opened("blocking", moving.url) as store, opened("awaited", moving.url) as awaited:
-        entries = [entry(f"key-{number}", stay=900.0) for number in range(60)]
+def test_a_cluster_that_replaces_a_server_is_followed(cluster: Server) -> None:
+    with opened("blocking", cluster.url) as store, opened("async", cluster.url) as async_store:
+        entries = [entry(f"key-{number}", ttl=900.0) for number in range(60)]
         assert store.claim_all(entries) == [None] * 60
-        assert awaited.extend_all([claim_of(each) for each in entries]) == [True] * 60
-        slot = Slot(moving.url, b"any")
+        assert async_store.extend_all([claim_of(each) for each in entries]) == [True] * 60
+        slot = Slot(cluster.url, b"any")
         port = slot.owner.get_connection_kwargs()["port"]
-        victim = next(daemon for daemon in moving.daemons if _port(daemon) == port)
+        victim = next(daemon for daemon in cluster.daemons if _port(daemon) == port)
         # A connection waits for what was written before its own last command.
         slot.owner.ping()
         assert slot.owner.wait(1, int(PATIENCE * 1000)) == 1
         slot.close()
-        for daemon in moving.daemons:
+        for daemon in cluster.daemons:
             replace_after(_port(daemon), HASTY_MILLISECONDS)
         victim.kill()
 
         _until_answered(lambda: all(store.extend_all([claim_of(each) for each in entries])))
-        _until_answered(lambda: all(awaited.extend_all([claim_of(each) for each in entries])))
+        _until_answered(lambda: all(async_store.extend_all([claim_of(each) for each in entries])))
         for each in entries:
             assert store.finish(claim_of(each), DONE) is True
-            assert awaited.claim(each) is None
+            assert async_store.claim(each) is None
 
 
 # Workers.
@@ -574,7 +574,7 @@ def end_lease(guard: Guard) -> None:
     """As if its time had passed, for an owner who cannot renew it: no busy machine ends it too early."""
     address = Address("", "charge", "pay_1")
     found = guard.store.read(address)
-    assert guard.store.extend(Claim(address, found.token, lease=0.001, stay=found.stay_left))
+    assert guard.store.extend(Claim(address, found.token, lease=0.001, ttl=found.ttl_left))
 
 
 def zombie(stage: Stage, url: str) -> Any:

@@ -16,14 +16,14 @@ import pytest
 import redis
 
 from onefold import AsyncGuard, Guard, StoreUnavailable
-from onefold._model import Address, Close, Ending, Memory, Record, State
+from onefold._model import Address, Close, Ending, Record, Released, State
 from onefold.keys import mint
 from onefold.stores.base import Query
 from onefold.stores.redis import AsyncRedisStore, RedisStore
-from onefold.stores.redis import browse as _redis_browse
+from onefold.stores.redis import browse as redis_browse
 from onefold.stores.redis.keys import Keys
 from services.proxy import Proxy
-from tests.stores.redis.tools import COLOURS, DONE, claim_of, entry, opened
+from tests.stores.redis.tools import DONE, MODES, claim_of, entry, opened
 from tests.support import PATIENCE, eventually
 
 SERVERS = ("redis", "valkey")
@@ -33,8 +33,8 @@ CLUSTERS = ("redis_cluster", "valkey_cluster")
 BYTES_MAX = 230
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -45,8 +45,8 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(colour: str, redis_url: str) -> Iterator[Any]:
-    with opened(colour, redis_url) as store:
+def store(mode: str, redis_url: str) -> Iterator[Any]:
+    with opened(mode, redis_url) as store:
         yield store
 
 
@@ -59,8 +59,8 @@ def raw(redis_url: str) -> Iterator[Any]:
 # Round trips.
 
 
-def test_each_operation_is_one_round_trip(colour: str, redis_url: str) -> None:
-    with Proxy(redis_url) as proxy, opened(colour, proxy.url()) as store:
+def test_each_operation_is_one_round_trip(mode: str, redis_url: str) -> None:
+    with Proxy(redis_url) as proxy, opened(mode, proxy.url()) as store:
         first, second = entry("first"), entry("second")
         for one in (first, second):
             assert store.claim(one) is None
@@ -71,7 +71,7 @@ def test_each_operation_is_one_round_trip(colour: str, redis_url: str) -> None:
             lambda: store.claim(entry("first"), replacing=store_reads),
             lambda: store.extend(claim_of(first), b"notes"),
             lambda: store.finish(claim_of(first), DONE),
-            lambda: store.release(claim_of(second), Memory(stay=60.0, attempt=1)),
+            lambda: store.release(claim_of(second), Released(ttl=60.0, attempt=1)),
             lambda: store.release(claim_of(second)),
             lambda: store.read(first.address),
         ]
@@ -96,8 +96,8 @@ def test_a_new_key_costs_two_round_trips_and_a_duplicate_one(redis_url: str) -> 
         assert count.trips == 1
 
 
-def test_a_batch_of_five_hundred_asks_once(colour: str, redis_url: str) -> None:
-    with Proxy(redis_url) as proxy, opened(colour, proxy.url()) as store:
+def test_a_batch_of_five_hundred_asks_once(mode: str, redis_url: str) -> None:
+    with Proxy(redis_url) as proxy, opened(mode, proxy.url()) as store:
         _known(store)
         entries = [entry(f"key-{number}", fingerprint=b"f" * 36) for number in range(500)]
         asked: list[Callable[[], Any]] = [
@@ -126,10 +126,10 @@ def test_a_guards_batch_of_five_hundred_asks_once_before_and_once_after(redis_ur
         assert [outcome.value for outcome in outcomes if not isinstance(outcome, Exception)] == list(range(500))
 
 
-def test_a_batch_that_would_fill_a_buffer_goes_in_portions(store: Any) -> None:
+def test_a_batch_that_would_fill_a_buffer_goes_in_batches(store: Any) -> None:
     entries = [entry(f"key-{number}") for number in range(12)]
     assert store.claim_all(entries) == [None] * 12
-    megabyte = Ending(state=State.DONE, stay=60.0, result=b"r" * 2**20)
+    megabyte = Ending(state=State.DONE, ttl=60.0, result=b"r" * 2**20)
 
     assert store.close_all([Close(claim_of(one), megabyte) for one in entries]) == [True] * 12
 
@@ -159,8 +159,8 @@ def _forget_scripts(store_url: str) -> None:
         client.script_flush()
 
 
-def test_each_script_is_sent_again_where_the_server_has_forgotten_it(colour: str, url: str) -> None:
-    with opened(colour, url) as store:
+def test_each_script_is_sent_again_where_the_server_has_forgotten_it(mode: str, url: str) -> None:
+    with opened(mode, url) as store:
         one = entry()
         asked: list[tuple[Callable[[], Any], Any]] = [
             (lambda: store.claim(one), None),
@@ -175,15 +175,15 @@ def test_each_script_is_sent_again_where_the_server_has_forgotten_it(colour: str
             assert ask() == answer
 
 
-def test_a_batch_sends_forgotten_scripts_again(colour: str, url: str) -> None:
+def test_a_batch_sends_forgotten_scripts_again(mode: str, url: str) -> None:
     entries = [entry(f"key-{number}") for number in range(100)]
-    with opened(colour, url) as store:
+    with opened(mode, url) as store:
         _forget_scripts(url)
         assert store.claim_all(entries) == [None] * 100
         _forget_scripts(url)
         assert store.extend_all([claim_of(one) for one in entries]) == [True] * 100
         _forget_scripts(url)
-        ends: list[Any] = [DONE, Memory(stay=60.0, attempt=1), None, DONE]
+        ends: list[Any] = [DONE, Released(ttl=60.0, attempt=1), None, DONE]
         closes = [Close(claim_of(one), ends[number % 4]) for number, one in enumerate(entries)]
         assert store.close_all(closes) == [True] * 100
 
@@ -234,8 +234,8 @@ def test_a_foreign_key_is_no_address(foreign: bytes) -> None:
     assert Keys("onefold:").address(foreign) is None
 
 
-def test_stores_with_other_prefixes_do_not_see_each_other(colour: str, redis_url: str) -> None:
-    with opened(colour, redis_url, prefix="a*[1]:") as one, opened(colour, f"{redis_url}?prefix=b:") as other:
+def test_stores_with_other_prefixes_do_not_see_each_other(mode: str, redis_url: str) -> None:
+    with opened(mode, redis_url, prefix="a*[1]:") as one, opened(mode, f"{redis_url}?prefix=b:") as other:
         mine, theirs = entry(), entry()
         assert one.claim(mine) is None
         assert other.claim(theirs) is None
@@ -271,32 +271,32 @@ def test_a_record_of_a_later_form_is_told(store: Any, raw: Any) -> None:
 
 
 def test_the_server_expires_records_by_itself(store: Any, raw: Any) -> None:
-    one, two = entry("one", stay=900.0), entry("two", stay=math.inf)
+    one, two = entry("one", ttl=900.0), entry("two", ttl=math.inf)
     store.claim_all([one, two])
     (first, second) = (Keys("onefold:").of(each.address) for each in (one, two))
 
     assert 800_000 < raw.pttl(first) <= 900_000
     assert raw.pttl(second) == -1
-    store.finish(claim_of(one), Ending(state=State.DONE, stay=math.inf))
-    store.finish(claim_of(two), Ending(state=State.DONE, stay=500.0))
+    store.finish(claim_of(one), Ending(state=State.DONE, ttl=math.inf))
+    store.finish(claim_of(two), Ending(state=State.DONE, ttl=500.0))
     assert raw.pttl(first) == -1
     assert 0 < raw.pttl(second) <= 500_000
     assert store.purge(100) == 0
 
 
-@pytest.mark.parametrize("stay", [1e10, 1e13, 1e300])
-def test_a_stay_of_many_lifetimes_is_kept_or_forever(store: Any, stay: float) -> None:
-    one = entry(stay=stay, lease=stay, age=1e10)
+@pytest.mark.parametrize("ttl", [1e10, 1e13, 1e300])
+def test_a_stay_of_many_lifetimes_is_kept_or_forever(store: Any, ttl: float) -> None:
+    one = entry(ttl=ttl, lease=ttl, age=1e10)
     assert store.claim(one) is None
 
     record = store.read(one.address)
-    assert record.stay_left == math.inf or math.isclose(record.stay_left, stay, rel_tol=1e-6)
+    assert record.ttl_left == math.inf or math.isclose(record.ttl_left, ttl, rel_tol=1e-6)
     assert record.lease_left > 1e9
     assert record.age > 1e9
 
 
 def test_a_stay_of_nothing_is_over_at_once(store: Any) -> None:
-    one = entry(stay=0.0)
+    one = entry(ttl=0.0)
     assert store.claim(one) is None
 
     assert eventually(lambda: store.read(one.address) is None)
@@ -309,16 +309,16 @@ def test_a_lease_is_told_to_the_millisecond_and_never_shorter(store: Any) -> Non
     assert 900.0 < store.read(one.address).lease_left <= 1_000.001
 
 
-def test_a_late_heartbeat_leaves_the_stay_of_a_held_record_as_it_is(store: Any) -> None:
-    one = entry(stay=9_000.0)
+def test_a_late_heartbeat_leaves_the_ttl_of_a_held_record_as_it_is(store: Any) -> None:
+    one = entry(ttl=9_000.0)
     store.claim(one)
-    store.finish(claim_of(one), Ending(state=State.HELD, stay=2_000.0))
+    store.finish(claim_of(one), Ending(state=State.HELD, ttl=2_000.0))
 
     assert store.extend(claim_of(one), b"notes") is True
 
     found = store.read(one.address)
     assert (found.state, found.notes) == (State.HELD, b"notes")
-    assert 1_000.0 < found.stay_left <= 2_000.0
+    assert 1_000.0 < found.ttl_left <= 2_000.0
 
 
 # Counts.
@@ -340,7 +340,7 @@ def test_an_open_record_keeps_any_number_of_attempts(store: Any, attempt: int) -
     one = entry(fingerprint=b"f" * 36, result=b"kept")
     store.claim(one)
 
-    assert store.release(claim_of(one), Memory(stay=60.0, attempt=attempt, notes=b"n", remark="r")) is True
+    assert store.release(claim_of(one), Released(ttl=60.0, attempt=attempt, notes=b"n", remark="r")) is True
 
     found = store.read(one.address)
     assert (found.state, found.attempt, found.revision, found.result) == (State.OPEN, attempt, 2, b"kept")
@@ -372,7 +372,7 @@ def _finish(store: RedisStore, count: int) -> None:
     for _ in range(0, count, 1_000):
         entries = [entry(mint(), fingerprint=os.urandom(36)) for _ in range(1_000)]
         store.claim_all(entries)
-        store.close_all([Close(claim_of(one), Ending(state=State.DONE, stay=86_400.0)) for one in entries])
+        store.close_all([Close(claim_of(one), Ending(state=State.DONE, ttl=86_400.0)) for one in entries])
 
 
 # Pages.
@@ -390,10 +390,10 @@ def _filled(store: Any, count: int) -> list[str]:
 
 @pytest.mark.parametrize("state", [None, State.HELD])
 def test_more_records_than_are_kept_for_a_listing_are_listed_all(
-    colour: str, url: str, state: State | None, monkeypatch: pytest.MonkeyPatch
+    mode: str, url: str, state: State | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_redis_browse, "LISTED_MAX", 10)
-    with opened(colour, url) as store:
+    monkeypatch.setattr(redis_browse, "LISTED_MAX", 10)
+    with opened(mode, url) as store:
         keys = _filled(store, 100)
         listed: list[Record] = []
         while page := store.browse(Query(state=state, after=listed[-1].address if listed else None), 7):
@@ -404,8 +404,8 @@ def test_more_records_than_are_kept_for_a_listing_are_listed_all(
         assert _keys_of(listed) == (keys if state is None else keys[::3])
 
 
-def test_a_listing_is_scanned_once_for_many_pages(colour: str, redis_url: str) -> None:
-    with Proxy(redis_url) as proxy, opened(colour, proxy.url()) as store:
+def test_a_listing_is_scanned_once_for_many_pages(mode: str, redis_url: str) -> None:
+    with Proxy(redis_url) as proxy, opened(mode, proxy.url()) as store:
         keys = _filled(store, 500)
         with proxy.counting() as count:
             page = store.browse(Query(), 100)
@@ -413,7 +413,7 @@ def test_a_listing_is_scanned_once_for_many_pages(colour: str, redis_url: str) -
                 page += store.browse(Query(after=page[-1].address), 100)
 
         assert _keys_of(page) == keys
-        assert sum(b"SCAN" in flight for flight in count.flights) <= 3
+        assert sum(b"SCAN" in message for message in count.messages) <= 3
 
 
 def test_a_page_is_full_although_records_vanish(store: Any) -> None:

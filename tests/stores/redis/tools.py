@@ -1,4 +1,4 @@
-"""Words for the tests of the Redis store: entries, and a store of either colour behind a blocking face."""
+"""Words for the tests of the Redis store: entries, and a sync or async store behind a blocking face."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onefold._model import Address, Claim, Ending, Entry, State
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from onefold.testing.promises._twice import Blocking
 
-COLOURS = ("blocking", "awaited")
+MODES = ("blocking", "async")
 
-DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
+DONE = Ending(state=State.DONE, ttl=60.0, result=b"result")
 
 
 def entry(key: str = "key", **fields: Any) -> Entry:
@@ -22,24 +22,24 @@ def entry(key: str = "key", **fields: Any) -> Entry:
         "address": Address("", "charge", key),
         "token": os.urandom(16),
         "lease": 30.0,
-        "stay": 90.0,
+        "ttl": 90.0,
     }
     return Entry(**(usual | fields))
 
 
 def claim_of(entry: Entry) -> Claim:
-    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+    return Claim(entry.address, entry.token, entry.lease, entry.ttl)
 
 
 @contextmanager
-def opened(colour: str, source: Any, **options: Any) -> Iterator[Any]:
-    """A store of this colour, which is closed afterwards."""
-    if colour == "blocking":
+def opened(mode: str, source: Any, **options: Any) -> Iterator[Any]:
+    """A store of this kind, which is closed afterwards."""
+    if mode == "blocking":
         store = RedisStore(source, **options)
         yield store
         store.close()
         return
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        awaited = AsyncRedisStore(source, **options)
-        yield Blocking(awaited, runner)
-        runner.run(awaited.aclose())
+        async_store = AsyncRedisStore(source, **options)
+        yield Blocking(async_store, runner)
+        runner.run(async_store.aclose())

@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from onefold import AsyncGuard, Column, Guard, Outcome
-from onefold.stores.mysql import joined as _mysql_places
-from onefold.stores.postgres import joined as _postgres
+from onefold.stores.mysql import joined as mysql_joined
+from onefold.stores.postgres import joined as postgres_joined
 from tests.stores.mysql.wallet import parameters
 from tests.stores.postgres.tools import ended, through_asyncpg
 
@@ -41,7 +41,7 @@ class Hand:
     async def sql(self, statement: str) -> Any:
         root = type(self.connection).__module__.partition(".")[0]
         if root == "sqlalchemy":
-            return await awaited(self.connection.execute(text(statement)))
+            return await maybe_await(self.connection.execute(text(statement)))
         if root == "django":
             with self.connection.cursor() as cursor:
                 return cursor.execute(statement)
@@ -54,10 +54,10 @@ class Hand:
         if isinstance(self.connection, pymysql.connections.Connection):
             with self.connection.cursor() as cursor:
                 return cursor.execute(statement)
-        return await awaited(self.connection.execute(statement))
+        return await maybe_await(self.connection.execute(statement))
 
     async def call(self, method: str) -> None:
-        await awaited(getattr(self.connection, method)())
+        await maybe_await(getattr(self.connection, method)())
 
     async def raw(self, method: str) -> None:
         """On the driver's own connection, behind the back of the library above."""
@@ -75,11 +75,11 @@ def _inner(held: Any) -> Any:
     return connection.connection
 
 
-async def awaited(value: Any) -> Any:
+async def maybe_await(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-Work = Callable[[Hand], Awaitable[Any]]
+HandlerBody = Callable[[Hand], Awaitable[Any]]
 
 
 class Driver(NamedTuple):
@@ -181,7 +181,7 @@ class Bench:
     def play(self, story: Coroutine[Any, Any, T]) -> T:
         return ended(story) if self._runner is None else self._runner.run(story)
 
-    async def transactional(self, key: str, work: Work) -> Outcome[Any]:
+    async def transactional(self, key: str, work: HandlerBody) -> Outcome[Any]:
         if not self.driver.is_async:
 
             @self._guard.transactional("credit", key="key")  # type: ignore[untyped-decorator]
@@ -196,7 +196,7 @@ class Bench:
 
         return await credit_later.outcome(key)  # type: ignore[no-any-return]
 
-    async def within(self, hand: Hand, key: str, work: Work, record: Column | None = None) -> Outcome[Any]:
+    async def within(self, hand: Hand, key: str, work: HandlerBody, record: Column | None = None) -> Outcome[Any]:
         joined = self._guard.within(hand.connection, record=record)
         if self.driver.is_async:
             return await joined.run("credit", key, lambda: work(hand))  # type: ignore[no-any-return]
@@ -205,7 +205,7 @@ class Bench:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Hand]:
         connection = self.driver.connect(self._url)
-        hand = Hand(await awaited(connection))
+        hand = Hand(await maybe_await(connection))
         for statement in self.driver.begin:
             await hand.sql(statement)
         try:
@@ -213,19 +213,19 @@ class Bench:
         finally:
             with suppress(pymysql.Error):
                 # PyMySQL minds what is closed already.
-                await awaited(getattr(hand.connection, "ensure_closed", hand.connection.close)())
+                await maybe_await(getattr(hand.connection, "ensure_closed", hand.connection.close)())
             engine = getattr(connection, "engine", None) or getattr(connection, "bind", None)
             if engine is not None and hasattr(engine, "dispose"):
-                await awaited(engine.dispose())
+                await maybe_await(engine.dispose())
 
     async def commit(self, hand: Hand) -> None:
         await (hand.sql("COMMIT") if self.driver.begin else hand.call("commit"))
 
     def close(self) -> None:
         async def closed() -> None:
-            await awaited(self._guard.aclose() if self.driver.is_async else self._guard.close())
+            await maybe_await(self._guard.aclose() if self.driver.is_async else self._guard.close())
             if hasattr(self._engine, "dispose"):
-                await awaited(self._engine.dispose())
+                await maybe_await(self._engine.dispose())
 
         self.play(closed())
         if self._runner is not None:
@@ -239,8 +239,8 @@ async def _coroutine(work: Awaitable[T]) -> T:
 @contextmanager
 def bench(driver: Driver, url: str) -> Iterator[Bench]:
     # The tests empty a database that they have used before.
-    _postgres.looked.clear()
-    _mysql_places.looked.clear()
+    postgres_joined.looked.clear()
+    mysql_joined.looked.clear()
     made = Bench(driver, url)
     try:
         yield made

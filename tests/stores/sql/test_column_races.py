@@ -18,7 +18,7 @@ import pytest
 from onefold import Column, InProgress
 from onefold.stores.mysql import orm as mysql
 from onefold.stores.postgres import orm as postgres
-from onefold.stores.sql.connection import Kind
+from onefold.stores.sql.connection import ErrorClass
 from tests.stores.sql.endings import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import PATIENCE
@@ -114,8 +114,8 @@ def tells_to_come_again(error: BaseException) -> bool:
     """Whether it is `InProgress`, or the database's own word for it."""
     if isinstance(error, InProgress):
         return True
-    trouble = postgres.trouble(error) or mysql.trouble(error)
-    if trouble is not None and trouble.kind is Kind.CONFLICT:
+    info = postgres.classify(error) or mysql.classify(error)
+    if info is not None and info.kind is ErrorClass.CONFLICT:
         return True
     return error.__cause__ is not None and tells_to_come_again(error.__cause__)
 

@@ -11,7 +11,7 @@ import pymysql
 import pytest
 
 from onefold import TX, Guard, Policy
-from onefold.stores.mysql.urls import place_of
+from onefold.stores.mysql.urls import settings_of
 
 TABLE = "CREATE TABLE hot (id integer PRIMARY KEY, balance integer NOT NULL)"
 ROWS = "INSERT INTO hot VALUES (0, 0), (1, 0)"
@@ -55,7 +55,7 @@ def test_on_hot_rows_of_postgres_every_delivery_is_committed(postgres_url: str, 
 
 @pytest.mark.parametrize(("workers", "messages"), SIZES)
 def test_on_hot_rows_of_mariadb_every_delivery_is_committed(mysql_url: str, workers: int, messages: int) -> None:
-    place = place_of(mysql_url, "pymysql")
+    place = settings_of(mysql_url, "pymysql")
     connection = pymysql.connect(
         host=place.host, port=place.port, user=place.user, password=place.password, database=place.database
     )

@@ -18,7 +18,7 @@ import pytest
 
 from onefold import StoreUnavailable
 from onefold.stores.sql import pool as _sql_pool
-from onefold.stores.sql.connection import Standing
+from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.pool import AsyncPool, AsyncReserve, Pool
 from onefold.stores.sql.pool import slots as _slots
 from tests.support import PATIENCE, Elsewhere, eventually
@@ -32,7 +32,7 @@ T = TypeVar("T")
 LINES_MAX = 500
 
 
-class Link:
+class FakeConnection:
     """A connection that is always idle."""
 
     connection: Any = None
@@ -40,14 +40,14 @@ class Link:
     def __init__(self) -> None:
         self.closed = 0
 
-    def standing(self) -> Standing:
-        return Standing.IDLE
+    def transaction_status(self) -> TransactionStatus:
+        return TransactionStatus.IDLE
 
     def close(self) -> None:
         self.closed += 1
 
 
-class AwaitedLink(Link):
+class AsyncFakeConnection(FakeConnection):
     async def close(self) -> None:  # type: ignore[override]
         self.closed += 1
 
@@ -85,16 +85,16 @@ class Strike:
 
 
 def pool_of(size: int, patience: float = PATIENCE) -> Pool:
-    connect: Any = Link
+    connect: Any = FakeConnection
     return Pool(connect, size=size, patience=patience)
 
 
 def stands_in_line(pool: Pool, number: int) -> bool:
-    return len(pool._slots._line) == number
+    return len(pool._slots._queue) == number
 
 
 def use(pool: Pool) -> None:
-    with pool.lend():
+    with pool.acquire():
         pass
 
 
@@ -124,10 +124,10 @@ def test_those_who_wait_for_a_connection_get_it_in_the_order_in_which_they_came(
     pool, came = pool_of(2), list[int]()
 
     def user(number: int) -> None:
-        with pool.lend():
+        with pool.acquire():
             came.append(number)
 
-    with pool.lend(), pool.lend():
+    with pool.acquire(), pool.acquire():
         waiting = []
         for number in range(4):
             waiting.append(Elsewhere(partial(user, number)))
@@ -138,15 +138,15 @@ def test_those_who_wait_for_a_connection_get_it_in_the_order_in_which_they_came(
 
     assert sorted(came) == [0, 1, 2, 3]
     assert came[0] in (0, 1)
-    assert not pool._slots._line
+    assert not pool._slots._queue
 
 
 def test_who_waits_in_vain_is_told_and_leaves_the_line() -> None:
     pool = pool_of(1, patience=0.01)
-    with pool.lend():
+    with pool.acquire():
         with pytest.raises(StoreUnavailable, match="all 1 connections"):
             use(pool)
-        assert len(pool._slots._line) == 1
+        assert len(pool._slots._queue) == 1
     use(pool)
 
 
@@ -182,17 +182,17 @@ class Opened:
     """All connections that a pool has opened."""
 
     def __init__(self) -> None:
-        self.links: list[AwaitedLink] = []
+        self.connections: list[AsyncFakeConnection] = []
 
     async def __call__(self) -> Any:
         await asyncio.sleep(0)
-        self.links.append(AwaitedLink())
-        return self.links[-1]
+        self.connections.append(AsyncFakeConnection())
+        return self.connections[-1]
 
 
 async def use_async(pool: AsyncPool) -> Any:
-    async with pool.lend() as link:
-        return link
+    async with pool.acquire() as conn:
+        return conn
 
 
 @pytest.mark.parametrize("kind", [AsyncPool, AsyncReserve])
@@ -202,12 +202,12 @@ def test_event_loops_that_use_one_pool_in_turn_have_a_connection_each(kind: type
 
     lent = [loops.run(number % 2, use_async(pool)) for number in range(10)]
 
-    assert lent == opened.links * 5
-    assert len(opened.links) == 2
+    assert lent == opened.connections * 5
+    assert len(opened.connections) == 2
     loops.end(0)
     # A loop that ends closes its own, and no other.
-    assert [link.closed for link in opened.links] == [1, 0]
-    assert loops.run(1, use_async(pool)) is opened.links[1]
+    assert [conn.closed for conn in opened.connections] == [1, 0]
+    assert loops.run(1, use_async(pool)) is opened.connections[1]
 
 
 def test_a_reserve_is_let_go_in_one_event_loop_and_held_in_the_other(loops: Loops) -> None:
@@ -232,7 +232,7 @@ def test_the_connections_of_a_loop_that_was_closed_abruptly_are_left_alone(loops
 
     loops.run(1, use_async(pool))
 
-    assert [link.closed for link in opened.links] == [0, 0]
+    assert [conn.closed for conn in opened.connections] == [0, 0]
     assert list(pool._shares) == [loops.loops[1]]
 
 
@@ -247,4 +247,4 @@ def test_another_process_leaves_all_of_them_alone(loops: Loops, monkeypatch: pyt
     loops.run(0, use_async(pool))
     loops.run(0, pool.drop_idle())
 
-    assert [link.closed for link in opened.links] == [0, 0, 1]
+    assert [conn.closed for conn in opened.connections] == [0, 0, 1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onefold.stores.sql.records import located
-from tests.stores.mysql.wallet import COLOURS, Ledger, Working
+from tests.stores.mysql.wallet import WORKER_TYPES, Ledger, Working
 from tests.stores.mysql.wallet import Worker as MysqlWorker
 from tests.stores.postgres.tools import DRIVERS, Hand, Worker, another, rows
 
@@ -38,7 +38,7 @@ def ledger(mysql_url: str) -> Iterator[Ledger]:
     ledger.execute(f"DROP DATABASE {ELSEWHERE}")
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=WORKER_TYPES)
 def mysql_worker(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[MysqlWorker]:
     worker = request.param(ledger.url)
     yield worker

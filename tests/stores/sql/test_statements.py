@@ -56,7 +56,7 @@ def test_what_postgres_looks_up_records_by_is_never_left_behind(name: str) -> No
 
 
 # What the short INSERT writes by itself, and what says nothing of a record that is done.
-USUAL = {"address", "fingerprint", "lease", "stay", "token"}
+USUAL = {"address", "fingerprint", "lease", "ttl", "token"}
 
 OTHER: dict[str, Any] = {
     "state": State.HELD,

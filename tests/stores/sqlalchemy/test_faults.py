@@ -71,7 +71,7 @@ def test_a_commit_whose_reply_is_lost_is_resolved_by_delivering_again(
         return "done"
 
     cut = proxy.cut_before if when == "before" else proxy.cut_after
-    fault = cut(lambda flight: any(word in flight for word in COMMIT))
+    fault = cut(lambda message: any(word in message for word in COMMIT))
     outcome = at.transactional("m1", work)
 
     assert fault.reached.is_set()
@@ -80,12 +80,12 @@ def test_a_commit_whose_reply_is_lost_is_resolved_by_delivering_again(
     assert (ledger.balance, ledger.records) == (10, ["earlier", "m1"])
 
 
-@pytest.mark.parametrize("flight", range(1, 5))
-def test_an_operation_whose_reply_is_lost_is_sent_again(at: AnyTill, proxy: Proxy, flight: int) -> None:
+@pytest.mark.parametrize("message", range(1, 5))
+def test_an_operation_whose_reply_is_lost_is_sent_again(at: AnyTill, proxy: Proxy, message: int) -> None:
     at.run("earlier", Handler())
     handler = Handler("paid")
 
-    proxy.lose_reply(flight)
+    proxy.lose_reply(message)
     outcomes = [at.run("c1", handler), at.run("c1", handler)]
 
     assert [(one.value, one.replayed) for one in outcomes] == [("paid", False), ("paid", True)]
@@ -212,10 +212,10 @@ def _run_elsewhere(at: AnyTill, handler: Callable[[], Any]) -> None:
 
 
 def _awaited(handler: Callable[[], Any]) -> Any:
-    async def awaited() -> Any:
+    async def in_loop() -> Any:
         return handler()
 
-    return awaited
+    return in_loop
 
 
 # Processes and event loops.
@@ -336,7 +336,7 @@ def test_a_session_of_several_engines_is_refused(path: Path) -> None:
         made.dispose()
 
 
-def test_within_takes_the_connections_and_sessions_of_its_own_colour(path: Path) -> None:
+def test_within_takes_the_connections_and_sessions_of_its_own_kind(path: Path) -> None:
     engine = create_engine(f"sqlite:///{path}")
     async_engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     wrong: Any

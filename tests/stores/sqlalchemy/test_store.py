@@ -1,4 +1,4 @@
-"""An SQLAlchemy engine as the guard's own store: the whole contract on each database, in both colours.
+"""An SQLAlchemy engine as the guard's own store: the whole contract on each database, sync and async.
 
 All of it is for `make test-all`: the stores themselves have the contract every day, and the deliveries of
 test_sqlalchemy_transactional.py and test_sqlalchemy_faults.py go through such an engine.
@@ -50,7 +50,7 @@ class OnAnEngine(StoreContract):
 
 
 class OnAnAsyncEngine(AsyncStoreContract):
-    """The same, awaited."""
+    """The async counterpart."""
 
     racers = 4
     url: str

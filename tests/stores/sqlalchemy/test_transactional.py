@@ -1,4 +1,4 @@
-"""An engine or a sessionmaker as the guard's own store: transactions of ours, on each driver, in both colours."""
+"""An engine or a sessionmaker as the guard's own store: transactions of ours, on each driver, sync and async."""
 
 from __future__ import annotations
 
@@ -222,10 +222,10 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("trouble", ["serialization failure", "deadlock", "lost connection"])
+@pytest.mark.parametrize("failure", ["serialization failure", "deadlock", "lost connection"])
 @pytest.mark.parametrize("way", [way for way in TILLS if way[0] != "sqlite"], ids=" ".join, indirect=True)
-def test_what_a_new_transaction_may_mend_is_tried_again(at: AnyTill, ledger: Ledger, trouble: str) -> None:
-    statement = BREAKS[ledger.database][trouble]
+def test_what_a_new_transaction_may_mend_is_tried_again(at: AnyTill, ledger: Ledger, failure: str) -> None:
+    statement = BREAKS[ledger.database][failure]
     starts: list[int] = []
 
     def unlucky(tx: Any) -> str:

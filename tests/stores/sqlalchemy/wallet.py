@@ -1,4 +1,4 @@
-"""A wallet in a database of each kind, and desks on which SQLAlchemy's connections and sessions lie, in both colours.
+"""A wallet in a database of each kind, and desks on which SQLAlchemy's connections and sessions lie, sync and async.
 
 Work is written in sync words. An async desk runs it by `run_sync`, so that each promise is written once.
 """
@@ -27,7 +27,7 @@ from tests.wallet import never_opened
 T = TypeVar("T")
 
 Held = Connection | Session
-Work = Callable[[Any], Any]
+HandlerBody = Callable[[Any], Any]
 
 # For each database: the fixture with its URL, a blocking driver, and async ones.
 DATABASES = {
@@ -147,7 +147,7 @@ class Desk:
         """Work of the caller's, in the same transaction."""
         return work(self.x)
 
-    def within(self, key: Any, work: Work, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    def within(self, key: Any, work: HandlerBody, record: Column | None = None, **options: Any) -> Outcome[Any]:
         return self.guard.within(self.x, record=record).run("credit", key, lambda: work(self.x), **options)
 
     def fresh(self, messages: list[str]) -> Fresh[str]:
@@ -191,16 +191,16 @@ class AsyncDesk:
         return self.engine.sync_engine
 
     def run(self, awaitable: Awaitable[T]) -> T:
-        async def awaited() -> T:
+        async def in_loop() -> T:
             return await awaitable
 
-        return self._runner.run(awaited())
+        return self._runner.run(in_loop())
 
     def do(self, work: Callable[[Any], T]) -> T:
         found: T = self.run(self.x.run_sync(work))
         return found
 
-    def within(self, key: Any, work: Work, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    def within(self, key: Any, work: HandlerBody, record: Column | None = None, **options: Any) -> Outcome[Any]:
         async def handler() -> Any:
             return await self.x.run_sync(work)
 
@@ -241,7 +241,7 @@ def desk(ledger: Ledger, driver: str, kind: str, **options: Any) -> AnyDesk:
     return Desk(ledger.engine(**options), kind, autocommit=autocommit)
 
 
-# Which connections and sessions are tried on which database: every driver, each kind at least once a colour.
+# Which connections and sessions are tried on which database: every driver, each kind at least sync and async.
 KINDS = {
     "sqlite": [
         ("sqlite", "connection"),
@@ -321,7 +321,7 @@ class Till:
     def sync_engine(self) -> Engine:
         return self.engine
 
-    def transactional(self, key: str, work: Work) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody) -> Outcome[Any]:
         @self.guard.transactional("credit", key="key")
         def credit(key: str, *, tx: Any) -> Any:
             self.handed.append(tx)
@@ -341,7 +341,7 @@ class Till:
 
 
 class AsyncTill:
-    """The same, awaited, in an event loop of its own."""
+    """The async counterpart, in an event loop of its own."""
 
     def __init__(self, engine: AsyncEngine, kind: str, policy: Policy | None = None) -> None:
         self.engine = engine
@@ -354,7 +354,7 @@ class AsyncTill:
     def sync_engine(self) -> Engine:
         return self.engine.sync_engine
 
-    def transactional(self, key: str, work: Work) -> Outcome[Any]:
+    def transactional(self, key: str, work: HandlerBody) -> Outcome[Any]:
         @self.guard.transactional("credit", key="key")
         async def credit(key: str, *, tx: Any) -> Any:
             self.handed.append(tx)

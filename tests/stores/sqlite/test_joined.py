@@ -1,4 +1,4 @@
-"""`transactional` on SQLite, in both colours: the record commits with the work (rows 15 to 19 of the edge cases)."""
+"""`transactional` on SQLite, sync and async: the record commits with the work (rows 15 to 19 of the edge cases)."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ class Declined(Exception):
     """A final answer."""
 
 
-@pytest.mark.parametrize("colour", [Blocking, Awaiting])
+@pytest.mark.parametrize("worker_type", [Blocking, Awaiting])
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
-    colour: type[Worker], url: str, path: Path
+    worker_type: type[Worker], url: str, path: Path
 ) -> None:
-    worker = colour(url, Policy(remember=(Declined,)))
+    worker = worker_type(url, Policy(remember=(Declined,)))
 
     def decline(tx: sqlite3.Connection) -> None:
         add(tx)

@@ -1,4 +1,4 @@
-"""`Column` on SQLite, in both colours: the caller's own row is the record."""
+"""`Column` on SQLite, sync and async: the caller's own row is the record."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from onefold.stores.sqlite.joined import SqliteTransaction
 from tests.support import PATIENCE, Died, Elsewhere, Handler, elsewhere
 from tests.wallet import Awaiting, Blocking, Worker, add, balance, connected, never_opened, records
 
-COLOURS = pytest.mark.parametrize("colour", [Blocking, Awaiting])
+WORKER_TYPES = pytest.mark.parametrize("worker_type", [Blocking, Awaiting])
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def by_the_second(connection: sqlite3.Connection) -> str:
     return "by the second"
 
 
-@COLOURS
+@WORKER_TYPES
 @pytest.mark.parametrize("error", [None, ValueError("rolled back")])
 def test_of_two_transactions_at_once_the_second_waits_and_runs_only_if_the_first_rolls_back(
-    colour: type[Worker], url: str, path: Path, kept_waiting: threading.Event, error: Exception | None
+    worker_type: type[Worker], url: str, path: Path, kept_waiting: threading.Event, error: Exception | None
 ) -> None:
-    one, other, slow = colour(url), colour(url), Slow()
+    one, other, slow = worker_type(url), worker_type(url), Slow()
 
     first = Elsewhere(partial(one.transactional, "m1", slow))
     assert slow.begun.wait(PATIENCE)
@@ -105,12 +105,12 @@ def test_of_two_callers_transactions_at_once_the_second_waits_and_runs_only_if_t
     assert (balance(path), records(path)) == (10, ["m1"])
 
 
-@COLOURS
+@WORKER_TYPES
 def test_a_transactional_function_waits_within_its_bound_and_then_nothing_has_run(
-    colour: type[Worker], path: Path, writing: sqlite3.Connection
+    worker_type: type[Worker], path: Path, writing: sqlite3.Connection
 ) -> None:
     writing.execute("COMMIT")
-    worker, handler = colour(f"sqlite:///{path}?busy_timeout=0.05s"), Handler()
+    worker, handler = worker_type(f"sqlite:///{path}?busy_timeout=0.05s"), Handler()
     worker.transactional("earlier", Handler())
     writing.execute("BEGIN IMMEDIATE")
 
@@ -123,12 +123,12 @@ def test_a_transactional_function_waits_within_its_bound_and_then_nothing_has_ru
     worker.close()
 
 
-@COLOURS
+@WORKER_TYPES
 def test_a_transactional_function_that_had_to_wait_runs_when_the_other_writer_ends(
-    colour: type[Worker], url: str, path: Path, kept_waiting: threading.Event, writing: sqlite3.Connection
+    worker_type: type[Worker], url: str, path: Path, kept_waiting: threading.Event, writing: sqlite3.Connection
 ) -> None:
     writing.execute("COMMIT")
-    worker = colour(url)
+    worker = worker_type(url)
     worker.transactional("earlier", Handler())
     writing.execute("BEGIN IMMEDIATE")
 
@@ -141,17 +141,17 @@ def test_a_transactional_function_that_had_to_wait_runs_when_the_other_writer_en
     worker.close()
 
 
-@COLOURS
+@WORKER_TYPES
 @pytest.mark.parametrize("begin", ["", "BEGIN", "BEGIN IMMEDIATE"])
 @pytest.mark.usefixtures("writing")
 def test_within_lets_the_drivers_busy_error_surface_and_nothing_runs(
-    colour: type[Worker], path: Path, begin: str
+    worker_type: type[Worker], path: Path, begin: str
 ) -> None:
     handler = Handler()
 
     def deliver(connection: sqlite3.Connection) -> None:
         connection.execute(begin)
-        colour(never_opened).within(connection, "m1", handler)
+        worker_type(never_opened).within(connection, "m1", handler)
 
     with connected(path, timeout=0.0) as connection, pytest.raises(sqlite3.OperationalError) as raised:
         deliver(connection)
@@ -160,9 +160,9 @@ def test_within_lets_the_drivers_busy_error_surface_and_nothing_runs(
     assert handler.starts == 0
 
 
-@COLOURS
+@WORKER_TYPES
 def test_a_caller_who_has_read_before_another_wrote_gets_the_drivers_error_and_nothing_runs(
-    colour: type[Worker], path: Path
+    worker_type: type[Worker], path: Path
 ) -> None:
     handler = Handler()
     elsewhere(partial(in_a_transaction_of_its_own, path, add))
@@ -173,7 +173,7 @@ def test_a_caller_who_has_read_before_another_wrote_gets_the_drivers_error_and_n
         with connected(path) as other, other:
             add(other)
         with pytest.raises(sqlite3.OperationalError) as raised:
-            colour(never_opened).within(connection, "m2", handler)
+            worker_type(never_opened).within(connection, "m2", handler)
 
     assert raised.value.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT
     assert handler.starts == 0
@@ -224,11 +224,11 @@ def test_threads_that_deliver_the_same_messages_credit_each_of_them_once(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@COLOURS
+@WORKER_TYPES
 def test_a_forked_child_goes_on_with_the_guard_of_its_parent_also_when_that_has_closed_it(
-    colour: type[Worker], url: str, path: Path
+    worker_type: type[Worker], url: str, path: Path
 ) -> None:
-    worker = colour(url)
+    worker = worker_type(url)
     worker.transactional("before", add)
     closed, close = os.pipe()
 
@@ -252,11 +252,11 @@ def test_a_forked_child_goes_on_with_the_guard_of_its_parent_also_when_that_has_
     assert (balance(path), records(path)) == (30, ["after", "before", "in the child"])
 
 
-@COLOURS
+@WORKER_TYPES
 def test_an_interrupt_at_the_commit_leaves_no_transaction_open(
-    colour: type[Worker], url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    worker_type: type[Worker], url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = colour(url)
+    worker = worker_type(url)
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(SqliteTransaction, "commit", Handler(error=Died()))
@@ -270,10 +270,12 @@ def test_an_interrupt_at_the_commit_leaves_no_transaction_open(
     worker.close()
 
 
-@COLOURS
-def test_records_of_two_guards_on_one_file_are_the_same_records(colour: type[Worker], url: str, path: Path) -> None:
+@WORKER_TYPES
+def test_records_of_two_guards_on_one_file_are_the_same_records(
+    worker_type: type[Worker], url: str, path: Path
+) -> None:
     """`transactional` on a file, and `within` on a connection to it."""
-    worker = colour(url, Policy())
+    worker = worker_type(url, Policy())
     worker.transactional("m1", add)
 
     with connected(path) as connection, connection:

@@ -14,7 +14,7 @@ from onefold import TX, AsyncGuard
 from tests.support import PATIENCE
 from tests.wallet import Awaiting, Blocking, add, balance, connected, never_opened, records
 
-COLOURS = pytest.mark.parametrize("colour", [Blocking, Awaiting])
+WORKER_TYPES = pytest.mark.parametrize("worker_type", [Blocking, Awaiting])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`within` on SQLite, in both colours: a transaction that the caller owns (rows 14 to 18 and 25b of the edge cases)."""
+"""`within` on SQLite, sync and async: a transaction that the caller owns (rows 14 to 18 and 25b of the edge cases)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 from onefold import TX, AsyncGuard, StoreUnavailable
 from onefold._model import Address, Entry, Record
 from onefold.stores.sqlite import AsyncSqliteStore
-from onefold.stores.sqlite.connection import Line
+from onefold.stores.sqlite.connection import SqliteConnection
 from tests.support import PATIENCE
 from tests.wallet import connected, never_opened, records
 
@@ -34,16 +34,16 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def found_busy(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once somebody has found another writer in the way."""
-    found, attempt = threading.Event(), Line._attempt
+    found, attempt = threading.Event(), SqliteConnection._attempt
 
-    def watched(line: Line, work: Any, *, together: bool) -> Any:
+    def watched(line: SqliteConnection, work: Any, *, together: bool) -> Any:
         try:
             return attempt(line, work, together=together)
         except sqlite3.OperationalError:
             found.set()
             raise
 
-    monkeypatch.setattr(Line, "_attempt", watched)
+    monkeypatch.setattr(SqliteConnection, "_attempt", watched)
     return found
 
 
@@ -117,7 +117,7 @@ async def _delivered(delivery: Delivery, guard: AsyncGuard, path: Path) -> None:
 
 
 def entry(key: str) -> Entry:
-    return Entry(address=Address("", "credit", key), token=os.urandom(16), lease=30.0, stay=90.0)
+    return Entry(address=Address("", "credit", key), token=os.urandom(16), lease=30.0, ttl=90.0)
 
 
 def test_duplicates_are_answered_while_a_claim_waits_for_another_writer(

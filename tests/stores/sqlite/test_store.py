@@ -1,4 +1,4 @@
-"""The SQLite store: the whole contract in both colours, and what a file, a disk and a process can do to it."""
+"""The SQLite store: the whole contract sync and async, and what a file, a disk and a process can do to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, State
 from onefold.stores.base import Query
 from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore, open_async_store, open_store
-from onefold.stores.sqlite import connection as _sqlite_line
+from onefold.stores.sqlite import connection as sqlite_connection
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
 from tests.support import PROJECT
@@ -97,16 +97,16 @@ def entry(key: str = "key", **fields: Any) -> Entry:
         "address": Address("", "charge", key),
         "token": os.urandom(16),
         "lease": 30.0,
-        "stay": 90.0,
+        "ttl": 90.0,
     }
     return Entry(**(usual | fields))
 
 
 def claim_of(entry: Entry) -> Claim:
-    return Claim(entry.address, entry.token, entry.lease, entry.stay)
+    return Claim(entry.address, entry.token, entry.lease, entry.ttl)
 
 
-DONE = Ending(state=State.DONE, stay=60.0, result=b"result")
+DONE = Ending(state=State.DONE, ttl=60.0, result=b"result")
 
 
 @contextmanager
@@ -844,7 +844,7 @@ def _fork_amid_an_operation(_start: Any, path: Path) -> list[str]:
         assert store.claim(entry("child")) is None
         store.close()
 
-    _sqlite_line.FORK_PATIENCE = PATIENCE  # type: ignore[misc]
+    sqlite_connection.FORK_PATIENCE = PATIENCE  # type: ignore[misc]
     store, began = SqliteStore(path, clock=clock), time.monotonic()
     assert store.claim(entry("parent")) is None
     # It did not wait for itself.

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onefold._delivery.carried import EARLIER
 from onefold._delivery.claim import claim_of, insist
+from onefold._delivery.earlier_ending import EARLIER
 from onefold._delivery.handler_steps.left import StepsLeft
 from onefold._delivery.handler_steps.log_writes import Logging, Turns
 from onefold._delivery.steps import Ended, Flow, Left, Running
@@ -150,8 +150,8 @@ class StepLog:
 
     def _tell_left_out(self, name: str, value: Any, why: str) -> None:
         kind = type_name(type(value))
-        words = f"the step {name!r} returned {kind}, {why}: no later attempt can go on from it. {MAY_RETURN}"
-        self.tell.warn(self.entry.address, words, about=f"a step's {kind}")
+        text = f"the step {name!r} returned {kind}, {why}: no later attempt can go on from it. {MAY_RETURN}"
+        self.tell.warn(self.entry.address, text, about=f"a step's {kind}")
 
     def replay(self, name: str, returns: Any) -> Any:
         """Return what the step returned. Raises `UsageError`, which is never taken for the end of the delivery."""

@@ -11,7 +11,7 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from onefold._delivery.steps import Ask
+from onefold._delivery.steps import StoreStep
 from onefold._interrupts import NotAnswered
 from onefold._model import Claim
 
@@ -41,7 +41,7 @@ class Turns:
         return self._tasks
 
 
-class Logging(Ask, frozen=True):
+class Logging(StoreStep, frozen=True):
     """Store the log of a run's steps, once it is this step's turn. The reply is whether the claim is still ours."""
 
     claim: Claim

@@ -9,22 +9,22 @@ from onefold.cli._common.output import WRONG_USAGE, Refusal
 from onefold.durations import UNITS, seconds
 
 
-def seconds_of(words: str, option: str) -> float:
+def seconds_of(text: str, option: str) -> float:
     """Return the seconds given as `--option`. Raises `Refusal`."""
     try:
-        return seconds(words, option)
+        return seconds(text, option)
     except UsageError:
         pass
     units = ", ".join(UNITS)
     raise Refusal(
-        f"{option} {words!r} is not a duration: zero or more of a unit ({units}) such as 30s or 7d, or forever",
+        f"{option} {text!r} is not a duration: zero or more of a unit ({units}) such as 30s or 7d, or forever",
         WRONG_USAGE,
     )
 
 
-def pause_of(words: str, option: str) -> float:
+def pause_of(text: str, option: str) -> float:
     """Return the seconds to wait, given as `--option`: neither zero nor forever."""
-    pause = seconds_of(words, option)
+    pause = seconds_of(text, option)
     if not 0 < pause < math.inf:
-        raise Refusal(f"{option} {words}: give it a time such as 60s", WRONG_USAGE)
+        raise Refusal(f"{option} {text}: give it a time such as 60s", WRONG_USAGE)
     return pause

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from onefold import Guard, MissingKey, OnefoldError, Policy, UsageError
 from onefold.cli._common.masking import masked
-from onefold.durations import FOREVER, UNITS, in_words
+from onefold.durations import FOREVER, UNITS, as_text
 from onefold.stores.base import Browsable, HasSchema
 from onefold.stores.kinds import blocking, kind_of
 
@@ -189,9 +189,11 @@ def missing_schema(store: Any, url: str) -> str | None:
     store.auto_schema = False
     if store.schema_exists():
         return None
-    from onefold.cli._common.store_argument import place
+    from onefold.cli._common.store_argument import display_url
 
-    return f"there are no Onefold tables in {place(url)}, and none were created. Is it the right store? {CREATED_BY}"
+    return (
+        f"there are no Onefold tables in {display_url(url)}, and none were created. Is it the right store? {CREATED_BY}"
+    )
 
 
 def on_terminal() -> bool:
@@ -259,8 +261,8 @@ def print_json(document: object) -> None:
 @contextlib.contextmanager
 def counting(what: str, unit: str) -> Iterator[Callable[[int], None]]:
     """Show progress on standard error for work without a known end; call the result with the count so far."""
-    words = TextColumn(f"{{task.description}}: {{task.completed:,}} {unit}")
-    columns = (SpinnerColumn(), words, TimeElapsedColumn())
+    text = TextColumn(f"{{task.description}}: {{task.completed:,}} {unit}")
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(what, total=None)
         yield lambda count: progress.update(task, completed=count)
@@ -296,5 +298,5 @@ def about(duration: float) -> str:
     whole = max(duration, 0.0)
     for unit in ("d", "h", "m"):
         if whole >= FEW * UNITS[unit]:
-            return in_words(whole // UNITS[unit] * UNITS[unit])
-    return in_words(float(int(whole)))
+            return as_text(whole // UNITS[unit] * UNITS[unit])
+    return as_text(float(int(whole)))

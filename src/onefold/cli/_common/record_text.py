@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from onefold import FOREVER, Record, State
-from onefold._delivery.carried import finished
+from onefold._delivery.earlier_ending import finished
 from onefold.cli._common.output import about, visible
 from onefold.codecs import PLAIN, TYPED
 from onefold.http._shared.intents import OPERATION as INTENT
@@ -68,10 +68,10 @@ def _is_pending(record: Record) -> bool:
 
 
 def _left(record: Record) -> str:
-    """Return how long it lasts: the lease while it runs, the stay otherwise."""
+    """Return how long it lasts: the lease while it runs, the TTL otherwise."""
     if record.state is State.RUNNING:
         return f"lease {about(record.lease_left)}" if record.is_live else "lease over"
-    return about(record.stay_left)
+    return about(record.ttl_left)
 
 
 def behind_dead_bypass(record: Record) -> Record | None:
@@ -98,7 +98,7 @@ def summary(record: Record) -> dict[str, object]:
         "attempt": record.attempt,
         "age": _seconds(record.age),
         "lease_left": _seconds(record.lease_left) if record.state is State.RUNNING else 0.0,
-        "stay_left": _seconds(record.stay_left),
+        "ttl_left": _seconds(record.ttl_left),
         "remark": remark(record),
     }
 
@@ -130,7 +130,7 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
     address, lease = record.address, "not running"
     if record.state is State.RUNNING:
         lease = f"{about(record.lease_left)} left" if record.is_live else "over: its worker died, or is stuck"
-    stay = "until it is resolved" if record.state is State.HELD else "forever"
+    ttl = "until it is resolved" if record.state is State.HELD else "forever"
     named = steps(record)
     return [
         ("operation", visible(address.operation)),
@@ -144,8 +144,8 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         ("attempt", _attempts(record)),
         ("age", f"{about(record.age)} since {_began(record)}"),
         ("lease", lease),
-        ("kept", stay if record.stay_left == FOREVER else f"for {about(record.stay_left)} more"),
-        ("result", _result_in_words(record, indent)),
+        ("kept", ttl if record.ttl_left == FOREVER else f"for {about(record.ttl_left)} more"),
+        ("result", _result_as_text(record, indent)),
         ("steps", "none" if named is None else visible(", ".join(named)) or f"{len(record.notes or b'')} bytes"),
         ("bypasses", f"{record.bypasses}"),
         ("fingerprint", "none" if record.fingerprint is None else record.fingerprint.hex()),
@@ -205,7 +205,7 @@ def result_of(record: Record) -> tuple[str, object]:
         return "unreadable", None
 
 
-def _result_in_words(record: Record, indent: int | None) -> str:
+def _result_as_text(record: Record, indent: int | None) -> str:
     form, value = result_of(record)
     match form:
         case "none":

@@ -63,7 +63,7 @@ class Unset(NamedTuple):
     variables: list[str]
 
     @property
-    def place(self) -> str:
+    def display_url(self) -> str:
         return " ".join(f"${{{name}}}" for name in self.variables)
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def _declared(where: str, *, to_run: bool) -> Configuration:
     return found
 
 
-def place(url: str) -> str:
+def display_url(url: str) -> str:
     """Return where a store is, for people: without a login, and without options, which may contain a secret."""
     try:
         scheme = urlsplit(url).scheme
@@ -111,12 +111,12 @@ def place(url: str) -> str:
     return f"{scheme}:{slashes}{re.split('[?#]', after)[0]}"
 
 
-def without_secrets(words: str, url: str) -> str:
+def without_secrets(text: str, url: str) -> str:
     """Return a server's or driver's message without the passwords of this URL, whoever has quoted it."""
     # The longest first: one may be a part of another.
     for secret in sorted(_secrets(url), key=len, reverse=True):
-        words = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", words)
-    return words
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
+    return text
 
 
 def _secrets(url: str) -> set[str]:

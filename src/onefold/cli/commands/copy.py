@@ -24,7 +24,7 @@ from onefold.cli._common.output import (
     visible,
 )
 from onefold.cli._common.progress import DryRunOption, into, summed_up
-from onefold.cli._common.store_argument import place
+from onefold.cli._common.store_argument import display_url
 from onefold.maintenance.copy import Tally, copying
 from onefold.maintenance.pages import records
 from onefold.stores.base import Browsable, Query
@@ -68,7 +68,7 @@ def copy(
     if tally.running:
         note(f"a worker runs {tally.running:,} of them, which were not copied. Run it again when they have ended")
     if tally.refused:
-        note(f"{place(new)} does not take {tally.refused:,} of them: {tally.why}")
+        note(f"{display_url(new)} does not take {tally.refused:,} of them: {tally.why}")
     if not complete:
         raise typer.Exit(FAILED)
 
@@ -104,12 +104,12 @@ def _print(tally: Tally, format_: Format, *, complete: bool, dry_run: bool) -> N
 
 
 def _summary(tally: Tally, *, dry_run: bool) -> str:
-    words = [f"{tally.copied:,} {'would be copied' if dry_run else 'copied'}"]
+    parts = [f"{tally.copied:,} {'would be copied' if dry_run else 'copied'}"]
     if tally.updated:
-        words.append(f"{tally.updated:,} {'would be ' if dry_run else ''}finished in NEW, as they have ended in OLD")
-    words.append(f"{tally.there:,} already there")
+        parts.append(f"{tally.updated:,} {'would be ' if dry_run else ''}finished in NEW, as they have ended in OLD")
+    parts.append(f"{tally.there:,} already there")
     if tally.running:
-        words.append(f"{tally.running:,} running")
+        parts.append(f"{tally.running:,} running")
     if tally.refused:
-        words.append(f"{tally.refused:,} refused")
-    return ", ".join(words)
+        parts.append(f"{tally.refused:,} refused")
+    return ", ".join(parts)

@@ -25,8 +25,15 @@ from onefold.cli._common.output import (
     print_json,
     visible,
 )
-from onefold.cli._common.store_argument import Unset, WhereArgument, named, place, stores_to_examine, without_secrets
-from onefold.durations import in_words
+from onefold.cli._common.store_argument import (
+    Unset,
+    WhereArgument,
+    display_url,
+    named,
+    stores_to_examine,
+    without_secrets,
+)
+from onefold.durations import as_text
 from onefold.health import Check, Grade, Report, examine
 from onefold.health.examine import unreachable
 from onefold.stores.kinds import blocking
@@ -56,9 +63,9 @@ def doctor(
     examined: list[tuple[str, str, Report]] = []
     for name, url in stores_to_examine(named(where)):
         if isinstance(url, Unset):
-            at, report = url.place, unreachable(f"{url}: its store is not known")
+            at, report = url.display_url, unreachable(f"{url}: its store is not known")
         else:
-            at, report = place(url), _examined(name, url, patience)
+            at, report = display_url(url), _examined(name, url, patience)
         if format is Format.TABLE:
             _print(name, at, report, first=not examined)
         examined.append((name, at, report))
@@ -83,10 +90,10 @@ def _examined(name: str, url: str, patience: float) -> Report:
     try:
         found = _within(patience, url)
     except UsageError as error:
-        words = without_secrets(str(error), url)
+        text = without_secrets(str(error), url)
         if not name:
-            raise Refusal(words, WRONG_USAGE) from None
-        return unreachable(words)
+            raise Refusal(text, WRONG_USAGE) from None
+        return unreachable(text)
     checks = (check._replace(reason=without_secrets(check.reason, url)) for check in found.checks)
     return found._replace(checks=tuple(checks))
 
@@ -105,7 +112,7 @@ def _within(patience: float, url: str) -> Report:
     try:
         found = answers.get(timeout=min(patience, threading.TIMEOUT_MAX))
     except queue.Empty:
-        return unreachable(f"it did not answer within {in_words(patience)}. Is it up? Then raise --timeout")
+        return unreachable(f"it did not answer within {as_text(patience)}. Is it up? Then raise --timeout")
     if isinstance(found, BaseException):
         raise found
     return found
@@ -163,10 +170,10 @@ def _sign(check: Check) -> Text:
 
 
 def _words(check: Check) -> Text:
-    words = Text(visible(check.reason))
+    text = Text(visible(check.reason))
     if check.fix:
-        words.append(f"\n-> {visible(check.fix)}", style="bold")
-    return words
+        text.append(f"\n-> {visible(check.fix)}", style="bold")
+    return text
 
 
 def _sum_up(reports: list[Report]) -> None:

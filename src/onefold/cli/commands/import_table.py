@@ -63,8 +63,8 @@ def import_table(
         raise Refusal(
             "say what was done: --operation NAME, or --operation-column COLUMN where rows differ", WRONG_USAGE
         )
-    stay = seconds_of(keep, "--keep")
-    if stay == 0:
+    ttl = seconds_of(keep, "--keep")
+    if ttl == 0:
         raise Refusal("--keep 0s would import nothing", WRONG_USAGE)
     columns = Table(table, key, scope_column, operation_column, at, result_column)
     tally = Tally()
@@ -73,7 +73,7 @@ def import_table(
         opened(store, may_be_new=True) as target,
         summed_up("importing", "rows", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell,
     ):
-        rows = Rows(reader, columns, operation=operation, keep=stay)
+        rows = Rows(reader, columns, operation=operation, keep=ttl)
         for _ in importing(rows, into(target, store, dry_run=dry_run), tally=tally, dry_run=dry_run):
             tell(tally.seen)
     _print(tally, format, dry_run=dry_run)
@@ -94,11 +94,11 @@ def _print(tally: Tally, format_: Format, *, dry_run: bool) -> None:
 
 
 def _summary(tally: Tally, *, dry_run: bool) -> str:
-    words = [f"{tally.imported:,} {'would be imported' if dry_run else 'imported'}", f"{tally.there:,} already there"]
+    parts = [f"{tally.imported:,} {'would be imported' if dry_run else 'imported'}", f"{tally.there:,} already there"]
     if tally.over:
-        words.append(f"{tally.over:,} done longer ago than --keep")
+        parts.append(f"{tally.over:,} done longer ago than --keep")
     if tally.merged:
-        words.append(f"{tally.merged:,} of a key that another row has")
+        parts.append(f"{tally.merged:,} of a key that another row has")
     if tally.unusable:
-        words.append(f"{tally.unusable:,} not usable")
-    return ", ".join(words)
+        parts.append(f"{tally.unusable:,} not usable")
+    return ", ".join(parts)

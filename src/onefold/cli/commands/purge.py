@@ -28,8 +28,8 @@ from onefold.cli._common.output import (
     print_json,
     visible,
 )
-from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in, without_secrets
-from onefold.durations import in_words
+from onefold.cli._common.store_argument import WhereArgument, display_url, named, stores_in, without_secrets
+from onefold.durations import as_text
 from onefold.maintenance import purge as purging
 from onefold.stores.base import Inspectable
 from onefold.stores.kinds import blocking, kind_of
@@ -94,11 +94,11 @@ class Job:
         self.waits_for_us = not kind.expires_by_itself
         if not self.waits_for_us:
             self.finished = True
-            self._say(f"{kind.name} removes records past their stay by itself: there is nothing to purge")
+            self._say(f"{kind.name} removes expired records by itself: there is nothing to purge")
 
     @property
     def title(self) -> str:
-        return f"{self.name} ({place(self.url)})" if self.name else place(self.url)
+        return f"{self.name} ({display_url(self.url)})" if self.name else display_url(self.url)
 
     def do(self, batch: int, limit: int | None, stop: threading.Event, *, goes_on: bool) -> None:
         """Do one pass. A store that fails does not keep others from being purged, nor itself from the next pass."""
@@ -136,7 +136,7 @@ class Job:
     def document(self) -> dict[str, object]:
         return {
             "store": self.name or None,
-            "place": place(self.url),
+            "place": display_url(self.url),
             "removed": self.removed,
             "batches": self.batches,
             "seconds": round(self.seconds, 3),
@@ -214,7 +214,7 @@ def _print(jobs: list[Job], format_: Format) -> None:
         print_json({"removed": sum(job.removed for job in jobs), "stores": [job.document() for job in jobs]})
         return
     rows = [
-        (job.name, place(job.url), str(job.removed), str(job.batches), f"{job.seconds:.1f}")
+        (job.name, display_url(job.url), str(job.removed), str(job.batches), f"{job.seconds:.1f}")
         for job in jobs
         if job.waits_for_us
     ]
@@ -228,4 +228,4 @@ def _sum_up(jobs: list[Job]) -> None:
     removed, took = sum(job.removed for job in ours), sum(job.seconds for job in ours)
     done = all(job.finished for job in ours)
     left = "no expired records are left" if done else "there may be more"
-    note(f"{removed:,} removed in {in_words(round(took, 1))}; {left}")
+    note(f"{removed:,} removed in {as_text(round(took, 1))}; {left}")

@@ -233,12 +233,12 @@ def resolve_line(record: Record, url: str) -> str:
     if address.key.startswith("-") or not (address.key + address.operation + address.scope).isprintable():
         # The digest names it too, without a character that a shell or a terminal would misinterpret. It has its own
         # option: in place of a key it could be the key of another tenant.
-        words = ["--digest", address.digest, *said]
+        arguments = ["--digest", address.digest, *said]
     else:
-        words = [address.key, *said]
+        arguments = [address.key, *said]
     if os.environ.get(ENVIRONMENT) != url and not holds_password(url):
-        words += ["--store", url]
-    return shlex.join(["onefold", "resolve", *words])
+        arguments += ["--store", url]
+    return shlex.join(["onefold", "resolve", *arguments])
 
 
 def holds_password(url: str) -> bool:
@@ -249,10 +249,10 @@ def print_record(record: Record, key_for: Sequence[str] = (), *, err: bool = Fal
     """Print a record field by field: a terminal gets the result on several lines, a pipe one line per field."""
     people = (sys.stderr if err else sys.stdout).isatty()
     console = Console(highlight=False, soft_wrap=True, stderr=err)
-    for field, words in lines(record, key_for, indent=2 if people else None):
+    for field, text in lines(record, key_for, indent=2 if people else None):
         if people:
             style = STYLES[record.state] if field == "state" else ""
-            indented = Text(words.replace("\n", "\n" + " " * MARGIN), style=style)
+            indented = Text(text.replace("\n", "\n" + " " * MARGIN), style=style)
             console.print(Text(f"{field:<{MARGIN}}", style="bold"), indented, sep="")
         else:
-            typer.echo(f"{field}\t{words}", err=err)
+            typer.echo(f"{field}\t{text}", err=err)

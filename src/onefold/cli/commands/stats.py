@@ -23,7 +23,7 @@ from onefold.cli._common.output import (
     opened,
     print_json,
 )
-from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in, without_secrets
+from onefold.cli._common.store_argument import WhereArgument, display_url, named, stores_in, without_secrets
 from onefold.health.report import counted, in_bytes
 from onefold.maintenance.pages import records
 from onefold.stores.base import Inspectable, Query
@@ -59,11 +59,11 @@ class Stats(msgspec.Struct):
     """The content of one store."""
 
     name: str
-    place: str
+    display_url: str
     operations: dict[str, Count]
     # What the server reports about itself; None: it does not say.
-    past_stay: int | None = None
-    past_stay_for: float | None = None
+    expired: int | None = None
+    expired_for: float | None = None
     size: int | None = None
 
     @property
@@ -89,13 +89,13 @@ def stats(
     for name, url in stores_in(named(where)):
         try:
             with opened(url) as guard:
-                found = _examined(guard.store, name, place(url), query)
+                found = _examined(guard.store, name, display_url(url), query)
         except (OnefoldError, Refusal) as error:
             if not name:
                 raise
             failed, why = True, without_secrets(str(error), url)
             note(f"{name}: {why}")
-            documents.append({"store": name, "place": place(url), "error": why})
+            documents.append({"store": name, "place": display_url(url), "error": why})
             continue
         documents.append(document(found))
         if format is Format.TABLE:
@@ -110,9 +110,9 @@ def stats(
 def _examined(store: Any, name: str, where: str, query: Query) -> Stats:
     found = Stats(name, where, count(watched(records(store, query), "counting")))
     facts = store.facts() if isinstance(store, Inspectable) else {}
-    found.past_stay = _told(facts, "expired_count")
+    found.expired = _told(facts, "expired_count")
     waited = facts.get("expired_for")
-    found.past_stay_for = float(waited) if isinstance(waited, (int, float)) else None
+    found.expired_for = float(waited) if isinstance(waited, (int, float)) else None
     found.size = size_of(facts)
     return found
 
@@ -149,23 +149,23 @@ def _rows(found: Stats) -> Iterator[tuple[str, ...]]:
 
 
 def _said(found: Stats) -> str:
-    words = [f"{found.place}: {counted(found.records, 'record')}"]
+    parts = [f"{found.display_url}: {counted(found.records, 'record')}"]
     held = sum(one.states.get(State.HELD, 0) for one in found.operations.values())
     if held:
-        words.append(f"{held:,} of them on hold (onefold held)")
-    if found.past_stay:
-        since = f", the oldest for {about(found.past_stay_for)}" if found.past_stay_for else ""
-        words.append(f"{found.past_stay:,} past their stay{since} (onefold purge)")
+        parts.append(f"{held:,} of them on hold (onefold held)")
+    if found.expired:
+        since = f", the oldest for {about(found.expired_for)}" if found.expired_for else ""
+        parts.append(f"{found.expired:,} expired{since} (onefold purge)")
     if found.size is not None:
-        words.append(in_bytes(found.size))
-    return ", ".join(words)
+        parts.append(in_bytes(found.size))
+    return ", ".join(parts)
 
 
 def document(found: Stats) -> dict[str, Any]:
     """Return the document for programs. Durations are seconds."""
     return {
         "store": found.name or None,
-        "place": found.place,
+        "place": found.display_url,
         "records": found.records,
         "operations": [
             {
@@ -178,7 +178,7 @@ def document(found: Stats) -> dict[str, Any]:
             }
             for operation, one in found.operations.items()
         ],
-        "past_stay": found.past_stay,
-        "past_stay_for": None if found.past_stay_for is None else round(found.past_stay_for, 3),
+        "expired": found.expired,
+        "expired_for": None if found.expired_for is None else round(found.expired_for, 3),
         "bytes": found.size,
     }

@@ -33,7 +33,7 @@ from onefold.cli._common.output import (
     opened,
     visible,
 )
-from onefold.cli._common.store_argument import WhereArgument, named, place, stores_in
+from onefold.cli._common.store_argument import WhereArgument, display_url, named, stores_in
 from onefold.maintenance.pages import records
 from onefold.stores.base import Browsable, Query
 
@@ -109,7 +109,7 @@ def top(
             return
         try:
             if on_terminal() and format is Format.TABLE:
-                _live(guard.store, query, pause, place(url))
+                _live(guard.store, query, pause, display_url(url))
             else:
                 for seen in looks(guard.store, query, pause):
                     _print(seen, format)

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from onefold.cli._common.output import WRONG_USAGE, Format, FormatOption, Listing, Refusal, counting, note, print_json
 from onefold.health.report import counted
-from onefold.trace.leaks import Kind
+from onefold.trace.leaks import LeakKind
 from onefold.trace.lines import STANDARD_INPUT
 from onefold.trace.picture import picture
 from onefold.trace.report import EVERY, Cell, Report, examine
@@ -42,7 +42,7 @@ def trace(
         str, typer.Option("--order", show_default=False, help="The hops as messages pass them: app,gateway,worker.")
     ] = "",
     check: Annotated[
-        list[Kind] | None, typer.Option("--check", show_default=False, help="Only this leak; may be repeated.")
+        list[LeakKind] | None, typer.Option("--check", show_default=False, help="Only this leak; may be repeated.")
     ] = None,
     svg: Annotated[
         Path | None, typer.Option("--svg", show_default=False, help="Draw the picture in this file.")
@@ -134,25 +134,26 @@ def said(report: Report) -> Iterator[str]:
 def _said_of(report: Report, hop: str) -> Iterator[str]:
     counts = {kind: report.count(kind, hop) for kind in EVERY}
     cells = [cell for cell in report.cells if cell.hop == hop]
-    if counts[Kind.REPLACED]:
-        yield f"{hop} replaced {counted(counts[Kind.REPLACED], 'key')}{_such_as(report, Kind.REPLACED, hop, 'id')}"
-    if counts[Kind.REQUESTS]:
-        example = _such_as(report, Kind.REQUESTS, hop, "key")
-        yield f"{hop} gave {counted(counts[Kind.REQUESTS], 'key')} more than one request id{example}"
-    if counts[Kind.RESENT]:
+    if counts[LeakKind.REPLACED]:
+        such_as = _such_as(report, LeakKind.REPLACED, hop, "id")
+        yield f"{hop} replaced {counted(counts[LeakKind.REPLACED], 'key')}{such_as}"
+    if counts[LeakKind.REQUESTS]:
+        example = _such_as(report, LeakKind.REQUESTS, hop, "key")
+        yield f"{hop} gave {counted(counts[LeakKind.REQUESTS], 'key')} more than one request id{example}"
+    if counts[LeakKind.RESENT]:
         restarted = sum(cell.restarted for cell in cells)
         sent = sum(cell.sent for cell in cells)
         yield (
-            f"{hop} sent {counted(sent, 'time')}, with {counted(sent - counts[Kind.RESENT], 'distinct key')}: "
-            f"{counts[Kind.RESENT]:,} sent again, {restarted:,} of them by another instance, as after a restart"
-            f"{_such_as(report, Kind.RESENT, hop, 'key')}"
+            f"{hop} sent {counted(sent, 'time')}, with {counted(sent - counts[LeakKind.RESENT], 'distinct key')}: "
+            f"{counts[LeakKind.RESENT]:,} sent again, {restarted:,} of them by another instance, as after a restart"
+            f"{_such_as(report, LeakKind.RESENT, hop, 'key')}"
         )
-    if counts[Kind.REMINTED]:
-        example = _such_as(report, Kind.REMINTED, hop, "id")
-        yield f"{hop} minted {counted(counts[Kind.REMINTED], 'new key')} for messages that had one{example}"
+    if counts[LeakKind.REMINTED]:
+        example = _such_as(report, LeakKind.REMINTED, hop, "id")
+        yield f"{hop} minted {counted(counts[LeakKind.REMINTED], 'new key')} for messages that had one{example}"
 
 
-def _such_as(report: Report, kind: Kind, hop: str, name: str) -> str:
+def _such_as(report: Report, kind: LeakKind, hop: str, name: str) -> str:
     example = next((one for one in report.examples.get(kind.value, ()) if one["hop"] == hop), None)
     if example is None:
         return ""
@@ -176,7 +177,7 @@ def facts(report: Report) -> dict[str, Any]:
         "hops": report.hops,
         "hours": [_hour(cell) for cell in report.cells],
         "leaks": {
-            kind: {"count": report.count(Kind(kind)), "examples": [_timed(one) for one in shown]}
+            kind: {"count": report.count(LeakKind(kind)), "examples": [_timed(one) for one in shown]}
             for kind, shown in report.examples.items()
         },
     }
@@ -210,5 +211,5 @@ def _progress(logs: Sequence[str]) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         total = sum(os.stat(log).st_size for log in logs)
         task = progress.add_task("reading", total=total)
-        words = ("reading", "comparing")
-        yield lambda count: progress.update(task, completed=count, description=words[count >= total])
+        labels = ("reading", "comparing")
+        yield lambda count: progress.update(task, completed=count, description=labels[count >= total])

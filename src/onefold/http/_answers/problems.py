@@ -85,19 +85,21 @@ CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
 RETRY_AFTER: Final = 1.0
 
 
-def of_refusal(refused: Refused, policy_url: str | None, place: str = HEADER) -> Answer:
-    """Build the response to a refused request. `place` is where the key belongs, as the client knows it."""
-    title = _naming(TITLES[refused.code], place)
+def of_refusal(refused: Refused, policy_url: str | None, key_location: str = HEADER) -> Answer:
+    """Build the response to a refused request. `key_location` is where the key belongs, as the client knows it."""
+    title = _naming(TITLES[refused.code], key_location)
     if refused.code == "no_room":
         return problem(refused.code, UNAVAILABLE, str(refused), policy_url, title=title, retry_after=RETRY_AFTER)
     return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
 
 
-def of_error(error: OnefoldError, policy_url: str | None, place: str = HEADER, *, reused: int | None = None) -> Answer:
+def of_error(
+    error: OnefoldError, policy_url: str | None, key_location: str = HEADER, *, reused: int | None = None
+) -> Answer:
     """Build the response for an error. One that only a programmer can fix is raised: the server logs it, as a 500.
 
-    `place` is where the key belongs. `reused` is the status for a key that was used with another request, if it is not
-    the draft's.
+    `key_location` is where the key belongs. `reused` is the status for a key that was used with another request, if it
+    is not the draft's.
     """
     meaning = _meaning(error)
     for kind, code, detail in CODES:
@@ -106,16 +108,16 @@ def of_error(error: OnefoldError, policy_url: str | None, place: str = HEADER, *
             # The sender that lost the claim gets the response of the one that took over.
             again = meaning.retry_after or kind is ClaimLost
             wait = getattr(error, "retry_after", RETRY_AFTER) if again else None
-            title = _naming(TITLES[code], place)
-            return problem(code, status, _naming(detail, place), policy_url, title=title, retry_after=wait)
+            title = _naming(TITLES[code], key_location)
+            return problem(code, status, _naming(detail, key_location), policy_url, title=title, retry_after=wait)
     raise error
 
 
-def _naming(text: str, place: str) -> str:
+def _naming(text: str, key_location: str) -> str:
     """Name where the key is: its header, another one, "The field id", or what a function calls "The key"."""
-    name = place.removeprefix("The ")
-    this = f"value of the {name}" if place.startswith("The field ") else name
-    return text.replace(f"this {HEADER}", f"this {this}").replace(HEADER, place)
+    name = key_location.removeprefix("The ")
+    this = f"value of the {name}" if key_location.startswith("The field ") else name
+    return text.replace(f"this {HEADER}", f"this {this}").replace(HEADER, key_location)
 
 
 def problem(

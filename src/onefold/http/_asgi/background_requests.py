@@ -10,7 +10,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from onefold import AsyncGuard
-from onefold.http._asgi.captured_response import Performance
+from onefold.http._asgi.captured_response import CapturedResponse
 
 # How long the shutdown of the application waits for requests that its server has abandoned.
 GRACE: Final = 30.0
@@ -25,33 +25,33 @@ TURNS: Final = 20
 LOG = logging.getLogger("onefold.http")
 
 
-class Shelter:
+class BackgroundRequests:
     """The exchanges in progress, each in a task that a cancellation from outside does not reach."""
 
     def __init__(self) -> None:
-        self._stays: set[_Stay] = set()
+        self._running: set[_Running] = set()
 
-    async def to_its_end(self, exchange: Coroutine[Any, Any, None], performance: Performance) -> None:
+    async def to_its_end(self, exchange: Coroutine[Any, Any, None], captured: CapturedResponse) -> None:
         """Wait for the exchange. If we are cancelled before its response is sent, it is told so and continues alone.
 
         Work after the response is not guarded: it is cancelled with us, as without a key.
         """
         task = asyncio.ensure_future(exchange)
-        stay = self._enter(task, math.inf)
-        performance.on_sent = lambda: self._leave(stay)
+        running = self._enter(task, math.inf)
+        captured.on_sent = lambda: self._leave(running)
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             # The application at once, and not through our task: a server does not wait for what it has cancelled.
-            if stay.over.done() and performance.cancel():
+            if running.over.done() and captured.cancel():
                 self._enter(task, CLEAN_UP)
                 await task
-                if performance.is_cancelled:
+                if captured.is_cancelled:
                     raise
                 return
             # Its background tasks are not interrupted either: only we wait for them.
-            performance.on_sent = _nothing
-            performance.forsake()
+            captured.on_sent = _nothing
+            captured.forsake()
             task.add_done_callback(_told)
             raise
         task.result()
@@ -64,28 +64,28 @@ class Shelter:
         ends = loop.time() + GRACE
         while True:
             _limit_all(loop, ends)
-            waited_for = [stay for stay in self._here(loop) if stay.ends > loop.time()]
+            waited_for = [running for running in self._here(loop) if running.ends > loop.time()]
             if not waited_for:
                 return
             await asyncio.wait({waited_for[0].over}, timeout=waited_for[0].ends - loop.time())
 
-    def _enter(self, task: asyncio.Task[None], seconds: float) -> _Stay:
-        stay = _Stay(task.get_loop(), seconds)
-        self._stays.add(stay)
-        task.add_done_callback(lambda _task: self._leave(stay))
-        return stay
+    def _enter(self, task: asyncio.Task[None], seconds: float) -> _Running:
+        running = _Running(task.get_loop(), seconds)
+        self._running.add(running)
+        task.add_done_callback(lambda _task: self._leave(running))
+        return running
 
-    def _here(self, loop: asyncio.AbstractEventLoop) -> list[_Stay]:
+    def _here(self, loop: asyncio.AbstractEventLoop) -> list[_Running]:
         # A copy: other threads have their own loops.
-        return [stay for stay in tuple(self._stays) if stay.loop is loop]
+        return [running for running in tuple(self._running) if running.loop is loop]
 
-    def _leave(self, stay: _Stay) -> None:
-        self._stays.discard(stay)
-        if not stay.over.done():
-            stay.over.set_result(None)
+    def _leave(self, running: _Running) -> None:
+        self._running.discard(running)
+        if not running.over.done():
+            running.over.set_result(None)
 
 
-class _Stay:
+class _Running:
     """One exchange in progress: whether it is over, and until when a shutdown waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -94,9 +94,9 @@ class _Stay:
         self.ends = loop.time() + seconds
 
 
-def shelter_of(guard: AsyncGuard) -> Shelter:
+def background_requests_of(guard: AsyncGuard) -> BackgroundRequests:
     """Return the registry of all requests under this guard, whichever middleware or route they come through."""
-    return _shelters.setdefault(guard, Shelter())
+    return _shelters.setdefault(guard, BackgroundRequests())
 
 
 async def drain(guard: AsyncGuard) -> None:
@@ -105,17 +105,17 @@ async def drain(guard: AsyncGuard) -> None:
     For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool. A request
     that begins meanwhile is waited for, too. A request that has had its grace is not waited for again, whoever asks.
     """
-    await shelter_of(guard).empty()
+    await background_requests_of(guard).empty()
 
 
-_shelters: WeakKeyDictionary[AsyncGuard, Shelter] = WeakKeyDictionary()
+_shelters: WeakKeyDictionary[AsyncGuard, BackgroundRequests] = WeakKeyDictionary()
 
 
 def _limit_all(loop: asyncio.AbstractEventLoop, ends: float) -> None:
     """Bound how long anyone waits for a request of this loop: an application has several guards, but one shutdown."""
-    for shelter in tuple(_shelters.values()):
-        for stay in shelter._here(loop):
-            stay.ends = min(stay.ends, ends)
+    for background in tuple(_shelters.values()):
+        for running in background._here(loop):
+            running.ends = min(running.ends, ends)
 
 
 def _nothing() -> None:

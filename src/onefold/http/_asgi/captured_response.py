@@ -13,7 +13,7 @@ from typing import Any, Final
 from onefold import OnefoldError, Outcome
 from onefold.http._answers.capture import Capture
 from onefold.http._answers.rules import NotFinal, ServerFailed, failed_with
-from onefold.http._asgi.client_gone import ClientGone, DisconnectWatch
+from onefold.http._asgi.client_gone import ClientGone, DisconnectMonitor
 from onefold.http._exchange.rules import LOG, Exchange
 from onefold.http._shared.messages import Answer, Request, Spooled
 from onefold.http._shared.routing import TOLD_BY_THE_FRAMEWORK, unmatched_asgi
@@ -32,7 +32,7 @@ REMEMBER_SECONDS: Final = 1.0
 SHORTCUTS: Final = ("http.response.pathsend", "http.response.zerocopysend")
 
 
-class Performance:
+class CapturedResponse:
     """The application, the request's body to read again, and the response received so far."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Performance:
         # A stream that continued without a client, and is told so.
         self._given_up = False
         self._may_hear_of_the_client = asyncio.Event()
-        self._watch = DisconnectWatch(receive, self._give_up)
+        self._monitor = DisconnectMonitor(receive, self._give_up)
         # An event stream, which nobody waits for. Its client sees it once the claim has been given back.
         self._freed = False
         # Set once the claim has ended, and once what was held back is sent. Until then the application waits at the end
@@ -69,7 +69,7 @@ class Performance:
         self.on_sent: Callable[[], None] = lambda: None
         # Whether the client has seen a part of the response.
         self.is_seen = False
-        self._trouble: Exception | None = None
+        self._error: Exception | None = None
 
     async def settled(self) -> Answer:
         """Run until the response is complete; return the answer to remember. Raises `NotFinal` if there is none."""
@@ -92,7 +92,7 @@ class Performance:
             await asyncio.wait({self._task})
             raise
         finally:
-            self._watch.end()
+            self._monitor.end()
         if self._freed:
             raise NotFinal
         if not self._whole:
@@ -116,8 +116,8 @@ class Performance:
         await self._last()
         if failure is not None:
             raise failure
-        if self._trouble is not None:
-            raise self._trouble
+        if self._error is not None:
+            raise self._error
 
     def _failure(self) -> BaseException | None:
         """Return why there is no response, for the server to log; None for a stream ended for lack of a client."""
@@ -158,7 +158,7 @@ class Performance:
 
     def forsake(self) -> None:
         """Stop sending: the client has disconnected."""
-        self._watch.gone()
+        self._monitor.gone()
         if self._freed and self._task is not None:
             # It is unguarded, and may be endless: it ends as it would without a key.
             self._task.cancel()
@@ -245,7 +245,7 @@ class Performance:
                 raise self._capture.malformed
             self._capture.add(message.get("body", b""))
             if message.get("more_body", False):
-                self._watch.begin()
+                self._monitor.begin()
                 await self._flush()
             else:
                 self._whole = True
@@ -281,8 +281,8 @@ class Performance:
                 await self._pass_on(message)
 
     async def _pass_on(self, message: Message) -> None:
-        if self._watch.client_gone:
-            self._watch.unread(len(message.get("body", b"")))
+        if self._monitor.client_gone:
+            self._monitor.unread(len(message.get("body", b"")))
             # Nothing slows this stream down any more, and others have to get their turn.
             await asyncio.sleep(0)
             return
@@ -291,11 +291,11 @@ class Performance:
             await self._to_client(message)
         except OSError:
             # The way in which servers say that the client has disconnected. The handler does not have to know.
-            self._watch.gone()
+            self._monitor.gone()
         except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
             # A layer between us and the server has failed; the handler's effect has happened anyway.
-            self._watch.gone()
-            self._trouble = error
+            self._monitor.gone()
+            self._error = error
 
 
 def reading_again(body: Spooled, receive: Receive) -> Receive:

@@ -25,7 +25,7 @@ def has_had_its_time(client_gone_at: float, unread: int) -> bool:
     return unread > STREAM_BYTES or time.monotonic() > client_gone_at + STREAM_SECONDS
 
 
-class DisconnectWatch:
+class DisconnectMonitor:
     """Waits for the client of a stream to disconnect, and calls `give_up` when the stream has had its time."""
 
     def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], give_up: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class DisconnectWatch:
     def begin(self) -> None:
         """Start watching the client: a stream has begun."""
         if self._task is None:
-            self._task = asyncio.ensure_future(self._watch())
+            self._task = asyncio.ensure_future(self._monitor())
             if self.client_gone:
                 self.gone()
 
@@ -61,7 +61,7 @@ class DisconnectWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _watch(self) -> None:
+    async def _monitor(self) -> None:
         try:
             while (await self._receive())["type"] != "http.disconnect":
                 pass

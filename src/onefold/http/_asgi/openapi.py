@@ -62,7 +62,7 @@ _DESCRIPTIONS: Final[Mapping[int, Mapping[int, str]]] = {
 def responses(rules: Rules) -> Responses:
     """Return our responses to a guarded operation, by status."""
     found = _DESCRIPTIONS[REUSED.get(rules, 422)]
-    return {status: {"description": words, "content": _PROBLEM} for status, words in found.items()}
+    return {status: {"description": text, "content": _PROBLEM} for status, text in found.items()}
 
 
 def described(

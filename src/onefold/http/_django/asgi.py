@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from asgiref.sync import SyncToAsync, iscoroutinefunction, sync_to_async
 
-from onefold.http._asgi import background_requests as _shelter
+from onefold.http._asgi import background_requests
 from onefold.http._exchange.rules import LOG
 
 # How often a request checks whether its server has abandoned it.
@@ -53,9 +53,11 @@ async def _ended(work: asyncio.Task[Any], request: Any) -> bool:
         # The first cancellation is Django's, for a disconnected client: that has no bound. The server's comes through
         # Django after it.
         if grace_ends is None and (cancellations > 1 or _has_left(context)):
-            grace_ends = loop.time() + _shelter.GRACE
+            grace_ends = loop.time() + background_requests.GRACE
         if grace_ends is not None and loop.time() >= grace_ends and not work.cancelling() and not _is_blocking(request):
-            LOG.warning("a view was cancelled: its server ends, and its grace of %g s is over", _shelter.GRACE)
+            LOG.warning(
+                "a view was cancelled: its server ends, and its grace of %g s is over", background_requests.GRACE
+            )
             work.cancel()
     return cancellations > 0
 

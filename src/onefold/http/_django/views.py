@@ -14,7 +14,7 @@ from django.views import View
 from onefold import UsageError
 
 
-class AwaitedView(UsageError):
+class AsyncView(UsageError):
     """The view is async, and is not awaited here: awaited later, by Django, it would run outside its claim."""
 
     def __init__(self, view: Any) -> None:
@@ -32,7 +32,7 @@ def check_view(view: Any) -> None:
     # `method_decorator` passes a method of the view, in a partial; `dispatch` does not show that it is async.
     owner = getattr(getattr(view, "func", view), "__self__", None)
     if iscoroutinefunction(view) or getattr(type(owner), "view_is_async", False) is True:
-        raise AwaitedView(view)
+        raise AsyncView(view)
 
 
 def check_mixed(mixin: type[Any], view: type[Any]) -> None:
@@ -40,8 +40,8 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
     if not issubclass(view, View):
         # A mixin of the user's, not a view yet.
         return
-    place = view.__mro__.index(mixin)
-    before, after = view.__mro__[1:place], view.__mro__[place + 1 :]
+    index = view.__mro__.index(mixin)
+    before, after = view.__mro__[1:index], view.__mro__[index + 1 :]
     if any(map(_is_of_rest_framework, after)):
         return
     rest = next(filter(_is_of_rest_framework, before), None)
@@ -82,7 +82,7 @@ def finalized(view: Any, handler: Callable[..., Any], request: Any, args: Any, k
     """Return the response of a Django REST framework handler, rendered as its view would."""
     try:
         response = called(handler, request, args, kwargs)
-    except AwaitedView:
+    except AsyncView:
         raise
     except Exception as error:  # noqa: BLE001 - the framework makes an answer of it, or raises it again
         response = view.handle_exception(error)
@@ -90,11 +90,11 @@ def finalized(view: Any, handler: Callable[..., Any], request: Any, args: Any, k
 
 
 def called(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
-    """Call the view. Raises `AwaitedView`, and nothing has run, if it turns out to be async."""
+    """Call the view. Raises `AsyncView`, and nothing has run, if it turns out to be async."""
     response = view(request, *args, **kwargs)
     if not inspect.isawaitable(response):
         return response
     # A coroutine has not begun, and never will; neither will a task created just now.
     for name in ("close", "cancel"):
         getattr(response, name, lambda: None)()
-    raise AwaitedView(view)
+    raise AsyncView(view)

@@ -15,41 +15,45 @@ import msgspec
 from onefold import AsyncGuard, Guard, Outcome, Policy, ResultUnreadable
 from onefold._generators import Work, run, run_async
 from onefold.http._answers.rules import NotFinal
-from onefold.http._exchange.rules import Ask
+from onefold.http._exchange.rules import GuardRequest
 from onefold.http._requests.tenants import joined
 from onefold.http._shared.messages import Answer, plain_answer
 
 
-def deliver(guard: Guard, asked: Ask, perform: Callable[[], Answer], policy: Policy) -> Outcome[Answer]:
+def deliver(
+    guard: Guard, guard_request: GuardRequest, perform: Callable[[], Answer], policy: Policy
+) -> Outcome[Answer]:
     """Run it once for this key, or find its response. Raises what the guard raises, and `NotFinal`."""
-    return run(_deliver(guard, asked, perform, _gone, policy))
+    return run(_deliver(guard, guard_request, perform, _gone, policy))
 
 
 async def deliver_async(
-    guard: AsyncGuard, asked: Ask, perform: Callable[[], Awaitable[Answer]], policy: Policy
+    guard: AsyncGuard, guard_request: GuardRequest, perform: Callable[[], Awaitable[Answer]], policy: Policy
 ) -> Outcome[Answer]:
     """Await it once for this key, or find its answer. See `deliver`."""
-    return await run_async(_deliver(guard, asked, perform, _gone_async, policy))
+    return await run_async(_deliver(guard, guard_request, perform, _gone_async, policy))
 
 
 def _deliver(
-    guard: Any, asked: Ask, perform: Callable[[], Any], gone: Callable[[], Any], policy: Policy
+    guard: Any, guard_request: GuardRequest, perform: Callable[[], Any], gone: Callable[[], Any], policy: Policy
 ) -> Work[Outcome[Answer]]:
-    asks = _asks(guard, asked, policy)
+    asks = _asks(guard, guard_request, policy)
     try:
-        found: Outcome[Answer] = yield partial(guard.run, asked.operation, asked.key, perform, returns=Answer, **asks)
+        found: Outcome[Answer] = yield partial(
+            guard.run, guard_request.operation, guard_request.key, perform, returns=Answer, **asks
+        )
         return found
     except ResultUnreadable as unreadable:
         try:
-            return _as_answer((yield partial(guard.run, asked.operation, asked.key, gone, **asks)))
+            return _as_answer((yield partial(guard.run, guard_request.operation, guard_request.key, gone, **asks)))
         except (NotFinal, ResultUnreadable, TypeError):
             raise unreadable from None
 
 
-def _asks(guard: Guard | AsyncGuard, asked: Ask, policy: Policy) -> dict[str, Any]:
+def _asks(guard: Guard | AsyncGuard, guard_request: GuardRequest, policy: Policy) -> dict[str, Any]:
     """Return the arguments for the guard: for the caller, within the tenant that the guard itself may be for."""
-    tenant = guard.address(asked.operation, asked.key).scope
-    return {"scope": joined(tenant, asked.scope), "fingerprint": asked.fingerprint, "policy": policy}
+    tenant = guard.address(guard_request.operation, guard_request.key).scope
+    return {"scope": joined(tenant, guard_request.scope), "fingerprint": guard_request.fingerprint, "policy": policy}
 
 
 def _as_answer(found: Outcome[Any]) -> Outcome[Answer]:

@@ -27,7 +27,7 @@ from onefold.http._answers import problems as _problems
 from onefold.http._answers import rules as _rules
 from onefold.http._answers.sendable import is_sendable
 from onefold.http._requests import fingerprints as _fingerprints
-from onefold.http._requests.keys import HeaderKey, KeyOf
+from onefold.http._requests.keys import HeaderKey, RequestKey
 from onefold.http._shared import messages as _messages
 from onefold.http._shared import options as _options
 from onefold.http._shared import routing as _routing
@@ -54,7 +54,7 @@ LOG = logging.getLogger("onefold.http")
 RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
 
 
-class Ask(NamedTuple):
+class GuardRequest(NamedTuple):
     """The request of an adapter to its guard. `scope` is the caller, inside the scope that the guard may have."""
 
     operation: str
@@ -75,7 +75,7 @@ class Options(TypedDict, total=False):
     # POST and PATCH by default.
     methods: Iterable[str]
     # `header_key(...)`, `body_field(...)` or a function, if the key is not in the Idempotency-Key header.
-    key: KeyOf
+    key: RequestKey
     # Only the quoted form of the header.
     strict: bool
     # How the host name counts: "compare" (the default), "separate", "ignore".
@@ -99,7 +99,7 @@ class Exchange:
         rules: str = "below_500",
         required: RequiredFor = False,
         methods: Iterable[str] = METHODS,
-        key: KeyOf | None = None,
+        key: RequestKey | None = None,
         strict: bool = False,
         host: str = "compare",
         operation: str = "http",
@@ -131,7 +131,7 @@ class Exchange:
         self._methods = _options.methods("methods", methods)
         self._key = HeaderKey(strict=strict) if key is None else key
         # How refusals refer to the key.
-        self._place: str = getattr(self._key, "place", "The key")
+        self._key_location: str = getattr(self._key, "key_location", "The key")
 
     def guards_any(self, methods: Iterable[str]) -> bool:
         """Return whether a route with these methods has requests to look at."""
@@ -146,14 +146,14 @@ class Exchange:
             return True
         return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key_of(request, _NO_BODY))
 
-    def asked(self, request: Request, body: Spooled) -> Ask | None:
+    def guard_request(self, request: Request, body: Spooled) -> GuardRequest | None:
         """Return what to ask the guard. None: it has no key, and needs none. Raises `Refused`."""
         key = self._key_of(request, body)
         if self._keyless(request, key):
             return None
         # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's response.
         payload = [request.method, request.compared_path, request.query, *self._more_compared(request, body)]
-        return Ask(self.operation, cast("str", key), self._caller_at(request), payload)
+        return GuardRequest(self.operation, cast("str", key), self._caller_at(request), payload)
 
     def _key_of(self, request: Request, body: Spooled) -> str | None:
         """Return the key. If a function returns an invalid one, that is not the fault of the sender."""
@@ -162,7 +162,7 @@ class Exchange:
             return key
         if isinstance(key, (int, uuid.UUID)) and not isinstance(key, bool):
             return str(key)
-        _options.check_not_awaited("key", key)
+        _options.check_not_async("key", key)
         raise UsageError(f"key= has to give the key as a str, or None, and gave a {type(key).__name__}")
 
     def _keyless(self, request: Request, key: str | None) -> bool:
@@ -170,7 +170,7 @@ class Exchange:
             return False
         required: object = self._required(request)
         if required is not True and required is not False:
-            _options.check_not_awaited("required", required)
+            _options.check_not_async("required", required)
         if required:
             raise Refused("key_missing", getattr(self._key, "missing", "This request needs a key, and has none."))
         return True
@@ -183,7 +183,7 @@ class Exchange:
         if caller is None or caller == "":
             raise Refused("caller_unknown", "A request with a key needs a caller, and this one has none.")
         if not isinstance(caller, str):
-            _options.check_not_awaited("scope", caller)
+            _options.check_not_async("scope", caller)
             raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
         return _checked_caller(caller)
 
@@ -235,7 +235,7 @@ class Exchange:
         """Return the answer to remember for an application that raised. Raises the failure if there is none."""
         if not _rules.is_final(self.rules, _rules.SERVER_ERROR):
             raise failure
-        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._place))
+        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._key_location))
 
     def replay(self, outcome: Outcome[Answer]) -> Answer:
         """Return the response to a duplicate."""
@@ -245,15 +245,15 @@ class Exchange:
             value = _messages.plain_answer(None)
         if outcome.omitted or not isinstance(value, Answer) or not is_sendable(value):
             # Skipped after a crash, too large for the store, or a probe returned something else.
-            return _problems.of_error(ResultNotKept(), self.policy_url, self._place)
+            return _problems.of_error(ResultNotKept(), self.policy_url, self._key_location)
         return _rules.replayed(value)
 
     def refused(self, why: Refused | OnefoldError) -> Answer:
         """Return the response to a refused request. Raises what only a programmer can fix."""
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
-            return _problems.of_refusal(why, self.policy_url, self._place)
-        answer = _problems.of_error(why, self.policy_url, self._place, reused=_rules.REUSED.get(self.rules))
+            return _problems.of_refusal(why, self.policy_url, self._key_location)
+        answer = _problems.of_error(why, self.policy_url, self._key_location, reused=_rules.REUSED.get(self.rules))
         LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
         return answer
 

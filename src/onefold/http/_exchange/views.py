@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Unpack
 from onefold import Guard, OnefoldError
 from onefold.http._answers.rules import NotFinal, ServerFailed
 from onefold.http._exchange.deliveries import deliver
-from onefold.http._exchange.rules import Ask, Exchange, Options, known
+from onefold.http._exchange.rules import Exchange, GuardRequest, Options, known
 from onefold.http._shared.messages import Answer, Request
 from onefold.http.wsgi import blocking
 
@@ -28,7 +28,7 @@ class Views:
 
     def deliver(
         self,
-        asked: Ask,
+        guard_request: GuardRequest,
         asking: Request,
         play: Callable[[], Answer],
         is_unmatched: Callable[[], bool] = lambda: False,
@@ -51,7 +51,7 @@ class Views:
             return made[0]
 
         try:
-            outcome = deliver(self.guard, asked, perform, self._policy)
+            outcome = deliver(self.guard, guard_request, perform, self._policy)
         except NotFinal as unsettled:
             failures = [unsettled] if isinstance(unsettled, ServerFailed) else []
         except OnefoldError as error:

@@ -20,7 +20,7 @@ from onefold.http._shared.options import check_yes_or_no, header_name
 HEADER: Final = "Idempotency-Key"
 
 # Returns the key of a request, or None if it has none. With `needs_body = False` the body is not read for it.
-KeyOf = Callable[[Request, Spooled], str | None]
+RequestKey = Callable[[Request, Spooled], str | None]
 
 # Media types that declare a body as JSON; so does any `+json`. A body without a media type may be JSON.
 JSON: Final = ("application/json", "text/json")
@@ -46,7 +46,7 @@ class HeaderKey:
         self._name = name
         self._strict = strict
         # The message for a request without one.
-        self.place = name
+        self.key_location = name
         self.missing = f"This request needs the header {name}."
         if name == HEADER:
             self.missing = f"This request needs an {HEADER}: a new one for each operation."
@@ -72,7 +72,7 @@ class BodyField:
         self._path = path
         self._names = path.split(".")
         # The message for a request without one.
-        self.place = f"The field {path}"
+        self.key_location = f"The field {path}"
         self.missing = f"This request needs the field {path} in its body, JSON or a form: a string or a whole number."
 
     def __call__(self, request: Request, body: Spooled) -> str | None:
@@ -117,13 +117,13 @@ class BodyField:
         return found[0] if found else None
 
 
-def header_key(name: str, *, strict: bool = False) -> KeyOf:
+def header_key(name: str, *, strict: bool = False) -> RequestKey:
     """Read the key from another header, such as a webhook's: `header_key("X-Event-Id")`."""
     check_yes_or_no("strict", strict)
     return HeaderKey(header_name("header_key", name), strict=strict)
 
 
-def body_field(path: str) -> KeyOf:
+def body_field(path: str) -> RequestKey:
     """Read the key from a field of the body: `body_field("id")`, `body_field("event.id")`."""
     return BodyField(path)
 

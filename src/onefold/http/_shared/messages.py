@@ -126,13 +126,13 @@ class Spooled:
     def chunks(self) -> Iterator[bytes]:
         """Yield the body again, from its beginning; at least one chunk. Concurrent readers do not disturb it."""
         yield self._read_at(0)
-        place = CHUNK
-        while chunk := self._read_at(place):
+        offset = CHUNK
+        while chunk := self._read_at(offset):
             yield chunk
-            place += CHUNK
+            offset += CHUNK
 
-    def _read_at(self, place: int) -> bytes:
-        self._file.seek(place)
+    def _read_at(self, offset: int) -> bytes:
+        self._file.seek(offset)
         return self._file.read(CHUNK)
 
     @property

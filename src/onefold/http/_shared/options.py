@@ -47,8 +47,8 @@ def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """Return the tail of an error: the closest known word, or all of them."""
-    words = list(known)
-    return did_you_mean(word, words) or f": it is one of {', '.join(words)}"
+    choices = list(known)
+    return did_you_mean(word, choices) or f": it is one of {', '.join(choices)}"
 
 
 def check_function(option: str, given: Any, arguments: int, write: str) -> None:
@@ -69,7 +69,7 @@ def check_function(option: str, given: Any, arguments: int, write: str) -> None:
         raise UsageError(f"{option}= is a function that cannot be called ({error}): write {write}") from error
 
 
-def check_not_awaited(option: str, found: object) -> None:
+def check_not_async(option: str, found: object) -> None:
     """Refuse an awaitable returned by a function that looks plain."""
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
@@ -87,11 +87,11 @@ def check_bytes(option: str, given: object) -> None:
         raise UsageError(f"{option}={given!r:.60} is not a number of bytes: write {option}=1_048_576, or 0 for no body")
 
 
-def one_of(option: str, given: object, words: tuple[str, ...]) -> str:
+def one_of(option: str, given: object, choices: tuple[str, ...]) -> str:
     """Return one of these words."""
-    if given not in words:
-        near = did_you_mean(given, words)
-        raise UsageError(f"{option}={given!r:.60} is not one of {', '.join(map(repr, words))}{near}")
+    if given not in choices:
+        near = did_you_mean(given, choices)
+        raise UsageError(f"{option}={given!r:.60} is not one of {', '.join(map(repr, choices))}{near}")
     return str(given)
 
 

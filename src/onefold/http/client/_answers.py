@@ -55,8 +55,8 @@ class Answer:
 
     @property
     def _is_left_elsewhere(self) -> bool:
-        is_awaited = self.leads_on or (self._is_final and not self._has_ended)
-        return is_awaited and self._caller is not None and self._caller.is_elsewhere
+        is_async = self.leads_on or (self._is_final and not self._has_ended)
+        return is_async and self._caller is not None and self._caller.is_elsewhere
 
     @property
     def _is_in_use(self) -> bool:

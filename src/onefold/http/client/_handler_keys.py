@@ -86,12 +86,12 @@ class Request:
 class Keyed:
     """One request under one key, until its response is final: retried, redirected, sent again with credentials."""
 
-    def __init__(self, key: str, request: Request, place: object = None, *, is_ours: bool = True) -> None:
+    def __init__(self, key: str, request: Request, position: object = None, *, is_ours: bool = True) -> None:
         self.key = key
         # The caller's own key is used as it is.
         self.is_ours = is_ours
         # Where it is sent from: the delivery and its step, or an intent. The same object elsewhere is another request.
-        self.place = place
+        self.position = position
         self.method = request.method
         self.names: set[str] = set()
         self.callers: set[str] = set()
@@ -153,12 +153,12 @@ class Keyed:
         self.is_on_its_way = True
         return self
 
-    def is_continued_by(self, request: Request, place: object) -> bool:
+    def is_continued_by(self, request: Request, position: object) -> bool:
         """Return whether this request follows from the one that was sent, and is not a new one.
 
         Raises if it is ambiguous.
         """
-        if self.is_on_its_way or self.place != place:
+        if self.is_on_its_way or self.position != position:
             return False
         if self.is_sent_on_as(request) and self._leads_to == _plain(request.url):
             return True
@@ -202,9 +202,9 @@ class Keyed:
 class HandlerCall(Keyed):
     """One request of a handler."""
 
-    def __init__(self, key: str, request: Request, place: object, equals: HandlerCalls) -> None:
+    def __init__(self, key: str, request: Request, position: object, equals: HandlerCalls) -> None:
         self._equals = equals
-        super().__init__(key, request, place)
+        super().__init__(key, request, position)
 
     def go_on(self, request: Request) -> None:
         super().go_on(request)
@@ -226,7 +226,7 @@ class HandlerCalls:
         if call not in self.unsettled:
             self.unsettled.append(call)
 
-    def next(self, delivery: Current, name: str, request: Request, place: object) -> HandlerCall:
+    def next(self, delivery: Current, name: str, request: Request, position: object) -> HandlerCall:
         """Return the request that this one repeats, or a new one."""
         self.unsettled = [call for call in self.unsettled if not call.is_settled][-UNSETTLED_MAX:]
         who = caller(request.headers)
@@ -240,7 +240,7 @@ class HandlerCalls:
             return call
         self.count += 1
         numbered = name if self.count == 1 else f"{name} #{self.count}"
-        return HandlerCall(f'"{delivery.key_for(numbered)}"', request, place, self)
+        return HandlerCall(f'"{delivery.key_for(numbered)}"', request, position, self)
 
 
 class DeliveryCalls:
@@ -250,11 +250,11 @@ class DeliveryCalls:
         self.by_name: dict[str, HandlerCalls] = {}
         self.by_key: WeakValueDictionary[str, HandlerCall] = WeakValueDictionary()
 
-    def next(self, delivery: Current, request: Request, place: tuple[Any, str | None]) -> HandlerCall:
-        step = place[1]
+    def next(self, delivery: Current, request: Request, position: tuple[Any, str | None]) -> HandlerCall:
+        step = position[1]
         # A step that was finished before is not run again: equal requests after it must not get its numbers.
         name = _short(request.name if step is None else f"{step}: {request.name}")
-        call = self.by_name.setdefault(name, HandlerCalls()).next(delivery, name, request, place)
+        call = self.by_name.setdefault(name, HandlerCalls()).next(delivery, name, request, position)
         self.by_key[call.key] = call
         return call
 
@@ -268,19 +268,19 @@ _mutex = threading.RLock()
 def keyed(request: Request) -> Keyed:
     """Choose the key of a request outside an intent: the given one, that of the running handler, or a new one."""
     delivery = _running(request)
-    place = _place(delivery)
+    position = _position(delivery)
     # Its body is digested here, not while others wait.
     _ = request.name
     with _mutex:
         carried = request.carried
         if request.given and carried is None:
-            return _given(delivery, request, place)
-        if carried is not None and carried.is_continued_by(request, place):
+            return _given(delivery, request, position)
+        if carried is not None and carried.is_continued_by(request, position):
             carried.go_on(request)
             return carried
         if delivery is None:
-            return Keyed(mint(), request, place)
-        return _calls.setdefault(delivery, DeliveryCalls()).next(delivery, request, place)
+            return Keyed(mint(), request, position)
+        return _calls.setdefault(delivery, DeliveryCalls()).next(delivery, request, position)
 
 
 @contextmanager
@@ -294,18 +294,18 @@ def following(redirected: Keyed | None) -> Iterator[None]:
         raise
 
 
-def _given(delivery: Current | None, request: Request, place: object) -> Keyed:
+def _given(delivery: Current | None, request: Request, position: object) -> Keyed:
     """Use the given key. One that was copied by hand from a request of this handler continues that request."""
     key = request.given or ""
     calls = _calls.get(delivery) if delivery is not None else None
     copied = calls.by_key.get(key) if calls is not None else None
-    if copied is not None and (copied.is_continued_by(request, place) or request.name in copied.names):
+    if copied is not None and (copied.is_continued_by(request, position) or request.name in copied.names):
         copied.go_on(request)
         return copied
     return Keyed(key, request, is_ours=False)
 
 
-def _place(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str | None]:
+def _position(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str | None]:
     # Weak: what we remember of a delivery must not keep it alive.
     return (None, None) if delivery is None else (ref(delivery), delivery.step_name)
 

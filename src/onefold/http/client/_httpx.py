@@ -14,7 +14,7 @@ from onefold.http.client._intent import current_intent
 from onefold.http.client._retrying import (
     HEADER,
     METHODS,
-    Call,
+    ClientCall,
     Retries,
     Wanted,
     is_problem,
@@ -72,7 +72,7 @@ class _Sending:
         answer = redirected.heard_there(response.status_code, response.headers, problem(response))
         return Response.of(response, self._watched(response.stream, answer), answer)
 
-    def _call(self, request: httpx.Request, call: Call, chosen: Keyed) -> Work[httpx.Response]:
+    def _call(self, request: httpx.Request, call: ClientCall, chosen: Keyed) -> Work[httpx.Response]:
         response = yield from self._ask(request, call, self._plan)
         answer = chosen.heard(response.status_code, response.headers, problem(response))
         response.extensions[EXTENSION] = call.sent(response.headers)
@@ -82,13 +82,13 @@ class _Sending:
         return Response.of(response, self._watched(stream, answer), answer)
 
     def _ask_again(
-        self, request: httpx.Request, call: Call, chosen: Keyed, lost: httpx.TransportError
+        self, request: httpx.Request, call: ClientCall, chosen: Keyed, lost: httpx.TransportError
     ) -> Work[httpx.Response]:
         with chosen.again():
             return (yield from self._ask(request, call, resumed(self._plan, self._retries, call), lost))
 
     def _ask(
-        self, request: httpx.Request, call: Call, how: Any, lost: httpx.TransportError | None = None
+        self, request: httpx.Request, call: ClientCall, how: Any, lost: httpx.TransportError | None = None
     ) -> Work[httpx.Response]:
         """Send until the response is final. `lost`: how the last one was lost, if there was one."""
         errors = [] if lost is None else [lost]
@@ -101,7 +101,9 @@ class _Sending:
             raise
         return response
 
-    def _send(self, call: Call, request: httpx.Request, errors: list[httpx.TransportError]) -> Work[httpx.Response]:
+    def _send(
+        self, call: ClientCall, request: httpx.Request, errors: list[httpx.TransportError]
+    ) -> Work[httpx.Response]:
         """Make one attempt. An answer that broke off before counts as the first."""
         if errors:
             raise errors.pop()
@@ -120,7 +122,7 @@ class _Sending:
     _attempt: Callable[..., Any]
     _read: Callable[[httpx.Response], Any]
     _retrying: Callable[[Any], Any]
-    _resumed: Callable[[httpx.Response, Call, Any], Any]
+    _resumed: Callable[[httpx.Response, ClientCall, Any], Any]
     _watched: Callable[[Any, Answer], Any]
 
 
@@ -141,7 +143,7 @@ class Transport(_Sending, httpx.BaseTransport):
         # Read in whole, so that it can be sent again.
         asked, around = _asked(request, request.read()), current_intent()
         with keyed(asked) if around is None else around.call_for(asked) as chosen:
-            return run(self._call(_with_key(request, chosen), Call(chosen.key), chosen))
+            return run(self._call(_with_key(request, chosen), ClientCall(chosen.key), chosen))
 
     def close(self) -> None:
         self._transport.close()
@@ -149,7 +151,7 @@ class Transport(_Sending, httpx.BaseTransport):
     def _handle(self, request: httpx.Request) -> httpx.Response:
         return self._transport.handle_request(request)
 
-    def _attempt(self, call: Call, request: httpx.Request, errors: list[httpx.TransportError]) -> httpx.Response:
+    def _attempt(self, call: ClientCall, request: httpx.Request, errors: list[httpx.TransportError]) -> httpx.Response:
         return run(self._send(call, request, errors))
 
     def _retrying(self, how: Any) -> tenacity.Retrying:
@@ -171,8 +173,8 @@ class AsyncTransport(_Sending, httpx.AsyncBaseTransport):
         if request.method not in METHODS:
             return await run_async(self._follow(request))
         asked, around = _asked(request, await request.aread()), current_intent()
-        with keyed(asked) if around is None else await around.call_for_awaited(asked) as chosen:
-            return await run_async(self._call(_with_key(request, chosen), Call(chosen.key), chosen))
+        with keyed(asked) if around is None else await around.call_for_async(asked) as chosen:
+            return await run_async(self._call(_with_key(request, chosen), ClientCall(chosen.key), chosen))
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -180,7 +182,9 @@ class AsyncTransport(_Sending, httpx.AsyncBaseTransport):
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         return await self._transport.handle_async_request(request)
 
-    async def _attempt(self, call: Call, request: httpx.Request, errors: list[httpx.TransportError]) -> httpx.Response:
+    async def _attempt(
+        self, call: ClientCall, request: httpx.Request, errors: list[httpx.TransportError]
+    ) -> httpx.Response:
         return await run_async(self._send(call, request, errors))
 
     def _retrying(self, how: Any) -> tenacity.AsyncRetrying:

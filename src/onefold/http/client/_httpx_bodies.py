@@ -11,7 +11,7 @@ import httpx
 from onefold._generators import Work, run, run_async
 from onefold.http.client._answers import BODYLESS, Answer, watching
 from onefold.http.client._resuming import Another, HandedOut, Rest
-from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, Call, is_problem
+from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, ClientCall, is_problem
 
 # Network errors. A wrong URL, or a request that cannot be written, is not among them.
 LOST: Final = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
@@ -109,7 +109,9 @@ def problem(response: httpx.Response) -> bytes | None:
 class _Resuming:
     """What was handed out of an answer, and how it goes on where it breaks off."""
 
-    def __init__(self, response: httpx.Response, call: Call, ask_again: Callable[..., Work[httpx.Response]]) -> None:
+    def __init__(
+        self, response: httpx.Response, call: ClientCall, ask_again: Callable[..., Work[httpx.Response]]
+    ) -> None:
         self._response, self._call, self._ask_again = response, call, ask_again
         self._handed_out = HandedOut(response.status_code, response.headers)
         self._lost: httpx.TransportError | None = None
@@ -177,7 +179,7 @@ class AsyncResumed(_Resuming, httpx.AsyncByteStream):
         await self._response.aclose()
 
 
-def give_up(error: httpx.TransportError, call: Call) -> NoReturn:
+def give_up(error: httpx.TransportError, call: ClientCall) -> NoReturn:
     call.gave_up(error)
     raise error
 

@@ -24,7 +24,7 @@ from onefold import (
     UsageError,
 )
 from onefold._generators import Work, run, run_async
-from onefold.durations import Duration, in_words, seconds
+from onefold.durations import Duration, as_text, seconds
 from onefold.http._shared.intents import OPERATION
 from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._identity import for_whom
@@ -104,7 +104,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
                 guard.close()
 
     async def aend(self) -> None:
-        """End it by hand, awaited. See `end`."""
+        """End it by hand, async. See `end`."""
         guard, self._is_used = self._awaited(), True
         try:
             await run_async(self._end(guard, _nothing_kept_async))
@@ -122,8 +122,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             raise UsageError("this intent was entered with `async with`, and the client is a blocking one")
         return run(self._key_for(request, self._guard, mint))
 
-    async def key_for_awaited(self, request: Request) -> str:
-        """Return the key of this request, awaited. See `key_for`."""
+    async def key_for_async(self, request: Request) -> str:
+        """Return the key of this request, async. See `key_for`."""
         self._is_used = True
         if not isinstance(self._guard, AsyncGuard):
             raise UsageError("this intent was entered with `with`, and the client is an async one")
@@ -152,9 +152,9 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         call = self._call = Keyed(self.key_for(request), request, self)
         return call
 
-    async def call_for_awaited(self, request: Request) -> Keyed:
-        """Return the call of this request, awaited. See `call_for`."""
-        call = self._call = Keyed(await self.key_for_awaited(request), request, self)
+    async def call_for_async(self, request: Request) -> Keyed:
+        """Return the call of this request, async. See `call_for`."""
+        call = self._call = Keyed(await self.key_for_async(request), request, self)
         return call
 
     def _end(self, guard: Any, nothing_kept: Callable[[], Any]) -> Work[None]:
@@ -256,7 +256,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         if record is not None and record.age >= self._server_keeps:
             raise OutcomeUnknown(
                 f"intent({self.name!r}) is {_old(record.age)} old, and the server remembers a key for "
-                f"{in_words(self._server_keeps)} (server_keeps): what became of it is not known. Nothing was sent. "
+                f"{as_text(self._server_keeps)} (server_keeps): what became of it is not known. Nothing was sent. "
                 f"Ask the server, then end the intent: {self._ending()}"
             )
         self._key = found.value
@@ -281,7 +281,7 @@ async def _mint_async() -> str:
 
 def _old(age: float) -> str:
     """Format an age for people: nobody wants the milliseconds of a day."""
-    return in_words(float(round(age)) if age >= 1 else age)
+    return as_text(float(round(age)) if age >= 1 else age)
 
 
 _current: ContextVar[intent | None] = ContextVar("onefold_intent", default=None)

@@ -19,7 +19,7 @@ from onefold.http.client._retrying import (
     HEADER,
     METHODS,
     PROBLEM_MAX,
-    Call,
+    ClientCall,
     Retries,
     Wanted,
     is_problem,
@@ -79,7 +79,7 @@ class Adapter(HTTPAdapter):
             return self._follow(request, args, kwargs)
         asked, around = _asked(request, _whole_body(request)), current_intent()
         with keyed(asked) if around is None else around.call_for(asked) as chosen:
-            return self._call(_with_key(request, chosen), args, kwargs, Call(chosen.key), chosen)
+            return self._call(_with_key(request, chosen), args, kwargs, ClientCall(chosen.key), chosen)
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
@@ -94,11 +94,11 @@ class Adapter(HTTPAdapter):
             if redirected is not None and not _is_streamed(args, kwargs):
                 _ = response.content
         if redirected is not None:
-            _watch(response, redirected.heard_there(response.status_code, response.headers, _problem(response)))
+            _monitor(response, redirected.heard_there(response.status_code, response.headers, _problem(response)))
         return response
 
     def _call(
-        self, request: requests.PreparedRequest, args: Any, kwargs: Any, call: Call, chosen: Keyed
+        self, request: requests.PreparedRequest, args: Any, kwargs: Any, call: ClientCall, chosen: Keyed
     ) -> requests.Response:
         try:
             retrying = tenacity.Retrying(**self._plan, before_sleep=_let_go)
@@ -108,10 +108,10 @@ class Adapter(HTTPAdapter):
         except LOST as error:
             call.gave_up(error)
             raise
-        _watch(response, chosen.heard(response.status_code, response.headers, _problem(response)))
+        _monitor(response, chosen.heard(response.status_code, response.headers, _problem(response)))
         return _told(response, call)
 
-    def _once(self, call: Call, request: requests.PreparedRequest, args: Any, kwargs: Any) -> requests.Response:
+    def _once(self, call: ClientCall, request: requests.PreparedRequest, args: Any, kwargs: Any) -> requests.Response:
         try:
             response = super().send(request, *args, **kwargs)
             try:
@@ -308,7 +308,7 @@ class _Rest:
         return getattr(self._raw, name)
 
 
-def _watch(response: requests.Response, answer: Answer) -> None:
+def _monitor(response: requests.Response, answer: Answer) -> None:
     """Note when a response was read to its end. A streamed one is its reader's, who repeats what breaks off."""
     raw: Any = response.raw
     if isinstance(vars(response)["_content"], bytes) or getattr(raw, "length_remaining", None) == 0:
@@ -397,6 +397,6 @@ def _whole_body(request: requests.PreparedRequest) -> bytes:
     return request.body or b""
 
 
-def _told(response: requests.Response, call: Call) -> requests.Response:
+def _told(response: requests.Response, call: ClientCall) -> requests.Response:
     response.onefold = call.sent(response.headers)  # type: ignore[attr-defined]
     return response

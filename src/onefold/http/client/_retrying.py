@@ -184,12 +184,12 @@ def plan(retries: Retries, lost: tuple[type[BaseException], ...], but: tuple[typ
     }
 
 
-def resumed(plan: Any, retries: Retries, call: Call) -> Any:
+def resumed(plan: Any, retries: Retries, call: ClientCall) -> Any:
     """Return the arguments for tenacity after a response broke off: its error counts as the first attempt."""
     return {**plan, "stop": tenacity.stop_after_attempt(retries.attempts - len(call.attempts) + 1)}
 
 
-class Call:
+class ClientCall:
     """One call in progress: its key, and what has happened to it so far."""
 
     def __init__(self, key: str) -> None:

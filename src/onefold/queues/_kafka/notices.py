@@ -33,8 +33,8 @@ class Undeliverable(RuntimeError):
     `digest` is that of its key, as `onefold show` takes it; empty if it has none.
     """
 
-    def __init__(self, words: str, spot: Spot, address: Address, reason: str) -> None:
-        super().__init__(words)
+    def __init__(self, text: str, spot: Spot, address: Address, reason: str) -> None:
+        super().__init__(text)
         self.topic, self.partition = spot.partition
         self.offset = spot.offset
         self.operation = address.operation
@@ -74,15 +74,15 @@ class Notices:
 
     def unread(self, partition: Partition, count: int, silent_for: float) -> None:
         """Report a partition that is ours, and is not read although it has messages."""
-        place = f"{partition.topic}/{partition.number}"
+        where = f"{partition.topic}/{partition.number}"
         log.warning(
             "%s is assigned to this consumer, has %d messages, and none was read for %.0f s: it was paused and not "
             "resumed, or the consumer is too slow for its partitions",
-            place,
+            where,
             count,
             silent_for,
         )
-        tell(Kind.UNREAD, self._address_of(Message(b"", {})), detail=f"{place}: {count} messages")
+        tell(Kind.UNREAD, self._address_of(Message(b"", {})), detail=f"{where}: {count} messages")
 
     def undeliverable(self, delivery: Delivery, reason: str) -> Undeliverable:
         name = self.name(delivery)

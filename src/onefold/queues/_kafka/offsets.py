@@ -20,7 +20,7 @@ class Spot(NamedTuple):
     turn: int
 
     @property
-    def place(self) -> tuple[Partition, int]:
+    def position(self) -> tuple[Partition, int]:
         return self.partition, self.offset
 
 

@@ -20,7 +20,7 @@ from onefold.queues._kafka.offsets import Delivery, Partition, Spot
 from onefold.queues._kafka.unread import Ends, Readings
 from onefold.queues._shared.consumer import MissingKeyRule
 from onefold.queues._shared.options import whole
-from onefold.queues._shared.verdict import ACK, Ack, Failed, Later, Never, Verdict, named
+from onefold.queues._shared.verdict import ACK, Ack, HandlerRaised, Later, Never, Verdict, named
 from onefold.queues.keys import KeyOf, PayloadOf
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class Ledger:
             self._turns[partition] += 1
             self._waiting.pop(partition, None)
         for counter in (self._failures, self._held):
-            for place in [place for place in counter if place[0] in gone]:
-                del counter[place]
+            for where in [where for where in counter if where[0] in gone]:
+                del counter[where]
 
     def paused_by_user(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Note a pause by the user: it stays when the time of a message has come."""
@@ -244,8 +244,8 @@ class Ledger:
             if not waiting.sought or position <= spot.offset:
                 return False
             # Read after the partition went back: what it went back to is gone, or was finished by another consumer.
-            place = f"{spot.partition.topic}/{spot.partition.number}"
-            log.warning("%s offset %s is read instead of %s, which is gone", place, spot.offset, waiting.offset)
+            where = f"{spot.partition.topic}/{spot.partition.number}"
+            log.warning("%s offset %s is read instead of %s, which is gone", where, spot.offset, waiting.offset)
         del self._waiting[spot.partition]
         return True
 
@@ -270,8 +270,8 @@ class Ledger:
                 back[spot.partition] = Waiting(spot.offset, self._clock() + ending.delay)
             else:
                 done[spot.partition] = spot.offset + 1
-                self._failures.pop(spot.place, None)
-                self._held.pop(spot.place, None)
+                self._failures.pop(spot.position, None)
+                self._held.pop(spot.position, None)
         # While a dead letter was confirmed, a partition may have gone.
         turns = {delivery.spot.partition: delivery.spot for delivery in deliveries}
         if ours := {one: offset for one, offset in done.items() if self._is_ours(turns[one])}:
@@ -301,16 +301,16 @@ class Ledger:
         return spot.turn == self._turns[spot.partition]
 
     def _ended(self, delivery: Delivery, verdict: Verdict) -> Ack | Later | Never:
-        place = delivery.spot.place
-        if isinstance(verdict, Failed):
-            self._failures[place] += 1
-            count, what = self._failures[place], named(verdict.error)
+        where = delivery.spot.position
+        if isinstance(verdict, HandlerRaised):
+            self._failures[where] += 1
+            count, what = self._failures[where], named(verdict.error)
             self._notices.failed(delivery, f"attempt {count} of {self._attempts}", what, verdict.error)
             if count >= self._attempts:
                 return Never(f"it failed {count} times, the last time with {what}")
             return Later(min(self._backoff * 2 ** min(count - 1, DOUBLINGS_MAX), BACKOFF_MAX), what)
         if isinstance(verdict, Later) and verdict.limited:
-            self._held[place] += 1
+            self._held[where] += 1
             # A person may need a day; its partition must not wait for that.
-            return verdict if self._held[place] <= self._held_times else Never(verdict.reason)
+            return verdict if self._held[where] <= self._held_times else Never(verdict.reason)
         return verdict

@@ -13,7 +13,7 @@ from aiormq.abc import AbstractConnection, DeliveredMessage
 
 from onefold import UsageError
 from onefold._generators import run_async
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key
 
@@ -75,16 +75,18 @@ async def send(
             "send() needs a channel with publisher_confirms=True: without it a lost message is not noticed"
         )
     chosen, carried = with_key(headers, key)
-    message = Message(body, **_rabbitmq.sent_properties(chosen, carried, content_type))
+    message = Message(body, **rabbitmq_consumer.sent_properties(chosen, carried, content_type))
 
     async def publish() -> None:
-        place = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
-        answer = await place.publish(message, routing_key, mandatory=True, timeout=_rabbitmq.CONFIRM_SECONDS_MAX)
+        target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+        answer = await target.publish(
+            message, routing_key, mandatory=True, timeout=rabbitmq_consumer.CONFIRM_SECONDS_MAX
+        )
         if isinstance(answer, DeliveredMessage):
             raise PublishError(answer, answer.delivery)
 
     def is_worth_another_try(error: BaseException) -> bool:
         return not isinstance(error, PublishError)
 
-    await run_async(_rabbitmq.confirmed(publish, asyncio.sleep, CONNECTION_EXCEPTIONS, is_worth_another_try))
+    await run_async(rabbitmq_consumer.confirmed(publish, asyncio.sleep, CONNECTION_EXCEPTIONS, is_worth_another_try))
     return chosen

@@ -21,7 +21,7 @@ from onefold._generators import Work
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import Waits, buried, found_at
 from onefold.queues._shared.options import whole
-from onefold.queues._shared.verdict import SOON, Ack, Failed, Later, Never, Verdict, named
+from onefold.queues._shared.verdict import SOON, Ack, HandlerRaised, Later, Never, Verdict, named
 from onefold.queues.keys import KEY_HEADER, Message
 from onefold.stores.base import Address
 
@@ -168,7 +168,7 @@ class Rules:
                 return Step("ack")
             case Later():
                 return self._later(verdict, where, unacked_for)
-            case Failed(error):
+            case HandlerRaised(error):
                 return self._failed(error, delivery, where)
             case Never(reason):
                 return self._never(reason, where)

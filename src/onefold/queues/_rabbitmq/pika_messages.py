@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError, UnroutableError
 
 from onefold._generators import run
-from onefold.queues._rabbitmq import consumer as _rabbitmq
+from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key
 from onefold.stores.base import Address
@@ -84,7 +84,7 @@ def send(
     Raises pika's own error once its attempts are used up, and at once if no queue takes the message.
     """
     chosen, carried = with_key(headers, key)
-    properties = BasicProperties(**_rabbitmq.sent_properties(chosen, carried, content_type))
+    properties = BasicProperties(**rabbitmq_consumer.sent_properties(chosen, carried, content_type))
 
     def publish() -> None:
         here = channel() if callable(channel) else channel
@@ -96,5 +96,5 @@ def send(
     def is_worth_another_try(error: BaseException) -> bool:
         return not isinstance(error, UnroutableError) and (callable(channel) or channel.is_open)
 
-    run(_rabbitmq.confirmed(publish, time.sleep, (AMQPError,), is_worth_another_try))
+    run(rabbitmq_consumer.confirmed(publish, time.sleep, (AMQPError,), is_worth_another_try))
     return chosen

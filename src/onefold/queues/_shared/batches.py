@@ -1,6 +1,6 @@
 """Deliver whole batches: all messages under a guard at once, and a verdict for each.
 
-`Polls` passes them to `run_batch`. In one transaction of the caller's: `transactional_batches`.
+`Batches` passes them to `run_batch`. In one transaction of the caller's: `transactional_batches`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def verdict_of(error: Exception, **facts: Any) -> Verdict:
     return Later(SOON, "another worker has taken it over") if verdict is None else verdict
 
 
-class Polls:
+class Batches:
     """A handler for one message, called for each new one of a poll."""
 
     def __init__(

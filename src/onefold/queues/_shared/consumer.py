@@ -17,7 +17,7 @@ from onefold._generators import Work, run, run_async
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import check, check_arguments, takes_tx
-from onefold.queues._shared.verdict import ACK, Failed, Never, Verdict, of_error, of_state
+from onefold.queues._shared.verdict import ACK, HandlerRaised, Never, Verdict, of_error, of_state
 from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, checked, checked_payload, usable
 from onefold.stores.base import Address
 
@@ -31,7 +31,7 @@ NO_KEY: Final = Never("it has no key")
 WAIT: Final = 5.0
 
 
-class Call:
+class MessageCall:
     """The call of a handler for one message. Its progress says whose mistake an error is."""
 
     __slots__ = ("arguments", "asked", "begun", "key", "payload")
@@ -53,7 +53,7 @@ class Call:
 class _Prepared(Generic[G]):
     """What a consumer was given, checked once, and what becomes of each of its messages."""
 
-    awaited: ClassVar[bool]
+    is_async: ClassVar[bool]
     takes: ClassVar[type]
 
     def __init__(
@@ -68,7 +68,7 @@ class _Prepared(Generic[G]):
         policy: Policy | None = None,
         fingerprint: PayloadOf | None = None,
     ) -> None:
-        check(guard, self.takes, operation, handler, missing_key=missing_key, policy=policy, awaited=self.awaited)
+        check(guard, self.takes, operation, handler, missing_key=missing_key, policy=policy, is_async=self.is_async)
         check_arguments(handler)
         self._guard: G = guard
         self._operation = operation
@@ -92,12 +92,12 @@ class _Prepared(Generic[G]):
         """Return the handler as a function of its key and payload, which the guard reads, and of its call."""
         raise NotImplementedError
 
-    def _call(self, call: Call, **tx: Any) -> Any:
+    def _call(self, call: MessageCall, **tx: Any) -> Any:
         """Call the handler: the answer is awaited where the guard is an async one."""
         call.begun = True
         return self._ended(self._handler(*call.arguments, **tx))
 
-    def _deliver(self, call: Call, message: Message, held_before: int) -> Work[Verdict]:
+    def _deliver(self, call: MessageCall, message: Message, held_before: int) -> Work[Verdict]:
         try:
             self._read(call, message)
             if call.key is None and not self._runs_without_key:
@@ -111,7 +111,7 @@ class _Prepared(Generic[G]):
             return ACK
         return (yield from self._looked(call.key)) if verdict is None else verdict
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: MessageCall) -> Any:
         if self._with_tx is not None:
             # Without a key it wants a transaction all the same; nobody will ask for this one again.
             return self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
@@ -126,7 +126,7 @@ class _Prepared(Generic[G]):
         try:
             record = yield partial(self._guard.read, self._operation, key)
         except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
-            return of_error(error, begun=False) or Failed(error)
+            return of_error(error, begun=False) or HandlerRaised(error)
         return of_state(None if record is None else record.state.value)
 
     def _ended(self, handling: Any) -> Any:
@@ -141,7 +141,7 @@ class _Prepared(Generic[G]):
             key = None
         return address_of(self._guard, self._operation, key)
 
-    def _read(self, call: Call, message: Message) -> None:
+    def _read(self, call: MessageCall, message: Message) -> None:
         """Read what the message itself says; then the guard is called."""
         call.key = usable(self._key(message))
         if call.key is not None and self._fingerprint is not None:
@@ -153,7 +153,7 @@ class _Prepared(Generic[G]):
         """Return the argument of a transactional handler that is compared with that of the first delivery."""
         return None if self._fingerprint is None else "payload"
 
-    def _verdict_of(self, error: Exception, call: Call, held_before: int) -> Verdict | None:
+    def _verdict_of(self, error: Exception, call: MessageCall, held_before: int) -> Verdict | None:
         own, final = (self._operation, call.key), self._policy.remember
         begun = not isinstance(error, UsageError) or call.is_to_blame
         return of_error(error, own=own, final=final, held_before=held_before, begun=begun, called=call.begun)
@@ -162,15 +162,15 @@ class _Prepared(Generic[G]):
 class Consuming(_Prepared[Guard]):
     """The implementation of `guarded` for every sync adapter."""
 
-    awaited = False
+    is_async = False
     takes = Guard
 
     def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Run the handler once for this message's key, with these arguments; return the verdict on the message."""
-        return run(self._deliver(Call(arguments), message, held_before))
+        return run(self._deliver(MessageCall(arguments), message, held_before))
 
     def _with_transaction(self) -> Callable[..., Any]:
-        def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
+        def handle(key: Any, payload: Any, call: MessageCall, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
             self._call(call, tx=tx)
 
         return handle
@@ -182,15 +182,15 @@ class Consuming(_Prepared[Guard]):
 class AsyncConsuming(_Prepared[AsyncGuard]):
     """What `guarded` of every async adapter works with."""
 
-    awaited = True
+    is_async = True
     takes = AsyncGuard
 
     async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
         """Await the handler once for this message's key, with these arguments; return the verdict on the message."""
-        return await run_async(self._deliver(Call(arguments), message, held_before))
+        return await run_async(self._deliver(MessageCall(arguments), message, held_before))
 
     def _with_transaction(self) -> Callable[..., Any]:
-        async def handle(key: Any, payload: Any, call: Call, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
+        async def handle(key: Any, payload: Any, call: MessageCall, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
             await self._call(call, tx=tx)
 
         return handle

@@ -25,11 +25,11 @@ def check(
     *,
     missing_key: str = "never",
     policy: object = None,
-    awaited: bool = False,
+    is_async: bool = False,
 ) -> None:
     """Refuse, before the first message, options that would fail for every one of them."""
     if not isinstance(guard, kind):
-        client = "async" if awaited else "blocking"
+        client = "async" if is_async else "blocking"
         raise UsageError(f"this client is {client}: it takes {kind.__name__}, and this is {type(guard).__name__}")
     if not callable(handler):
         raise UsageError(f"the handler is {type(handler).__name__}, and has to be a function")
@@ -37,9 +37,9 @@ def check(
     called = getattr(inner, "__call__", inner)  # noqa: B004 - an object with an async __call__ is an async handler
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (inner, called)):
         raise UsageError("the handler has a `yield`, and nobody would go through it: its work would be lost")
-    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
-    if is_async != awaited:
-        have, want = ("async def", "def") if is_async else ("def", "async def")
+    handler_is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
+    if handler_is_async != is_async:
+        have, want = ("async def", "def") if handler_is_async else ("def", "async def")
         raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
     check_options(missing_key, policy)
     # What the guard refuses is raised now, not for each message.

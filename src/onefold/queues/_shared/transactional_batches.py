@@ -20,7 +20,7 @@ from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
 from onefold.queues._shared.consumer import MissingKeyRule, finished, nothing
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import takes_tx
-from onefold.queues._shared.verdict import ACK, Failed, Verdict
+from onefold.queues._shared.verdict import ACK, HandlerRaised, Verdict
 from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address, Joinable
 from onefold.transactions import join
@@ -44,14 +44,14 @@ class Misused(UsageError):
 
 
 class Ways(NamedTuple):
-    """How a poll is delivered in one transaction, a record is looked for, and time passes: blocking or awaited."""
+    """How a poll is delivered in one transaction, a record is looked for, and time passes: sync or async."""
 
     together: Callable[..., Any]
     is_there: Callable[[str], Any]
     sleep: Callable[[float], Any]
 
 
-class JoinedPolls:
+class TransactionalBatches:
     """A handler for the new messages of a poll, which works in the transaction in which they are recorded."""
 
     def __init__(
@@ -135,7 +135,7 @@ class JoinedPolls:
         if isinstance(self._guard.store, Joinable):
             return self._guard.read(self._operation, key) is not None
         with _opening(), self._transaction() as tx:
-            return join(tx, None, awaited=False).read(self._address(key)) is not None
+            return join(tx, None, is_async=False).read(self._address(key)) is not None
 
     async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
         sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
@@ -156,7 +156,7 @@ class JoinedPolls:
             return await self._guard.read(self._operation, key) is not None
         with _opening():
             async with self._transaction() as tx:
-                return await join(tx, None, awaited=True).read(self._address(key)) is not None
+                return await join(tx, None, is_async=True).read(self._address(key)) is not None
 
     def _not_committed(self) -> UsageError:
         """Return the error of a missing commit.
@@ -204,8 +204,8 @@ def _check_transaction(transaction: Any) -> None:
 
 def _coloured(transaction: Any, way_in: str) -> Any:
     if not hasattr(transaction, way_in):
-        kind, words = type(transaction).__name__, "async with" if way_in == "__aenter__" else "with"
-        raise Misused(f"transaction= gives {kind}, and this client opens it by `{words}`")
+        kind, text = type(transaction).__name__, "async with" if way_in == "__aenter__" else "with"
+        raise Misused(f"transaction= gives {kind}, and this client opens it by `{text}`")
     return transaction
 
 
@@ -243,7 +243,7 @@ def _settled(error: Exception, count: int) -> list[Verdict] | None:
         return [error.verdict] * count
     if count > 1:
         return None
-    return [verdict_of(error) if isinstance(error, OnefoldError) else Failed(error)]
+    return [verdict_of(error) if isinstance(error, OnefoldError) else HandlerRaised(error)]
 
 
 def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:

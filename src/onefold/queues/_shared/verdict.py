@@ -46,13 +46,13 @@ class Never(NamedTuple):
     reason: str
 
 
-class Failed(NamedTuple):
+class HandlerRaised(NamedTuple):
     """The handler raised: the broker's own rule for that applies."""
 
     error: Exception
 
 
-Verdict = Ack | Later | Never | Failed
+Verdict = Ack | Later | Never | HandlerRaised
 
 ACK: Final = Ack()
 
@@ -74,11 +74,11 @@ def of_error(
     """
     meaning = meaning_of(error)
     if meaning is None:
-        return Never(f"it failed for good with {named(error)}") if isinstance(error, final) else Failed(error)
+        return Never(f"it failed for good with {named(error)}") if isinstance(error, final) else HandlerRaised(error)
     match meaning.queue:
         case "ack" if called or _is_of_another(error, own):
             # From another guard, inside the handler: that is done, and this message is not.
-            return Failed(error)
+            return HandlerRaised(error)
         case "ack":
             return ACK
         case "later" if isinstance(error, OnHold):
@@ -95,7 +95,7 @@ def of_error(
         case "never" | "later or never" | "by policy":
             return Never(reason_of(error))
         case "the broker's own rule":
-            return Failed(error)
+            return HandlerRaised(error)
 
 
 def _is_of_another(error: Exception, own: tuple[str, object]) -> bool:
@@ -124,5 +124,5 @@ def reason_of(error: Exception) -> str:
 def named(error: Exception) -> str:
     """Describe a handler's own error by its type and location. Its text may contain a payload."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
+    location = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{location}"

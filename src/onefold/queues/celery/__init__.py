@@ -19,7 +19,7 @@ from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.consumer import WAIT, MissingKeyRule
 from onefold.queues._shared.options import takes_tx
-from onefold.queues._shared.verdict import Failed, Later, Never, of_error
+from onefold.queues._shared.verdict import HandlerRaised, Later, Never, of_error
 from onefold.queues.keys import Key, KeyOf, Message, header, usable, with_key
 
 try:
@@ -27,8 +27,8 @@ try:
     from celery.exceptions import Ignore
     from celery.utils import uuid
 
-    from onefold.queues.celery import options as _celery_checked
-    from onefold.queues.celery import task as _celery
+    from onefold.queues.celery import options as celery_options
+    from onefold.queues.celery import task as celery_task
     from onefold.queues.celery.task import BEGUN, KEY
 except ImportError as error:
     raise UsageError("Celery is not installed: `pip install 'onefold[celery]'`") from error
@@ -50,11 +50,11 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _celery_checked.check_class(cls)
+        celery_options.check_class(cls)
 
     def __init__(self) -> None:
         kind = type(self)
-        self._key_of = _celery_checked.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
+        self._key_of = celery_options.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
         policy = (kind.policy or kind.guard.policy).but(wait=seconds(kind.wait, "wait"))
         self._transactional = takes_tx(self.run)
 
@@ -79,26 +79,26 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         try:
             return self._deliver(args, kwargs)
         except Exception as error:
-            own, begun = (self.operation, vars(request).get(KEY)), _celery.is_to_blame(self, error, args, kwargs)
+            own, begun = (self.operation, vars(request).get(KEY)), celery_task.is_to_blame(self, error, args, kwargs)
             called = BEGUN in vars(request)
-            verdict = of_error(error, own=own, held_before=_celery.held_before(request), begun=begun, called=called)
+            verdict = of_error(error, own=own, held_before=celery_task.held_before(request), begun=begun, called=called)
             if verdict is None:
-                verdict = _celery.looked(self)
-            if request.is_eager or isinstance(verdict, Failed):
+                verdict = celery_task.looked(self)
+            if request.is_eager or isinstance(verdict, HandlerRaised):
                 raise
             if isinstance(verdict, Never):
-                raise _celery.rejected(self, verdict.reason) from error
+                raise celery_task.rejected(self, verdict.reason) from error
             if isinstance(verdict, Later):
-                raise _celery.sent_again(self, verdict) from error
+                raise celery_task.sent_again(self, verdict) from error
             if isinstance(error, ClaimLost):
                 return self._again(*args, **kwargs)
-            if _celery.somebody_waits(self):
+            if celery_task.somebody_waits(self):
                 raise
             raise Ignore(str(error)) from error
 
     def _deliver(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = self.request
-        body = b"" if type(self).key is OnefoldTask.key else _celery.body_of(self.run, args, kwargs)
+        body = b"" if type(self).key is OnefoldTask.key else celery_task.body_of(self.run, args, kwargs)
         key = usable(self._key_of(Message(body, request.headers or {}, position=request.id)))
         if key is None and self.missing_key == "never":
             raise MissingKey(f"{self.operation}: the message has no key, and nothing ran")
@@ -113,14 +113,14 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
                     link: Any = None, link_error: Any = None, *more: Any, **options: Any) -> Any:  # fmt: skip
         """Send the task as Celery does, with the key in a header: the one that you pass, or the task's id."""
         task_id = task_id or uuid()
-        options["headers"] = _celery.keyed(options.get("headers"), task_id)
-        link, link_error = (_celery.links_of(self.app, task_id, links) for links in (link, link_error))
+        options["headers"] = celery_task.keyed(options.get("headers"), task_id)
+        link, link_error = (celery_task.links_of(self.app, task_id, links) for links in (link, link_error))
         return super().apply_async(args, kwargs, task_id, producer, link, link_error, *more, **options)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Apply the task as Celery does, with a key too."""
         options["task_id"] = options.get("task_id") or uuid()
-        options["headers"] = _celery.keyed(options.get("headers"), options["task_id"])
+        options["headers"] = celery_task.keyed(options.get("headers"), options["task_id"])
         return super().apply(args, kwargs, *more, **options)
 
 
@@ -135,7 +135,7 @@ def guarded(
 
     def decorate(handler: Callable[..., Any]) -> OnefoldTask:
         # Celery creates the task later, when the app is used; errors are raised now.
-        _celery_checked.prepared(guard, operation, handler, base, options)
+        celery_options.prepared(guard, operation, handler, base, options)
         made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
         return made(handler)
 

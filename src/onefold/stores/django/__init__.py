@@ -17,10 +17,17 @@ from onefold._generators import Work
 from onefold._model import Claim
 from onefold.errors import UsageError
 from onefold.stores.base import Query
-from onefold.stores.django.connection import AtomicLink, RenewalLink, StoresLink, beside, database_of, in_transaction
+from onefold.stores.django.connection import (
+    AtomicConnection,
+    RenewalConnection,
+    StoresConnection,
+    beside,
+    database_of,
+    in_transaction,
+)
 from onefold.stores.django.vendors import vendor_of
 from onefold.stores.kinds import StoreKind
-from onefold.stores.sql.connection import Link
+from onefold.stores.sql.connection import Connection
 from onefold.stores.sql.joined import SqlTransaction
 from onefold.stores.sql.pool import Pool, Reserve
 from onefold.stores.sql.records import VERSION
@@ -35,9 +42,9 @@ class DjangoStore(SqlStore):
 
     def __init__(self, alias: str = "default", *, auto_schema: bool = True, purge: bool = True) -> None:
         self.alias = alias
-        self._lender = Lender(alias)
+        self._pool_of_alias = DjangoPool(alias)
         database = database_of(connection_of(alias))._replace(auto_schema=auto_schema, purges=purge)
-        super().__init__(database, self._lender)
+        super().__init__(database, self._pool_of_alias)
 
     def _look(self) -> Work[None]:
         if not self._looked:
@@ -47,7 +54,7 @@ class DjangoStore(SqlStore):
 
     def _new_transaction(self) -> SqlTransaction:
         # A block of `transaction.atomic()` on the connection that this thread has.
-        return SqlTransaction(self.database, AtomicLender(self.alias))
+        return SqlTransaction(self.database, AtomicPool(self.alias))
 
     def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Work[None]:
         connection = connection_of(self.alias)
@@ -81,7 +88,7 @@ def connection_of(alias: str) -> Any:
 OUR_THREADS: Final = "onefold-"
 
 
-class Lender:
+class DjangoPool:
     """Lends connections that are in nobody's transaction: the thread's own, or one beside it.
 
     In a caller's transaction a claim would be seen by nobody until its end. And what a thread of ours would connect,
@@ -92,33 +99,33 @@ class Lender:
         self._alias = alias
         self._beside = Pool(self._connect)
 
-    def _connect(self) -> StoresLink:
-        return StoresLink(beside(connection_of(self._alias)))
+    def _connect(self) -> StoresConnection:
+        return StoresConnection(beside(connection_of(self._alias)))
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
+    def acquire(self) -> Iterator[Connection]:
         own = connection_of(self._alias)
         if not in_transaction(own) and not threading.current_thread().name.startswith(OUR_THREADS):
-            with self._own(own) as link:
-                yield link
+            with self._own(own) as conn:
+                yield conn
             return
-        with self._beside.lend() as link:
-            link.connection.close_if_unusable_or_obsolete()
+        with self._beside.acquire() as conn:
+            conn.connection.close_if_unusable_or_obsolete()
             try:
-                yield link
+                yield conn
             finally:
-                if link.connection.settings_dict["CONN_MAX_AGE"] == 0:
+                if conn.connection.settings_dict["CONN_MAX_AGE"] == 0:
                     # Django, too, would not keep it.
-                    link.close()
+                    conn.close()
 
     @contextmanager
-    def _own(self, connection: Any) -> Iterator[Link]:
-        link = StoresLink(connection)
+    def _own(self, connection: Any) -> Iterator[Connection]:
+        conn = StoresConnection(connection)
         try:
-            yield link
+            yield conn
         except BaseException:
-            if link.begun:
-                link.close()
+            if conn.begun:
+                conn.close()
             connection.close_if_unusable_or_obsolete()
             raise
 
@@ -128,22 +135,22 @@ class Lender:
 
     def reserve(self) -> Reserve:
         """Return a connection beside those that Django keeps."""
-        return Reserve(lambda: RenewalLink(beside(connection_of(self._alias))))
+        return Reserve(lambda: RenewalConnection(beside(connection_of(self._alias))))
 
 
-class AtomicLender:
+class AtomicPool:
     """Lends the thread's own connection, for a block of ours."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
-        link = AtomicLink(connection_of(self._alias))
+    def acquire(self) -> Iterator[Connection]:
+        conn = AtomicConnection(connection_of(self._alias))
         try:
-            yield link
+            yield conn
         finally:
-            link.close()
+            conn.close()
 
     def drop_idle(self) -> None:
         """Nothing: a lost connection is closed by its block."""

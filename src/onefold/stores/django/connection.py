@@ -15,8 +15,8 @@ from onefold._driver_connections import register
 from onefold.errors import NotInTransaction, OnefoldError, UsageError
 from onefold.stores.django.vendors import Vendor, vendor_of
 from onefold.stores.reserved import connecting
-from onefold.stores.sql.connection import Database, Standing
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.connection import Database, TransactionStatus
+from onefold.stores.sql.dialect import Reply, SqlRequest
 
 OUTSIDE: Final = (
     "this connection is not in a transaction: the record and the work would not be committed together. Nothing ran. "
@@ -30,7 +30,7 @@ UNDO: Final = Exception("rolled back")
 def database_of(connection: Any) -> Database:
     """The database behind a connection, as the SQL stores see it."""
     vendor = vendor_of(connection)
-    return Database(vendor.sql, f"django://{connection.alias}", vendor.trouble, vendor.lock, vendor.unlock)
+    return Database(vendor.sql, f"django://{connection.alias}", vendor.classify, vendor.lock, vendor.unlock)
 
 
 def in_transaction(connection: Any) -> bool:
@@ -66,17 +66,17 @@ def beside(connection: Any) -> Any:
     return found
 
 
-class StoresLink:
+class StoresConnection:
     """On a connection that is in nobody's transaction: what is sent is committed at once, unless we begin one."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.begun = False
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         self._connect()
         with self.unbroken():
-            return vendor_of(self.connection).send(self.connection, ask)
+            return vendor_of(self.connection).send(self.connection, request)
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -110,11 +110,11 @@ class StoresLink:
         with connecting():
             self.connection.ensure_connection()
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         if self.begun:
-            return [self.send(ask) for ask in asks]
+            return [self.send(request) for request in requests]
         self.begin()
-        replies = [self.send(ask) for ask in asks]
+        replies = [self.send(request) for request in requests]
         self.commit()
         return replies
 
@@ -136,8 +136,8 @@ class StoresLink:
         self.run("ROLLBACK")
         self.begun = False
 
-    def standing(self) -> Standing:
-        return Standing.OPEN if self.begun else Standing.IDLE
+    def transaction_status(self) -> TransactionStatus:
+        return TransactionStatus.OPEN if self.begun else TransactionStatus.IDLE
 
     def close(self) -> None:
         self.begun = False
@@ -147,7 +147,7 @@ class StoresLink:
         self.close()
 
 
-class RenewalLink(StoresLink):
+class RenewalConnection(StoresConnection):
     """On a connection that is kept for the renewal of claims."""
 
     def __init__(self, connection: Any) -> None:
@@ -158,19 +158,19 @@ class RenewalLink(StoresLink):
             # Now: when claims are to be renewed, there may be no room left on the server.
             connection.ensure_connection()
 
-    def standing(self) -> Standing:
-        return super().standing() if self._keeps else Standing.BROKEN
+    def transaction_status(self) -> TransactionStatus:
+        return super().transaction_status() if self._keeps else TransactionStatus.BROKEN
 
 
-class InsideLink(StoresLink):
+class InsideConnection(StoresConnection):
     """On a connection in a transaction of Django's: what is sent joins it."""
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         self.enter()
-        return super().send(ask)
+        return super().send(request)
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        return [self.send(request) for request in requests]
 
     def enter(self) -> None:
         if not in_transaction(self.connection):
@@ -186,16 +186,20 @@ class InsideLink(StoresLink):
         found = None if self.connection.closed_in_transaction else self.connection.connection
         return found is not None and self.vendor.is_torn(found)
 
-    def standing(self) -> Standing:
+    def transaction_status(self) -> TransactionStatus:
         connection = self.connection
         if connection.connection is None or connection.closed_in_transaction:
             # Django closes none by itself inside a block; and its block would end without a word.
-            return Standing.CLOSED
+            return TransactionStatus.CLOSED
         if not in_transaction(connection):
-            return Standing.IDLE
+            return TransactionStatus.IDLE
         if connection.errors_occurred and not self.vendor.is_alive(connection.connection):
-            return Standing.BROKEN
-        return Standing.ABORTED if connection.needs_rollback else self.vendor.standing(connection.connection)
+            return TransactionStatus.BROKEN
+        return (
+            TransactionStatus.ABORTED
+            if connection.needs_rollback
+            else self.vendor.transaction_status(connection.connection)
+        )
 
     def spoil(self) -> None:
         if self.is_torn:
@@ -207,7 +211,7 @@ class InsideLink(StoresLink):
             self.connection.rollback()
 
 
-class AtomicLink(InsideLink):
+class AtomicConnection(InsideConnection):
     """On the thread's own connection, in a block of ours: what a handler does by models is in the transaction, too."""
 
     def __init__(self, connection: Any) -> None:
@@ -264,8 +268,8 @@ class AtomicLink(InsideLink):
         self._leave_part(UNDO)
         self._leave(UNDO)
 
-    def standing(self) -> Standing:
-        return Standing.IDLE if self._block is None else super().standing()
+    def transaction_status(self) -> TransactionStatus:
+        return TransactionStatus.IDLE if self._block is None else super().transaction_status()
 
     def close(self) -> None:
         """The connection is the thread's; only what was begun on it is ended."""

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from onefold.errors import UsageError
 from onefold.stores.mysql import orm as mysql
 from onefold.stores.postgres import orm as postgres
-from onefold.stores.sql.connection import Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Dialect, Reply
-from onefold.stores.sql.records import in_words
+from onefold.stores.sql.connection import ErrorInfo, TransactionStatus
+from onefold.stores.sql.dialect import Dialect, Reply, SqlRequest
+from onefold.stores.sql.records import with_names
 from onefold.stores.sqlite import orm as sqlite
 
 
@@ -18,11 +18,11 @@ class Vendor(NamedTuple):
     """What we have to know of the database behind a connection of Django's."""
 
     sql: Dialect
-    send: Callable[[Any, Ask], Reply]
+    send: Callable[[Any, SqlRequest], Reply]
     # Where a connection of the driver's stands, as far as is known without asking the server.
-    standing: Callable[[Any], Standing]
-    trouble: Callable[[BaseException], Trouble | None]
-    # Whether the server still answers, where `standing` does not show it after an error.
+    transaction_status: Callable[[Any], TransactionStatus]
+    classify: Callable[[BaseException], ErrorInfo | None]
+    # Whether the server still answers, where `transaction_status` does not show it after an error.
     is_alive: Callable[[Any], bool] = bool
     # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
     is_torn: Callable[[Any], bool] = lambda _found: False
@@ -39,10 +39,10 @@ class Vendor(NamedTuple):
 
 
 # A database of the settings.
-Place = tuple[Any, ...]
+DatabaseId = tuple[Any, ...]
 
 
-def place_of(connection: Any) -> Place:
+def database_id_of(connection: Any) -> DatabaseId:
     settings = connection.settings_dict
     return connection.vendor, settings["HOST"], settings["PORT"], settings["NAME"], settings["USER"]
 
@@ -58,49 +58,49 @@ def vendor_of(connection: Any) -> Vendor:
     return known._replace(sql=_mysql_sql(connection)) if known is MYSQL else known
 
 
-def _reply(ask: Ask, cursor: Any) -> Reply:
-    return Reply(0, cursor.fetchall()) if ask.rows else Reply(cursor.rowcount)
+def _reply(request: SqlRequest, cursor: Any) -> Reply:
+    return Reply(0, cursor.fetchall()) if request.rows else Reply(cursor.rowcount)
 
 
-def _send_sqlite(connection: Any, ask: Ask) -> Reply:
+def _send_sqlite(connection: Any, request: SqlRequest) -> Reply:
     with connection.cursor() as cursor:
-        cursor.execute(in_words(ask.statement), sqlite.with_clock(ask))
-        return _reply(ask, cursor)
+        cursor.execute(with_names(request.statement), sqlite.with_clock(request))
+        return _reply(request, cursor)
 
 
 SQLITE: Final = Vendor(
-    sqlite.SQLITE_THROUGH,
+    sqlite.SQLITE_ORM,
     _send_sqlite,
-    sqlite.standing,
-    sqlite.trouble,
+    sqlite.transaction_status,
+    sqlite.classify,
     begin=sqlite.BEGIN,
     makes_tables_inside=True,
 )
 
 
-def _send_postgres(connection: Any, ask: Ask) -> Reply:
+def _send_postgres(connection: Any, request: SqlRequest) -> Reply:
     with connection.cursor() as cursor:
-        cursor.execute(in_words(ask.statement), ask.values)
-        return postgres.plain(_reply(ask, cursor))
+        cursor.execute(with_names(request.statement), request.values)
+        return postgres.plain(_reply(request, cursor))
 
 
 POSTGRES: Final = Vendor(
     postgres.POSTGRES,
     _send_postgres,
-    postgres.standing,
-    postgres.trouble,
+    postgres.transaction_status,
+    postgres.classify,
     is_torn=postgres.is_torn,
     may_be_torn=postgres.is_torn,
     lock=postgres.LOCK,
 )
 
 
-def _send_mysql(connection: Any, ask: Ask) -> Reply:
+def _send_mysql(connection: Any, request: SqlRequest) -> Reply:
     with connection.cursor() as cursor:
         mysql.before(connection.connection)
-        cursor.execute(mysql.filled(ask))
-        reply = _reply(ask, cursor)
-        if ask.rows:
+        cursor.execute(mysql.filled(request))
+        reply = _reply(request, cursor)
+        if request.rows:
             mysql.after(connection.connection, [column[0] for column in cursor.description], reply.rows)
         return reply
 
@@ -108,8 +108,8 @@ def _send_mysql(connection: Any, ask: Ask) -> Reply:
 MYSQL: Final = Vendor(
     mysql.MYSQL,
     _send_mysql,
-    mysql.standing,
-    mysql.trouble,
+    mysql.transaction_status,
+    mysql.classify,
     mysql.is_alive,
     is_torn=mysql.is_torn,
     may_be_torn=mysql.may_be_torn,
@@ -119,13 +119,13 @@ MYSQL: Final = Vendor(
 )
 
 # Which server it is shows with the first connection.
-_mysql_versions: dict[Place, str] = {}
+_mysql_versions: dict[DatabaseId, str] = {}
 
 
 def _mysql_sql(connection: Any) -> Dialect:
     if connection.connection is not None:
-        _mysql_versions[place_of(connection)] = connection.connection.get_server_info()
-    return mysql.sql_of(_mysql_versions.get(place_of(connection), ""))
+        _mysql_versions[database_id_of(connection)] = connection.connection.get_server_info()
+    return mysql.sql_of(_mysql_versions.get(database_id_of(connection), ""))
 
 
 # By Django's name for the database.

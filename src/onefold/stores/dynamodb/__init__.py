@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from onefold._checks import finite, positive, yes_or_no
 from onefold._generators import run, run_async
-from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores.base import Query
@@ -96,8 +96,8 @@ class DynamoDBStore(_Table):
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return self._take(self._records.finish(claim, ending))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._take(self._records.release(claim, memory))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self._take(self._records.release(claim, released))
 
     def read(self, address: Address) -> Record | None:
         return self._take(self._records.read(address))
@@ -144,7 +144,7 @@ class DynamoDBStore(_Table):
         try:
             client = self._clients.get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
-            self._records.raise_in_words(error)
+            self._records.raise_as_text(error)
         return run(steps, Sender(self._records, client))
 
 
@@ -182,8 +182,8 @@ class AsyncDynamoDBStore(_Table):
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return await self._take(self._records.finish(claim, ending))
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._take(self._records.release(claim, memory))
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return await self._take(self._records.release(claim, released))
 
     async def read(self, address: Address) -> Record | None:
         return await self._take(self._records.read(address))
@@ -209,14 +209,14 @@ class AsyncDynamoDBStore(_Table):
             await self._renewing.get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
             with unsent():
-                self._records.raise_in_words(error)
+                self._records.raise_as_text(error)
 
     async def _take(self, steps: Steps[T], clients: AsyncClients | None = None) -> T:
         """Perform the steps of an operation, one after the other."""
         try:
             client = await (clients or self._clients).get()
         except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
-            self._records.raise_in_words(error)
+            self._records.raise_as_text(error)
         return await run_async(steps, AsyncSender(self._records, client))
 
 
@@ -238,7 +238,7 @@ class Sender(NamedTuple):
 
 
 class AsyncSender(Sender):
-    """The same, awaited."""
+    """The async counterpart."""
 
     async def send(self, step: Request | Pause) -> Any:
         if isinstance(step, Pause):
@@ -265,14 +265,14 @@ def open_async_store(url: str) -> AsyncDynamoDBStore:
     return AsyncDynamoDBStore(table, **options)
 
 
-def adopt(client: Any, *, awaited: bool) -> DynamoDBStore | AsyncDynamoDBStore:
+def adopt(client: Any, *, is_async: bool) -> DynamoDBStore | AsyncDynamoDBStore:
     """Create the store on the caller's own client, `Table` or session, which is not closed."""
-    return AsyncDynamoDBStore(client=client) if awaited else DynamoDBStore(client=client)
+    return AsyncDynamoDBStore(client=client) if is_async else DynamoDBStore(client=client)
 
 
-def check_client(client: Any, *, awaited: bool) -> None:
+def check_client(client: Any, *, is_async: bool) -> None:
     """Raise `UsageError` for a client that a guard of this kind (sync or async) does not take."""
-    clients.check_colour(client, awaited=awaited)
+    clients.check_sync_or_async(client, is_async=is_async)
 
 
 def describe_schema(url: str) -> str:

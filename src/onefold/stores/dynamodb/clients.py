@@ -210,11 +210,11 @@ def own_async(settings: Settings) -> OwnAsyncClients:
     return OwnAsyncClients(make)
 
 
-def check_colour(client: Any, *, awaited: bool) -> None:
+def check_sync_or_async(client: Any, *, is_async: bool) -> None:
     """Raise `UsageError` for a sync client on an async guard, or the reverse."""
-    if _is_awaited(client) and not awaited:
+    if _is_async_client(client) and not is_async:
         raise UsageError(f"{_name(client)} is awaited, and a Guard blocks: pass it to an AsyncGuard, or a boto3 client")
-    if awaited and not _is_awaited(client):
+    if is_async and not _is_async_client(client):
         raise UsageError(
             f"{_name(client)} blocks, and an AsyncGuard awaits: pass it to a Guard, or an aiobotocore session or client"
         )
@@ -222,7 +222,7 @@ def check_colour(client: Any, *, awaited: bool) -> None:
 
 def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
     """Return the clients from what the caller has passed, and the name of the table if that says it."""
-    check_colour(client, awaited=False)
+    check_sync_or_async(client, is_async=False)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
         return OwnClients(lambda: make("dynamodb", **_options(settings, "botocore.config", "Config"))), None
@@ -234,7 +234,7 @@ def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
 
 def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | None]:
     """Return the clients for an `AsyncGuard`; see `brought`."""
-    check_colour(client, awaited=True)
+    check_sync_or_async(client, is_async=True)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
         return OwnAsyncClients(lambda: make("dynamodb", **_options(settings, "aiobotocore.config", "AioConfig"))), None
@@ -281,7 +281,7 @@ def _checked_meta(client: Any) -> Any:
     return meta
 
 
-def _is_awaited(client: Any) -> bool:
+def _is_async_client(client: Any) -> bool:
     roots = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
     return not roots.isdisjoint({"aiobotocore", "aioboto3"})
 

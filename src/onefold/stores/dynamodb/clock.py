@@ -4,7 +4,7 @@ Conditions in DynamoDB cannot use the time, so a client has to provide it. The m
 it may be wrong. Instead the machine's monotonic counter is used, and its distance from the `Date` of replies.
 
 That distance lies between two bounds, and every reply may tighten them. So there is no "now", but an earliest and a
-latest one. A promise (a lease, a stay) is counted from the latest, and is over only by the earliest: whatever two
+latest one. A promise (a lease, a TTL) is counted from the latest, and is over only by the earliest: whatever two
 clients know, neither ends a lease before its time.
 """
 

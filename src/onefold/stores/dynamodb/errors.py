@@ -117,8 +117,8 @@ def date_of(reply: Any) -> str | None:
 
 def refused(problem: Problem, action: str, table: str) -> StoreUnavailable:
     """Return the error for an unexpected answer."""
-    words = PROBLEMS.get(problem.code, "refuses {action} with {code}. The cause is shown below this error")
-    return StoreUnavailable(f"{place(table)}: {words.format(action=_as_permission(action), code=problem.code)}")
+    message = PROBLEMS.get(problem.code, "refuses {action} with {code}. The cause is shown below this error")
+    return StoreUnavailable(f"{label(table)}: {message.format(action=_as_permission(action), code=problem.code)}")
 
 
 def unanswered(error: Exception, table: str) -> OnefoldError | None:
@@ -126,24 +126,24 @@ def unanswered(error: Exception, table: str) -> OnefoldError | None:
     for kind in type(error).__mro__:
         name = kind.__name__
         if name in MISCONFIGURED:
-            return UsageError(f"{place(table)}: {MISCONFIGURED[name]}")
+            return UsageError(f"{label(table)}: {MISCONFIGURED[name]}")
         if name in UNANSWERED:
-            problem = StoreUnavailable(f"{place(table)}: {UNANSWERED[name]}")
+            problem = StoreUnavailable(f"{label(table)}: {UNANSWERED[name]}")
             problem.reached = name not in UNREACHED
             return problem
         if name == "BotoCoreError" or kind in (OSError, TimeoutError):
-            return StoreUnavailable(f"{place(table)}: the client failed with {type(error).__name__}")
+            return StoreUnavailable(f"{label(table)}: the client failed with {type(error).__name__}")
     return None
 
 
 def of_something_else(table: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{place(table)}: this is a table of something else, because its key is not the text `address` alone. "
+        f"{label(table)}: this is a table of something else, because its key is not the text `address` alone. "
         "Name another table"
     )
 
 
-def place(table: str) -> str:
+def label(table: str) -> str:
     return f"DynamoDB table {table}"
 
 

@@ -12,7 +12,7 @@ import math
 import re
 from typing import Any, Final, NamedTuple
 
-from onefold._model import Address, Claim, Ending, Entry, Memory, Record, State
+from onefold._model import Address, Claim, Ending, Entry, Record, Released, State
 from onefold.stores.base import Query
 from onefold.stores.dynamodb.clock import Now
 
@@ -32,7 +32,7 @@ ITEM_MAX: Final = 409_600
 ITEM_RESERVE: Final = 4_096
 
 # More than three hundred years is forever: a larger number of seconds is not a valid time.
-STAY_MAX: Final = 1e10
+TTL_MAX: Final = 1e10
 
 FREE: Final = "attribute_not_exists(#address) OR #expires <= :now"
 OVER: Final = "#expires <= :now"
@@ -84,7 +84,7 @@ class Requests:
         return self._request("put_item", STILL, seen, Item=item_of(entry, revision, now))
 
     def extend(self, claim: Claim, notes: bytes | None, now: Now) -> Request:
-        changes = {"lease_until": _until(now.latest + claim.lease), "expires": _end(claim.stay, now)}
+        changes = {"lease_until": _until(now.latest + claim.lease), "expires": _end(claim.ttl, now)}
         if notes is not None:
             changes["notes"] = _bytes(notes)
         return self._change(claim, changes, now, state=State.RUNNING, notes=notes)
@@ -97,7 +97,7 @@ class Requests:
         changes = {
             "state": {"S": ending.state.value},
             "lease_until": None,
-            "expires": _end(ending.stay, now),
+            "expires": _end(ending.ttl, now),
             "notes": _bytes(ending.notes),
             "result": _bytes(ending.result),
             "omitted": {"BOOL": True} if ending.omitted else None,
@@ -105,14 +105,14 @@ class Requests:
         }
         return self._change(claim, changes, now)
 
-    def leave_open(self, claim: Claim, memory: Memory, now: Now) -> Request:
+    def leave_open(self, claim: Claim, released: Released, now: Now) -> Request:
         changes = {
             "state": {"S": State.OPEN.value},
             "lease_until": None,
-            "expires": _end(memory.stay, now),
-            "attempt": _number(memory.attempt),
-            "notes": _bytes(memory.notes),
-            "remark": _text(memory.remark),
+            "expires": _end(released.ttl, now),
+            "attempt": _number(released.attempt),
+            "notes": _bytes(released.notes),
+            "remark": _text(released.remark),
         }
         return self._change(claim, changes, now)
 
@@ -207,7 +207,7 @@ def item_of(entry: Entry, revision: int, now: Now) -> Item:
         "began": _moment(now.earliest - entry.age),
         "changed": _moment(now.earliest),
         "lease_until": _until(now.latest + entry.lease) if entry.lease > 0 else None,
-        "expires": _end(entry.stay, now),
+        "expires": _end(entry.ttl, now),
         "bypasses": _number(entry.bypasses) if entry.bypasses else None,
         "remark": _text(entry.remark),
         "revision": _number(revision),
@@ -221,7 +221,7 @@ def item_of(entry: Entry, revision: int, now: Now) -> Item:
 
 
 def record_of(item: Item, now: Now) -> Record:
-    """Return the record of an item, with what is left of it now: rather more than less of a lease and a stay."""
+    """Return the record of an item, with what is left of it now: rather more than less of a lease and a TTL."""
     return Record(
         address=address_of(item["address"]["S"]),
         token=item["token"]["B"],
@@ -229,7 +229,7 @@ def record_of(item: Item, now: Now) -> Record:
         state=State(item["state"]["S"]),
         attempt=int(item["attempt"]["N"]),
         lease_left=float(item["lease_until"]["N"]) - now.earliest if "lease_until" in item else 0.0,
-        stay_left=float(item["expires"]["N"]) - now.earliest if "expires" in item else math.inf,
+        ttl_left=float(item["expires"]["N"]) - now.earliest if "expires" in item else math.inf,
         age=now.latest - float(item["began"]["N"]),
         bypasses=int(item.get("bypasses", {"N": "0"})["N"]),
         fingerprint=_value(item, "fingerprint", "B"),
@@ -263,9 +263,9 @@ def _names(*expressions: str) -> dict[str, str]:
     return {f"#{name}": name for expression in expressions for name in re.findall(r"#(\w+)", expression)}
 
 
-def _end(stay: float, now: Now) -> dict[str, str] | None:
+def _end(ttl: float, now: Now) -> dict[str, str] | None:
     # In whole seconds, because time to live reads no others; rounded up, because nothing may end too early.
-    return None if stay > STAY_MAX else {"N": str(math.ceil(now.latest + stay))}
+    return None if ttl > TTL_MAX else {"N": str(math.ceil(now.latest + ttl))}
 
 
 def _until(moment: float) -> dict[str, str]:

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
-from onefold._model import GONE, Address, Claim, Ending, Entry, Gone, Memory, Record, State
-from onefold.durations import in_words
+from onefold._model import GONE, Address, Claim, Ending, Entry, Gone, Record, Released, State
+from onefold.durations import as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.base import Query
 from onefold.stores.dynamodb.clock import Clock, Now
@@ -24,8 +24,8 @@ from onefold.stores.dynamodb.errors import (
     REFUSED,
     Problem,
     date_of,
+    label,
     of_something_else,
-    place,
     problem_of,
     refused,
     unanswered,
@@ -134,13 +134,13 @@ class Records:
         problem = yield from self._write(lambda now: self._requests.finish(claim, written, now))
         return problem is None
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> Steps[bool]:
-        if memory is None:
+    def release(self, claim: Claim, released: Released | None = None) -> Steps[bool]:
+        if released is None:
             yield from self.now()
             answer = yield from self.ask(self._requests.forget(claim), REFUSED)
             problem = answer if isinstance(answer, Problem) else None
         else:
-            left = memory
+            left = released
             _check_fit(claim.address, left.notes, left.remark)
             problem = yield from self._write(lambda now: self._requests.leave_open(claim, left, now))
         return problem is None or self._alive(problem.item) is None
@@ -210,11 +210,11 @@ class Records:
         """Return the answer in the error; an error without an answer is translated and raised."""
         problem = problem_of(error)
         if problem is None:
-            self.raise_in_words(error)
+            self.raise_as_text(error)
         self.clock.hear(date_of(error), sent)
         return problem
 
-    def raise_in_words(self, error: Exception) -> NoReturn:
+    def raise_as_text(self, error: Exception) -> NoReturn:
         """Raise the translated error; unchanged if it is not about DynamoDB."""
         told = None if isinstance(error, OnefoldError) else unanswered(error, self.table)
         if told is None:
@@ -227,7 +227,7 @@ class Records:
         if isinstance(answer, Problem) and answer.code == NO_TABLE:
             if self.create is None:
                 raise StoreUnavailable(
-                    f"{place(self.table)}: there is no such table, and auto_schema=False. "
+                    f"{label(self.table)}: there is no such table, and auto_schema=False. "
                     "Create it with the command `onefold schema`"
                 ) from answer.error
             yield from self.create(self)
@@ -237,7 +237,7 @@ class Records:
         self._check_version(answer.get("Item"))
         if not self.clock.is_fresh:
             raise StoreUnavailable(
-                f"{place(self.table)}: the replies have no Date, and without it there is no clock. "
+                f"{label(self.table)}: the replies have no Date, and without it there is no clock. "
                 "Check what is between this machine and endpoint_url="
             )
         self._found = True
@@ -245,7 +245,7 @@ class Records:
     def _check_version(self, item: Item | None) -> None:
         if item is not None and int(item["usable_from"]["N"]) > VERSION:
             raise StoreUnavailable(
-                f"{place(self.table)}: its records are of version {item['version']['N']}, and this Onefold knows "
+                f"{label(self.table)}: its records are of version {item['version']['N']}, and this Onefold knows "
                 f"version {VERSION}. Upgrade Onefold"
             )
 
@@ -262,13 +262,13 @@ class Records:
 
     def _jumping(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{place(self.table)}: the Date of its replies jumps back and forth, so no lease can be counted. "
+            f"{label(self.table)}: the Date of its replies jumps back and forth, so no lease can be counted. "
             "Check what is between this machine and the endpoint"
         )
 
     def _too_old(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{place(self.table)}: a refused write came back without the item in the way. "
+            f"{label(self.table)}: a refused write came back without the item in the way. "
             "The endpoint is too old, or is not DynamoDB"
         )
 
@@ -321,8 +321,8 @@ def _check_fit(address: Address, *parts: bytes | str | None) -> None:
 def _check_lease(lease: float, address: Address) -> None:
     if lease < LEASE_MIN:
         raise UsageError(
-            f"{address.operation} [key {address.digest}]: a lease of {in_words(lease)} is too short for DynamoDB, "
-            f"whose clock is known to a second or two. Nothing ran. The least is lease={in_words(LEASE_MIN)!r}"
+            f"{address.operation} [key {address.digest}]: a lease of {as_text(lease)} is too short for DynamoDB, "
+            f"whose clock is known to a second or two. Nothing ran. The least is lease={as_text(LEASE_MIN)!r}"
         )
 
 

@@ -17,8 +17,8 @@ from onefold.stores.dynamodb.errors import (
     TABLE_IN_USE,
     TOO_MANY_CHANGES,
     Problem,
+    label,
     of_something_else,
-    place,
 )
 from onefold.stores.dynamodb.items import Request
 from onefold.stores.dynamodb.records import Pause, Records, Steps
@@ -60,7 +60,7 @@ def apply(records: Records) -> Steps[list[str]]:
     made = yield from records.ask(Request("create_table", properties(table)), TABLE_IN_USE, DENIED)
     if isinstance(made, Problem) and made.code == DENIED:
         raise StoreUnavailable(
-            f"{place(table)}: there is no such table, and the role may not create it (dynamodb:CreateTable). "
+            f"{label(table)}: there is no such table, and the role may not create it (dynamodb:CreateTable). "
             "Create it with the command `onefold schema`"
         ) from made.error
     yield from _wait_until_active(records)
@@ -79,7 +79,7 @@ def _wait_until_active(records: Records) -> Steps[None]:
             return
         yield Pause(TABLE_PAUSE)
     raise StoreUnavailable(
-        f"{place(records.table)}: it is not ready {TABLE_PAUSE * TABLE_ROUNDS_MAX:g} s after it was made. "
+        f"{label(records.table)}: it is not ready {TABLE_PAUSE * TABLE_ROUNDS_MAX:g} s after it was made. "
         "Look at it in the console"
     )
 
@@ -102,7 +102,7 @@ def _turn_on_time_to_live(records: Records) -> Steps[bool]:
     if (yield from _lives(records)):
         return False
     raise StoreUnavailable(
-        f"{place(records.table)}: time to live could not be turned on ({answer.code}), so that records past their stay "
+        f"{label(records.table)}: time to live could not be turned on ({answer.code}), so that expired records "
         "would pile up. Turn it on for the attribute `expires`"
     ) from answer.error
 

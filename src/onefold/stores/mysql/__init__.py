@@ -16,7 +16,7 @@ from onefold.errors import UsageError
 from onefold.stores.mysql.dialect import LOCK, MYSQL, UNLOCK, Mysql, dialect_of
 from onefold.stores.mysql.kind import KIND as KIND
 from onefold.stores.mysql.transaction import AsyncMysqlTransaction, MysqlTransaction
-from onefold.stores.mysql.urls import Place, place_of
+from onefold.stores.mysql.urls import Settings, settings_of
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.pool import AsyncPool, Pool
 from onefold.stores.sql.records import VERSION
@@ -33,13 +33,14 @@ class MysqlRules(SqlRules):
 
     def __init__(self, url: str, *, dialect: Mysql | None = None) -> None:
         """`dialect`: None is whatever the server says that it is."""
-        place, links = place_of(url, self._driver), _links(self._driver)
-        bounds: dict[str, Any] = {"size": place.pool_size, "patience": place.pool_timeout}
+        settings, connections = settings_of(url, self._driver), _driver(self._driver)
+        bounds: dict[str, Any] = {"size": settings.pool_size, "patience": settings.pool_timeout}
         super().__init__(
-            _database(place, links, dialect), self._pool_of(partial(links.for_operations, place), **bounds)
+            _database(settings, connections, dialect),
+            self._pool_of(partial(connections.for_operations, settings), **bounds),
         )
         # Connections for handlers differ: autocommit is off, and one message is one statement.
-        self._lending = self._pool_of(partial(links.for_transactions, place), **bounds)
+        self._lending = self._pool_of(partial(connections.for_transactions, settings), **bounds)
         self._dialect = dialect
 
     def _meet(self, connection: Any) -> Work[None]:
@@ -63,7 +64,7 @@ class MysqlStore(MysqlRules, SqlStore):
 
 
 class AsyncMysqlStore(MysqlRules, AsyncSqlStore):
-    """The same store, awaited; it survives a new event loop."""
+    """The same store, async; it survives a new event loop."""
 
     _driver = "asyncmy"
     _pool_of = AsyncPool
@@ -88,33 +89,35 @@ def open_async_store(url: str) -> AsyncMysqlStore:
 
 def describe_schema(url: str) -> str:
     """The statements that make the tables; they do nothing where their work is done."""
-    place_of(url, "pymysql")
+    settings_of(url, "pymysql")
     statements = (statement.strip() for version in MYSQL.versions for statement in version)
     return "".join(f"{statement};\n" for statement in statements)
 
 
 def apply_schema(url: str) -> list[str]:
     """Make the tables, or bring them to today's form; what was done."""
-    place, links = place_of(url, "pymysql"), _links("pymysql")
-    database = _database(place, links, None)._replace(auto_schema=True)
-    store = SqlStore(database, Pool(partial(links.for_operations, place), size=1))
+    settings, connections = settings_of(url, "pymysql"), _driver("pymysql")
+    database = _database(settings, connections, None)._replace(auto_schema=True)
+    store = SqlStore(database, Pool(partial(connections.for_operations, settings), size=1))
     try:
         before = run(store._send(lambda _: database.sql.form(), store._pool, look=False))
         run(store._look())
     finally:
         store.close()
     if before == VERSION:
-        return [f"{place.name}: the tables of Onefold are there, in version {VERSION}"]
+        return [f"{settings.name}: the tables of Onefold are there, in version {VERSION}"]
     if before == 0:
-        return [f"{place.name}: made the tables of Onefold, in version {VERSION}"]
-    return [f"{place.name}: brought the tables of Onefold from version {before} to version {VERSION}"]
+        return [f"{settings.name}: made the tables of Onefold, in version {VERSION}"]
+    return [f"{settings.name}: brought the tables of Onefold from version {before} to version {VERSION}"]
 
 
-def _database(place: Place, links: Any, dialect: Mysql | None) -> Database:
-    return Database(dialect or MYSQL, place.name, links.trouble, LOCK, UNLOCK, place.auto_schema, place.purge)
+def _database(settings: Settings, connections: Any, dialect: Mysql | None) -> Database:
+    return Database(
+        dialect or MYSQL, settings.name, connections.classify, LOCK, UNLOCK, settings.auto_schema, settings.purge
+    )
 
 
-def _links(name: str) -> Any:
+def _driver(name: str) -> Any:
     try:
         return import_module(f"onefold.stores.mysql.{name}.connection")
     except ModuleNotFoundError as error:

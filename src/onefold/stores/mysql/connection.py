@@ -15,9 +15,9 @@ from typing import Any, Final
 from onefold._generators import Work
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
 from onefold.stores.mysql.statements.literals import PACKET_SURE, filled, in_one, quoted
-from onefold.stores.mysql.transaction_state import Watch
-from onefold.stores.sql.connection import Standing
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.mysql.transaction_state import TransactionMonitor
+from onefold.stores.sql.connection import TransactionStatus
+from onefold.stores.sql.dialect import Reply, SqlRequest
 
 NET_PACKET_TOO_LARGE: Final = 1153
 
@@ -29,19 +29,19 @@ class Watched:
     _seen: Callable[..., Any]
 
     def __init__(self, **options: Any) -> None:
-        self.watch = Watch()
+        self.monitor = TransactionMonitor()
         super().__init__(**options)
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - it is the driver's
-        self.watch.check()
+        self.monitor.check()
         return self._seen(super().query, sql, unbuffered)  # type: ignore[misc]
 
     def begin(self) -> Any:
-        self.watch.check()
+        self.monitor.check()
         return self._seen(super().begin)  # type: ignore[misc]
 
     def commit(self) -> Any:
-        self.watch.check()
+        self.monitor.check()
         return self._seen(super().commit)  # type: ignore[misc]
 
     def rollback(self) -> Any:
@@ -74,18 +74,18 @@ class Adapter:
         """Close the connection at once."""
         raise NotImplementedError
 
-    def standing(self) -> Standing:
+    def transaction_status(self) -> TransactionStatus:
         raise NotImplementedError
 
-    def _lost(self) -> Standing | None:
+    def _lost(self) -> TransactionStatus | None:
         """Return how the connection was lost, or closed by hand; None: it is open."""
         raise NotImplementedError
 
-    def send(self, ask: Ask) -> Any:
-        text = filled(ask, self._where)
+    def send(self, request: SqlRequest) -> Any:
+        text = filled(request, self._where)
         if len(text) >= self._packet_max:
-            return self._run(self._send_large(text, rows=ask.rows))
-        return self._execute(text, rows=ask.rows)
+            return self._run(self._send_large(text, rows=request.rows))
+        return self._execute(text, rows=request.rows)
 
     def _send_large(self, text: str, *, rows: bool) -> Work[Reply]:
         """Sent all the same, a statement that is too large would be answered by a lost connection."""
@@ -98,13 +98,13 @@ class Adapter:
         reply: Reply = yield partial(self._execute, text, rows=rows)
         return reply
 
-    def send_all(self, asks: list[Ask]) -> Any:
-        return self._run(self._one_by_one(asks))
+    def send_all(self, requests: list[SqlRequest]) -> Any:
+        return self._run(self._one_by_one(requests))
 
-    def _one_by_one(self, asks: list[Ask]) -> Work[list[Reply]]:
+    def _one_by_one(self, requests: list[SqlRequest]) -> Work[list[Reply]]:
         replies = []
-        for ask in asks:
-            replies.append((yield partial(self.send, ask)))  # noqa: PERF401 - no comprehension can yield
+        for request in requests:
+            replies.append((yield partial(self.send, request)))  # noqa: PERF401 - no comprehension can yield
         return replies
 
     def run(self, statement: str) -> Any:
@@ -124,7 +124,7 @@ class Adapter:
 
     def _spoil(self) -> Work[None]:
         # MySQL has no transaction that refuses to be committed.
-        if self.standing() is not Standing.IDLE:
+        if self.transaction_status() is not TransactionStatus.IDLE:
             self.abandon()
         yield from ()
 
@@ -151,26 +151,26 @@ class OwnAdapter(Adapter):
         yield end
         self._begun = False
 
-    def standing(self) -> Standing:
-        if self.connection.watch.broken:
-            return Standing.BROKEN
-        return self._lost() or (Standing.OPEN if self._begun else Standing.IDLE)
+    def transaction_status(self) -> TransactionStatus:
+        if self.connection.monitor.broken:
+            return TransactionStatus.BROKEN
+        return self._lost() or (TransactionStatus.OPEN if self._begun else TransactionStatus.IDLE)
 
-    def send_all(self, asks: list[Ask]) -> Any:
+    def send_all(self, requests: list[SqlRequest]) -> Any:
         """In one message, and in one transaction."""
-        if len(asks) == 1:
-            return super().send_all(asks)
-        text = "; ".join(("BEGIN", *map(filled, asks), "COMMIT"))
+        if len(requests) == 1:
+            return super().send_all(requests)
+        text = "; ".join(("BEGIN", *map(filled, requests), "COMMIT"))
         if len(text) >= self._packet_max:
-            return super().send_all(asks)
-        return self._run(self._send_in_one(text, len(asks)))
+            return super().send_all(requests)
+        return self._run(self._send_in_one(text, len(requests)))
 
     def _send_in_one(self, text: str, count: int) -> Work[list[Reply]]:
         try:
             replies: list[Reply] = yield partial(self._execute_all, text)
         except self._errors.MySQLError as error:
-            self.connection.watch.failed(error)
-            if self.standing() is Standing.IDLE:
+            self.connection.monitor.failed(error)
+            if self.transaction_status() is TransactionStatus.IDLE:
                 yield self.connection.rollback
             raise
         return replies[:count]
@@ -184,7 +184,7 @@ class TransactionAdapter(OwnAdapter):
         self._where = f"{quoted(database)}."
 
     def _begin(self) -> Work[None]:
-        self.connection.watch.begin()
+        self.connection.monitor.begin()
         self._begun = True
         yield from ()
 
@@ -198,9 +198,9 @@ class TransactionAdapter(OwnAdapter):
         except self._errors.MySQLError as error:
             if number_of(error) == NO_SAVEPOINT:
                 # Nobody knows in which state the handler has left it.
-                self.connection.watch.broken = True
+                self.connection.monitor.broken = True
             raise
         self._begun = False
 
-    def send_all(self, asks: list[Ask]) -> Any:
-        return self._run(self._one_by_one(asks))
+    def send_all(self, requests: list[SqlRequest]) -> Any:
+        return self._run(self._one_by_one(requests))

@@ -24,16 +24,16 @@ from onefold._model import (
     Ending,
     Entry,
     Gone,
-    Memory,
     Record,
+    Released,
     State,
 )
 from onefold.stores.base import Query
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
-from onefold.stores.mysql.statements.fragments import ADDRESSED, IN_THE_WAY, INTO, OR_LEAVE, ROW, spelled
-from onefold.stores.mysql.statements.literals import Many, Name, as_read, filled, in_one, many, portions, read_well
+from onefold.stores.mysql.statements.fragments import ADDRESSED, IN_THE_WAY, INTO, OR_LEAVE, ROW, render
+from onefold.stores.mysql.statements.literals import Many, Name, as_read, batches_due, filled, in_one, many, read_well
 from onefold.stores.mysql.statements.renewal import at_once, extend_all
-from onefold.stores.sql.dialect import ROUNDS_MAX, Ask, Dialect, Reply, Talk, restless
+from onefold.stores.sql.dialect import ROUNDS_MAX, Dialect, Reply, SqlFlow, SqlRequest, contended
 from onefold.stores.sql.records import (
     AT,
     OURS,
@@ -45,7 +45,7 @@ from onefold.stores.sql.records import (
     of_claim,
     of_ending,
     of_entry,
-    of_memory,
+    of_released,
     record,
     records,
 )
@@ -129,18 +129,18 @@ class Mysql(Dialect):
 
     insert = f"{INTO} {ROW}"
 
-    # A record past its stay is in the way of an INSERT.
-    seize = spelled(f"UPDATE {TABLE} SET {assigned(WRITTEN)} WHERE {AT} AND expires <= :now")
+    # An expired record is in the way of an INSERT.
+    seize = render(f"UPDATE {TABLE} SET {assigned(WRITTEN)} WHERE {AT} AND expires <= :now")
 
     # About many records at once.
     read_many = Many(f"SELECT {ADDRESSED} FROM", f"{IN_THE_WAY} {locking}")
     look_many = Many(f"SELECT {ADDRESSED} FROM", IN_THE_WAY)
-    settle_many = Many("UPDATE", spelled(f"SET {assigned(settled(ENDED))} WHERE {OURS}"))
-    forget_many = Many(f"DELETE {TABLE} FROM", spelled(f"WHERE {OURS}"))
+    settle_many = Many("UPDATE", render(f"SET {assigned(settled(ENDED))} WHERE {OURS}"))
+    forget_many = Many(f"DELETE {TABLE} FROM", render(f"WHERE {OURS}"))
 
     # What somebody else works on is left for the next purge. A table that is deleted from cannot be read, but a copy of
     # some of its rows can, and LIMIT makes one.
-    remove_expired = spelled(
+    remove_expired = render(
         f"DELETE {TABLE} FROM (SELECT scope AS dead_scope, operation AS dead_operation, key AS dead_key FROM {TABLE} "
         "WHERE expires <= :now ORDER BY expires LIMIT :limit FOR UPDATE SKIP LOCKED) AS dead "
         f"STRAIGHT_JOIN {TABLE} WHERE scope = dead_scope AND operation = dead_operation AND key = dead_key"
@@ -148,14 +148,14 @@ class Mysql(Dialect):
 
     @classmethod
     def spell(cls, statement: str) -> str:
-        return spelled(statement)
+        return render(statement)
 
     @classmethod
     def upserting(cls, rows: str) -> str:
         """Return the statement that writes these rows, and leaves what is alive as it is."""
         return f"{INTO} {rows} {OR_LEAVE}"
 
-    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+    def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         from onefold.stores.mysql.facts import facts
 
         return facts(database)
@@ -171,83 +171,83 @@ class Mysql(Dialect):
     def says_gone(self, error: BaseException) -> bool:
         return self.lacks_savepoint(error)
 
-    def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         return read_well(self._write(entry) if replacing is None else self._replace(entry, replacing))
 
-    def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
+    def _write(self, entry: Entry) -> SqlFlow[Record | Gone | None]:
         return self._insert(entry, self.insert, self.seize, of_entry(entry))
 
-    def _insert(self, entry: Entry, insert: str, seize: str, values: Parameters) -> Talk[Record | Gone | None]:
+    def _insert(self, entry: Entry, insert: str, seize: str, values: Parameters) -> SqlFlow[Record | Gone | None]:
         for _ in range(ROUNDS_MAX):
-            inserted: Reply = yield Ask(insert, values)
+            inserted: Reply = yield SqlRequest(insert, values)
             if inserted.written == 1:
                 return None
             found = yield from self._in_the_way(entry.address)
             if found is not None:
                 return None if is_own(found, entry) else found
-            seized: Reply = yield Ask(seize, values)
+            seized: Reply = yield SqlRequest(seize, values)
             if seized.written == 1:
                 return None
-        raise restless(entry.address)
+        raise contended(entry.address)
 
-    def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+    def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
         return read_well(super().claim_all(entries))
 
-    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+    def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
         """As many as one statement may hold; the others are asked about in the next one."""
-        rows = next(portions(filled(Ask(ROW, of_entry(entry))) for entry in entries))
-        return Ask(self.upserting(", ".join(rows)), {}, rows=self.answers)
+        rows = next(batches_due(filled(SqlRequest(ROW, of_entry(entry))) for entry in entries))
+        return SqlRequest(self.upserting(", ".join(rows)), {}, rows=self.answers)
 
-    def read_all(self, addresses: Sequence[Address]) -> Ask:
+    def read_all(self, addresses: Sequence[Address]) -> SqlRequest:
         return many(self.read_many, [of_address(address) for address in addresses], back=True)[0]
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
-        return read_well(super().release(claim, memory))
+    def release(self, claim: Claim, released: Released | None = None) -> SqlFlow[bool]:
+        return read_well(super().release(claim, released))
 
-    def read(self, address: Address) -> Talk[Record | None]:
+    def read(self, address: Address) -> SqlFlow[Record | None]:
         return read_well(super().read(address))
 
-    def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
+    def browse(self, query: Query, limit: int) -> SqlFlow[list[Record]]:
         return read_well(super().browse(query, limit))
 
-    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> SqlFlow[list[bool | None]]:
         return extend_all(self, claims, shortest)
 
-    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
-        return at_once(self, ask, claim)
+    def at_once(self, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
+        return at_once(self, request, claim)
 
-    def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
+    def waiting(self, request: SqlRequest, seconds: int) -> SqlFlow[Reply]:
         """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
-        yield Ask(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
-        usual = Ask("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
+        yield SqlRequest(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
+        usual = SqlRequest("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
         try:
-            reply: Reply = yield ask
+            reply: Reply = yield request
         except Exception:
-            # Not `finally`: after an interrupt the talk is closed, and the connection is not used again.
+            # Not `finally`: after an interrupt the flow is closed, and the connection is not used again.
             yield usual
             raise
         yield usual
         return reply
 
-    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+    def close_all(self, closes: Sequence[Close]) -> SqlFlow[list[bool]]:
         ours = sorted(closes, key=lambda close: close.claim.address.parts)
-        asks = many(self.settle_many, [_settled(close.claim, close.by) for close in ours if close.by is not None])
-        asks += many(self.forget_many, [of_claim(close.claim) for close in ours if close.by is None])
-        found = yield from self._sent(asks, [close.claim for close in closes])
+        requests = many(self.settle_many, [_settled(close.claim, close.by) for close in ours if close.by is not None])
+        requests += many(self.forget_many, [of_claim(close.claim) for close in ours if close.by is None])
+        found = yield from self._sent(requests, [close.claim for close in closes])
         if found is None:
             return [True] * len(closes)
         return [_is_closed(found, close) for close in closes]
 
-    def _sent(self, asks: list[Ask], claims: Sequence[Claim]) -> Talk[dict[Address, Record] | None]:
+    def _sent(self, requests: list[SqlRequest], claims: Sequence[Claim]) -> SqlFlow[dict[Address, Record] | None]:
         """None: as many were written as were asked. Else what is there now, by one more question."""
-        if not asks:
+        if not requests:
             return None
-        replies: list[Reply] = yield asks
+        replies: list[Reply] = yield requests
         if sum(reply.written for reply in replies) == len(claims):
             return None
         found: dict[Address, Record] = {}
-        for ask in many(self.read_many, [of_address(claim.address) for claim in claims], back=True):
-            reply: Reply = yield ask
+        for request in many(self.read_many, [of_address(claim.address) for claim in claims], back=True):
+            reply: Reply = yield request
             found |= {one.address: one for one in records(map(as_read, reply.rows))}
         return found
 
@@ -258,7 +258,7 @@ class MariaDb(Mysql):
     name = "MariaDB"
     answers = True
 
-    telling = f"{Mysql.upserting(ROW)} RETURNING {spelled(Mysql.selected())}"
+    upsert_returning = f"{Mysql.upserting(ROW)} RETURNING {render(Mysql.selected())}"
 
     # A claim that marks its transaction, and an end that proves it: one message each.
     insert_marked = in_one(Mysql.insert, "SAVEPOINT :mark")
@@ -267,35 +267,35 @@ class MariaDb(Mysql):
 
     @classmethod
     def upserting(cls, rows: str) -> str:
-        # The last column is for a link whose driver does not tell by itself whether a transaction is open.
+        # The last column is for a connection whose driver does not tell by itself whether a transaction is open.
         return f"{super().upserting(rows)} RETURNING {ADDRESSED}, @@in_transaction"
 
-    def waiting(self, ask: Ask, seconds: int) -> Talk[Reply]:
-        statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {ask.statement}"
-        reply: Reply = yield ask._replace(statement=statement)
+    def waiting(self, request: SqlRequest, seconds: int) -> SqlFlow[Reply]:
+        statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {request.statement}"
+        reply: Reply = yield request._replace(statement=statement)
         return reply
 
-    def _write(self, entry: Entry) -> Talk[Record | Gone | None]:
-        reply: Reply = yield Ask(self.telling, of_entry(entry), rows=True)
+    def _write(self, entry: Entry) -> SqlFlow[Record | Gone | None]:
+        reply: Reply = yield SqlRequest(self.upsert_returning, of_entry(entry), rows=True)
         found = record(entry.address, reply.rows[0])
         return None if is_own(found, entry) else found
 
-    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         # Here nearly every record is new, and whoever finds another's holds its lock till the end of the transaction:
         # MySQL's way costs less for the one, and gives the other a shared lock.
         return super().claim(entry, replacing) if replacing is not None else read_well(super()._write(entry))
 
-    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         if replacing is not None:
             return super().claim_marked(entry, replacing)
         values = of_entry(entry) | {"mark": Name(self.mark_of(Claim(entry.address, entry.token)))}
         return read_well(self._insert(entry, self.insert_marked, self.seize_marked, values))
 
-    def finish_marked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_marked(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         # The proof comes first: a handler may have left the connection in autocommit mode.
         values = of_claim(claim) | of_ending(ending) | {"mark": Name(self.mark_of(claim))}
         try:
-            reply: Reply = yield Ask(self.end_marked, values)
+            reply: Reply = yield SqlRequest(self.end_marked, values)
         except Exception as error:
             if not self.lacks_savepoint(error):
                 raise
@@ -326,11 +326,11 @@ def dialect_of(server_version: str) -> Mysql:
     return MYSQL
 
 
-def _settled(claim: Claim, by: Ending | Memory) -> Parameters:
+def _settled(claim: Claim, by: Ending | Released) -> Parameters:
     if isinstance(by, Ending):
         return of_claim(claim) | of_ending(by) | {"attempt": None}
     unchanged = {"result": None, "omitted": None}
-    return of_claim(claim) | of_memory(by) | {"state": State.OPEN.value} | unchanged
+    return of_claim(claim) | of_released(by) | {"state": State.OPEN.value} | unchanged
 
 
 def _is_ours(found: dict[Address, Record], claim: Claim, *states: State) -> bool:

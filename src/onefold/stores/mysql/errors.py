@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold.stores.sql.connection import Kind, Trouble
+from onefold.stores.sql.connection import ErrorClass, ErrorInfo
 
 # Our table has one unique index. This is the answer of an INSERT: a record is in the way.
 DUPLICATE: Final = 1062
@@ -54,25 +54,25 @@ _CONFLICT: Final = "another transaction was in the way: a deadlock, or a row tha
 _NO_DATABASE: Final = "there is no such database. Nothing ran. Create it, or name another one in the URL"
 _NO_TABLES: Final = "the tables of Onefold are not there. Make them with the command `onefold schema URL --apply`"
 
-MEANINGS: Final[dict[int, Trouble]] = {
-    number: Trouble(kind, words)
-    for kind, words, numbers in (
-        (Kind.LOST, _LOST, (0, 1053, 1152, 1156, 1157, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055)),
-        (Kind.LOST, _LOST, (3169, 4031)),
+MEANINGS: Final[dict[int, ErrorInfo]] = {
+    number: ErrorInfo(kind, message)
+    for kind, message, numbers in (
+        (ErrorClass.LOST, _LOST, (0, 1053, 1152, 1156, 1157, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055)),
+        (ErrorClass.LOST, _LOST, (3169, 4031)),
         # 1412: the table is younger than the snapshot. 3101: a cluster's other member was quicker.
-        (Kind.CONFLICT, _CONFLICT, (1020, 1205, 1213, 1412, 1613, 1614, 3101)),
-        (Kind.NO_TABLES, _NO_TABLES, (1146,)),
-        (Kind.DOWN, _REFUSED, (1045, 1130, 1698, 1820, 1862)),
-        (Kind.DOWN, _NO_DATABASE, (1046, 1049)),
-        (Kind.DOWN, _DENIED, (1044, 1142, 1143, 1227, 1370)),
-        (Kind.DOWN, _READ_ONLY, (1290, 1792, 1836)),
-        (Kind.DOWN, _FULL, (1021, 1037, 1038, 1041, 1114)),
-        (Kind.DOWN, _CROWDED, (1040, 1129, 1203, 1226)),
-        (Kind.DOWN, _ABSENT, (1047, 2002, 2003, 2005)),
-        (Kind.DOWN, _PLUGIN, (1251, 2059, 2061)),
-        (Kind.DOWN, _TLS, (1043, 2026, 3159)),
-        (Kind.DOWN, _PACKET, (1153,)),
-        (Kind.DOWN, _TOO_LONG, (1317, 1969, 3024)),
+        (ErrorClass.CONFLICT, _CONFLICT, (1020, 1205, 1213, 1412, 1613, 1614, 3101)),
+        (ErrorClass.NO_TABLES, _NO_TABLES, (1146,)),
+        (ErrorClass.DOWN, _REFUSED, (1045, 1130, 1698, 1820, 1862)),
+        (ErrorClass.DOWN, _NO_DATABASE, (1046, 1049)),
+        (ErrorClass.DOWN, _DENIED, (1044, 1142, 1143, 1227, 1370)),
+        (ErrorClass.DOWN, _READ_ONLY, (1290, 1792, 1836)),
+        (ErrorClass.DOWN, _FULL, (1021, 1037, 1038, 1041, 1114)),
+        (ErrorClass.DOWN, _CROWDED, (1040, 1129, 1203, 1226)),
+        (ErrorClass.DOWN, _ABSENT, (1047, 2002, 2003, 2005)),
+        (ErrorClass.DOWN, _PLUGIN, (1251, 2059, 2061)),
+        (ErrorClass.DOWN, _TLS, (1043, 2026, 3159)),
+        (ErrorClass.DOWN, _PACKET, (1153,)),
+        (ErrorClass.DOWN, _TOO_LONG, (1317, 1969, 3024)),
     )
     for number in numbers
 }
@@ -85,16 +85,16 @@ def number_of(error: BaseException) -> int | None:
     return first if isinstance(first, int) else None
 
 
-def meaning(error: BaseException) -> Trouble:
+def meaning(error: BaseException) -> ErrorInfo:
     """What an error of the driver means to us."""
     number = number_of(error)
     if number is None:
         # The driver and the server no longer understand each other: packets out of order.
-        return Trouble(Kind.LOST, _LOST)
+        return ErrorInfo(ErrorClass.LOST, _LOST)
     if number == NOT_REACHED and (why := _why(error)):
-        return Trouble(Kind.DOWN, f"the server is not reached: {why}. {_LOOK}")
+        return ErrorInfo(ErrorClass.DOWN, f"the server is not reached: {why}. {_LOOK}")
     known = MEANINGS.get(number)
-    return known or Trouble(Kind.MISTAKE, f"the database answered with error {number}")
+    return known or ErrorInfo(ErrorClass.MISTAKE, f"the database answered with error {number}")
 
 
 def not_connected(error: Exception, cause: BaseException | None = None) -> tuple[int, str]:
@@ -104,7 +104,7 @@ def not_connected(error: Exception, cause: BaseException | None = None) -> tuple
     number = number_of(error)
     if isinstance(cause, ssl.SSLError):
         number = TLS_FAILED
-    elif number is None or meaning(error).kind is Kind.LOST:
+    elif number is None or meaning(error).kind is ErrorClass.LOST:
         number = NOT_REACHED
     return number, _why(error) or (str(cause) if cause is not None else "the connection did not come about")
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from onefold.stores.base import Untold
 from onefold.stores.mysql.statements.fragments import NOW
-from onefold.stores.sql import facts as ask
+from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.records import TABLE
 
 # The isolation has another name on each of the two.
@@ -48,28 +48,28 @@ _EXPIRED: Final = f"{TABLE} WHERE expires <= {NOW} ORDER BY expires LIMIT"
 
 _OLDEST: Final = (
     f"SELECT (SELECT {NOW} - expires FROM {_EXPIRED} 1), "
-    f"(SELECT COUNT(*) FROM (SELECT 1 FROM {_EXPIRED} {ask.EXPIRED_COUNTED_MAX}) AS counted)"
+    f"(SELECT COUNT(*) FROM (SELECT 1 FROM {_EXPIRED} {sql_facts.EXPIRED_COUNTED_MAX}) AS counted)"
 )
 
 
-def facts(database: Database) -> Talk[dict[str, Any]]:
-    found: dict[str, Any] = {"kind": "mysql", "clock": (yield from ask.moment(database, f"SELECT {NOW}"))}
-    settings = yield from ask.rows(database, _SETTINGS)
+def facts(database: Database) -> SqlFlow[dict[str, Any]]:
+    found: dict[str, Any] = {"kind": "mysql", "clock": (yield from sql_facts.moment(database, f"SELECT {NOW}"))}
+    settings = yield from sql_facts.rows(database, _SETTINGS)
     if isinstance(settings, Untold):
         found |= dict.fromkeys(SETTINGS, settings)
     else:
         found |= {_text(name): _text(value) for name, value in settings}
         found["server_version"] = found.pop("version", Untold("the server does not say it"))
-    found |= yield from ask.tables(database)
+    found |= yield from sql_facts.tables(database)
     if found["version"] and not isinstance(found["version"], Untold):
         found |= yield from _table(database)
     return found
 
 
-def _table(database: Database) -> Talk[dict[str, Any]]:
-    found: dict[str, Any] = yield from ask.row(database, _TABLE, ("engine", "live_rows", "table_bytes"))
-    found |= yield from ask.row(database, _HISTORY, ("history_length",))
-    indexes = yield from ask.rows(database, _INDEXES)
+def _table(database: Database) -> SqlFlow[dict[str, Any]]:
+    found: dict[str, Any] = yield from sql_facts.row(database, _TABLE, ("engine", "live_rows", "table_bytes"))
+    found |= yield from sql_facts.row(database, _HISTORY, ("history_length",))
+    indexes = yield from sql_facts.rows(database, _INDEXES)
     if isinstance(indexes, Untold):
         return found | {"indexes": indexes}
     there = sorted(_text(name) for (name,) in indexes)
@@ -77,7 +77,7 @@ def _table(database: Database) -> Talk[dict[str, Any]]:
     if PURGE_INDEX not in there:
         # Without the index it would read the whole table.
         return found | dict.fromkeys(("expired_for", "expired_count"), Untold("the index is missing"))
-    return found | (yield from ask.expired(database, _OLDEST))
+    return found | (yield from sql_facts.expired(database, _OLDEST))
 
 
 def _text(value: Any) -> Any:

@@ -15,33 +15,33 @@ from onefold._model import Claim, Entry, Gone, Record
 from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION
 from onefold.stores.reserved import came_to_nothing, connecting
-from onefold.stores.sql.connection import Database, Kind, Standing, cause_of
-from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.connection import Database, ErrorClass, TransactionStatus, cause_of
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.joined import explain
-from onefold.stores.sql.joined_rules import Talks
+from onefold.stores.sql.joined_rules import SqlFlows
 from onefold.stores.sql.tables import ensure
 
 T = TypeVar("T")
 
 # Host, port or socket, and database: as the connection was opened.
-Place = tuple[Any, ...]
+DatabaseId = tuple[Any, ...]
 
 # Where the tables were looked at.
-looked: Final[set[Place]] = set()
+looked: Final[set[DatabaseId]] = set()
 
-WHICH_DATABASE: Final = Ask("SELECT DATABASE()", {}, rows=True)
+WHICH_DATABASE: Final = SqlRequest("SELECT DATABASE()", {}, rows=True)
 
 
-class CallersRules(Talks):
+class CallersRules(SqlFlows):
     """Records on a connection of the caller's, whose database may not have our tables yet."""
 
     # Opens a connection to another database of the same server.
     _connect: Callable[[Any, str], Any]
     _one_off: Callable[..., Any]
 
-    def __init__(self, database: Database, link: Any, place: Place) -> None:
-        super().__init__(database, link)
-        self._place = place
+    def __init__(self, database: Database, conn: Any, database_id: DatabaseId) -> None:
+        super().__init__(database, conn)
+        self._database_id = database_id
 
     def _claiming(self, entry: Entry, replacing: Record | None) -> Work[Record | Gone | None]:
         found = yield from self._find(lambda: self.database.sql.claim_joined(entry, replacing))
@@ -57,22 +57,22 @@ class CallersRules(Talks):
 
     def _check_inside(self, entries: Sequence[Entry]) -> Work[None]:
         """The driver believed that a transaction is open, and the server knows better: an error had ended it."""
-        if self.link.standing() is Standing.IDLE:
+        if self.conn.transaction_status() is TransactionStatus.IDLE:
             for entry in entries:
                 yield from self.database.sql.release(Claim(entry.address, entry.token))
             raise not_in_transaction()
 
-    def _find(self, talk: Callable[[], Talk[T]]) -> Work[T]:
+    def _find(self, flow: Callable[[], SqlFlow[T]]) -> Work[T]:
         """What is found in the tables, once they are there."""
-        if self._place not in looked:
+        if self._database_id not in looked:
             yield from self._look()
         try:
-            return (yield from talk())
+            return (yield from flow())
         except Exception as error:
             if not lacks_tables(error, self.database):
                 raise
         yield from self._make()
-        return (yield from talk())
+        return (yield from flow())
 
     def _look(self) -> Work[None]:
         try:
@@ -81,7 +81,7 @@ class CallersRules(Talks):
             # Without another connection: the tables may be there all the same.
             if not came_to_nothing(error) or cause_of(error, self.database) is None:
                 raise
-        looked.add(self._place)
+        looked.add(self._database_id)
 
     def _make(self) -> Work[None]:
         try:
@@ -120,8 +120,8 @@ def not_in_transaction() -> NotInTransaction:
 
 
 def lacks_tables(error: Exception, database: Database) -> bool:
-    trouble = cause_of(error, database)
-    return trouble is not None and trouble.kind is Kind.NO_TABLES
+    info = cause_of(error, database)
+    return info is not None and info.kind is ErrorClass.NO_TABLES
 
 
 def cannot_make(database: Database) -> StoreUnavailable:

@@ -9,7 +9,7 @@ from onefold.stores.mysql.dialect import LOCK, MARIADB, MYSQL, UNLOCK, dialect_o
 from onefold.stores.mysql.errors import UNDOING, meaning, number_of
 from onefold.stores.mysql.statements.literals import filled
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION, is_behind, is_torn, may_be_torn
-from onefold.stores.sql.connection import Standing, Trouble
+from onefold.stores.sql.connection import ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Dialect
 
 __all__ = ["LOCK", "MARIADB", "MYSQL", "UNLOCK", "filled", "is_behind", "is_torn", "may_be_torn"]
@@ -23,7 +23,7 @@ def sql_of(version: str) -> Dialect:
     return dialect_of(version)
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     """What an error of a driver means."""
     for kind in type(error).__mro__:
         if kind.__module__.partition(".")[0] in DRIVERS:
@@ -49,19 +49,19 @@ def after(connection: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]
         connection.server_status = connection.server_status & ~IN_TRANSACTION | opened
 
 
-def standing(connection: Any) -> Standing:
+def transaction_status(connection: Any) -> TransactionStatus:
     """Where a connection stands by the server's last answer. What does not tell (mysqlclient), is believed."""
     if not getattr(connection, "open", getattr(connection, "connected", True)):
-        return Standing.CLOSED if getattr(connection, "_closed", False) else Standing.BROKEN
+        return TransactionStatus.CLOSED if getattr(connection, "_closed", False) else TransactionStatus.BROKEN
     if is_torn(connection):
-        return Standing.ABORTED
+        return TransactionStatus.ABORTED
     if not hasattr(connection, "server_status"):
-        return Standing.OPEN
+        return TransactionStatus.OPEN
     last = getattr(connection, "_result", None)
     if hasattr(connection, "connected") and last is not None and last.rows is None and not last.server_status:
         # asyncmy overlooks flags that are all off: autocommit off, and nothing open.
-        return Standing.IDLE
-    return Standing.OPEN if connection.server_status & IN_TRANSACTION else Standing.IDLE
+        return TransactionStatus.IDLE
+    return TransactionStatus.OPEN if connection.server_status & IN_TRANSACTION else TransactionStatus.IDLE
 
 
 def is_alive(connection: Any) -> bool:

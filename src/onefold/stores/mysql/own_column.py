@@ -18,7 +18,7 @@ from typing import Final
 from onefold._model import OPERATION_MAX, Address, Claim, Ending, Entry, Record, State
 from onefold.errors import InProgress
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
-from onefold.stores.sql.dialect import Dialect, Talk
+from onefold.stores.sql.dialect import Dialect, SqlFlow
 from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
 from onefold.transactions import Column
 
@@ -33,7 +33,7 @@ CATALOG: Final = Catalog(
 )
 
 # Longer than any transaction that may have read before.
-STAY: Final = 86_400.0
+TTL: Final = 86_400.0
 
 # The other's transaction took longer than innodb_lock_wait_timeout.
 WAITED: Final = 1205
@@ -52,13 +52,13 @@ class MysqlRows(Rows):
         super().__init__(column)
         self._records = records
 
-    def form(self) -> Talk[int]:
+    def form(self) -> SqlFlow[int]:
         return self._records.form()
 
-    def upgrade(self, version: int) -> Talk[None]:
+    def upgrade(self, version: int) -> SqlFlow[None]:
         return self._records.upgrade(version)
 
-    def _was_written(self, entry: Entry) -> Talk[bool]:
+    def _was_written(self, entry: Entry) -> SqlFlow[bool]:
         # Before the lock: at REPEATABLE READ the first look at a table is the one that all later ones show, and this
         # is none.
         yield from self._find()
@@ -69,8 +69,8 @@ class MysqlRows(Rows):
                 raise
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER) from error
 
-    def _locked(self, entry: Entry) -> Talk[bool]:
-        ours = Entry(address=self._place(entry.address), token=entry.token, state=State.DONE, stay=STAY)
+    def _locked(self, entry: Entry) -> SqlFlow[bool]:
+        ours = Entry(address=self._place(entry.address), token=entry.token, state=State.DONE, ttl=TTL)
         found = yield from self._records.claim_joined(ours)
         if found is None:
             return (yield from self._is_there(entry.address))
@@ -82,7 +82,7 @@ class MysqlRows(Rows):
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER)
         return False
 
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         if not (yield from self.unmark(claim)):
             return False
         if (yield from self._is_there(claim.address)):
@@ -95,7 +95,7 @@ class MysqlRows(Rows):
     def lacks_savepoint(self, error: BaseException) -> bool:
         return number_of(error) == NO_SAVEPOINT
 
-    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+    def judge(self, claim: Claim, error: BaseException) -> SqlFlow[None]:
         # A duplicate may be another one's row, which a snapshot hides; or the handler's own mistake.
         if not any(number_of(seen) == DUPLICATE for seen in causes(error)):
             return

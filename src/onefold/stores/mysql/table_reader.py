@@ -8,7 +8,7 @@ from datetime import UTC
 from typing import Any
 
 from onefold.errors import StoreUnavailable
-from onefold.stores.mysql.urls import place_of
+from onefold.stores.mysql.urls import settings_of
 from onefold.stores.table_reader import Now, Reader, Rows, driver
 
 
@@ -17,13 +17,13 @@ class MysqlReader(Reader):
     tables = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
 
     def __init__(self, url: str) -> None:
-        place = place_of(url, "pymysql")
-        self.name = place.name
-        links = driver("onefold.stores.mysql.pymysql.connection", "MySQL", "mysql")
+        settings = settings_of(url, "pymysql")
+        self.name = settings.name
+        connections = driver("onefold.stores.mysql.pymysql.connection", "MySQL", "mysql")
         try:
-            self._connection = links.for_transactions(place).connection
+            self._connection = connections.for_transactions(settings).connection
         except Exception as error:
-            if links.trouble(error) is None:
+            if connections.classify(error) is None:
                 raise
             raise StoreUnavailable(f"{self.name}: {error.args[-1]}") from error
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from onefold._generators import Work
 from onefold._model import Claim, Ending, Entry, Gone, Record
-from onefold.stores.sql.connection import Standing, cause_of
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.connection import TransactionStatus, cause_of
+from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction, TransactionRules
 from onefold.stores.sql.joined_rules import ENDED
 
@@ -20,31 +20,31 @@ class Marking(TransactionRules):
     # The claim whose savepoint is set.
     _marked: Claim | None = None
 
-    def _claiming(self, entry: Entry, replacing: Record | None) -> Talk[Record | Gone | None]:
+    def _claiming(self, entry: Entry, replacing: Record | None) -> SqlFlow[Record | Gone | None]:
         self._marked = None
         found = yield from self.database.sql.claim_marked(entry, replacing)
         if found is None:
             self._marked = Claim(entry.address, entry.token)
         return found
 
-    def _proving(self, claim: Claim) -> Talk[bool]:
+    def _proving(self, claim: Claim) -> SqlFlow[bool]:
         return self._proven(self.database.sql.unmark(claim))
 
-    def _finishing(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def _finishing(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         return self._proven(self.database.sql.finish_marked(claim, ending))
 
-    def _proven(self, talk: Talk[bool]) -> Talk[bool]:
+    def _proven(self, flow: SqlFlow[bool]) -> SqlFlow[bool]:
         self._marked = None
-        still = yield from talk
+        still = yield from flow
         if not still:
             # Nobody knows in which state the handler has left it: locked tables, autocommit, a transaction of its own.
-            self.link.connection.watch.broken = True
+            self.conn.connection.monitor.broken = True
         return still
 
-    def _telling(self, error: BaseException) -> Talk[None]:
+    def _returning(self, error: BaseException) -> SqlFlow[None]:
         """Add to a handler's error, which is the one to show, that it has ended the transaction, too."""
-        watch = self.link.connection.watch
-        if self._marked is None or watch.is_undone or self.link.standing() is not Standing.OPEN:
+        monitor = self.conn.connection.monitor
+        if self._marked is None or monitor.is_undone or self.conn.transaction_status() is not TransactionStatus.OPEN:
             return
         try:
             still = yield from self._proving(self._marked)
@@ -53,16 +53,16 @@ class Marking(TransactionRules):
         if not still and cause_of(error, self.database) is None and ENDED not in str(error):
             error.add_note(f"Besides, {ENDED}")
 
-    def _check_standing(self) -> None:
-        super()._check_standing()
-        self.link.connection.watch.check()
+    def _check_transaction_status(self) -> None:
+        super()._check_transaction_status()
+        self.conn.connection.monitor.check()
 
     def _rollback(self, error: BaseException, *, to_savepoint: bool) -> Work[bool]:
         if self._begun and to_savepoint:
             # After a deadlock there is no savepoint any more.
-            self._check_standing()
+            self._check_transaction_status()
         elif self._begun:
-            yield from self._say(self._telling(error))
+            yield from self._say(self._returning(error))
         return (yield from super()._rollback(error, to_savepoint=to_savepoint))
 
 
@@ -71,4 +71,4 @@ class MysqlTransaction(Marking, SqlTransaction):
 
 
 class AsyncMysqlTransaction(Marking, AsyncSqlTransaction):
-    """The same, awaited."""
+    """The async counterpart."""

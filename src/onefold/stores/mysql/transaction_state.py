@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onefold.stores.mysql.errors import UNDOING, meaning, number_of
-from onefold.stores.sql.connection import Kind
+from onefold.stores.sql.connection import ErrorClass
 
 # The flags of the server's answers that say whether a transaction is open, and whether statements commit at once.
 IN_TRANSACTION: Final = 1
@@ -39,7 +39,7 @@ def is_behind(connection: Any, *, autocommit: bool) -> bool:
     return bool(connection.server_status & AUTOCOMMIT) != autocommit
 
 
-class Watch:
+class TransactionMonitor:
     """Of one connection: what errors have left of its transaction, and of itself."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Watch:
         self._undone_by = None
 
     def failed(self, error: Exception) -> None:
-        if meaning(error).kind is Kind.LOST:
+        if meaning(error).kind is ErrorClass.LOST:
             self.broken = True
         elif self._lent and number_of(error) in UNDOING:
             self._undone_by = error

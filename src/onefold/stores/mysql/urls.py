@@ -38,7 +38,7 @@ POOL_SIZE_MAX: Final = 10_000
 TIMEOUT_MAX: Final = 86_400.0
 
 
-class Place(NamedTuple):
+class Settings(NamedTuple):
     host: str
     port: int
     unix_socket: str | None
@@ -69,10 +69,10 @@ class Place(NamedTuple):
         return f"SET SESSION TRANSACTION ISOLATION LEVEL {self.isolation.upper().replace('-', ' ')}"
 
     def __repr__(self) -> str:
-        return f"Place({self.name!r})"
+        return f"Settings({self.name!r})"
 
 
-def place_of(url: str, driver: str) -> Place:
+def settings_of(url: str, driver: str) -> Settings:
     """The place that a URL names: `mysql://user:password@host:3306/database?pool_size=10`."""
     check_password(url)
     parts = urlsplit(url)
@@ -88,7 +88,7 @@ def place_of(url: str, driver: str) -> Place:
     found = options_of(parts.query, OPTIONS, shown)
     tls_mode, tls = _tls(found)
     isolation = found.get("isolation")
-    return Place(
+    return Settings(
         host=parts.hostname or "localhost",
         port=port,
         unix_socket=found.get("unix_socket"),
@@ -110,8 +110,8 @@ def place_of(url: str, driver: str) -> Place:
 def _check_driver(scheme: str, driver: str) -> None:
     _, plus, named = scheme.partition("+")
     if plus and named != driver:
-        colours = {"pymysql": "a Guard", "asyncmy": "an AsyncGuard"}
-        raise UsageError(f"{scheme}://: {colours[driver]} uses {driver} here. Write mysql:// or mysql+{driver}://")
+        guards = {"pymysql": "a Guard", "asyncmy": "an AsyncGuard"}
+        raise UsageError(f"{scheme}://: {guards[driver]} uses {driver} here. Write mysql:// or mysql+{driver}://")
 
 
 def _duration(options: dict[str, str], name: str, usual: float) -> float:

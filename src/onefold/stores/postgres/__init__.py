@@ -1,6 +1,6 @@
 """PostgreSQL: records in a database that you run, with transactions in which they commit with the work.
 
-`postgresql://` is psycopg 3, in both colours; `postgresql+asyncpg://` is asyncpg, for an `AsyncGuard`. Connections are
+`postgresql://` is psycopg 3, sync and async; `postgresql+asyncpg://` is asyncpg, for an `AsyncGuard`. Connections are
 opened on use and kept in a pool of ours, or lent by a pool of yours, which is never closed here. The clock is the
 server's. Nothing is kept in a session, so that it also works behind PgBouncer in transaction mode.
 """
@@ -15,8 +15,8 @@ from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
 from onefold.stores.postgres.kind import KIND as KIND
-from onefold.stores.postgres.urls import Place, place_of
-from onefold.stores.sql.connection import Database, Trouble
+from onefold.stores.postgres.urls import Settings, settings_of
+from onefold.stores.sql.connection import Database, ErrorInfo
 from onefold.stores.sql.pool import AsyncPool, Pool
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sql.store import AsyncSqlStore, SqlStore
@@ -29,92 +29,94 @@ class PostgresStore(SqlStore):
 
 
 class AsyncPostgresStore(AsyncSqlStore):
-    """The same store, awaited; it survives a new event loop."""
+    """The same store, async; it survives a new event loop."""
 
 
 def open_store(url: str) -> PostgresStore:
     """`postgresql://user:password@host:5432/database`, with the options of libpq and of `_postgres_urls.OPTIONS`."""
-    return _opened(place_of(url))
+    return _opened(settings_of(url))
 
 
 def open_async_store(url: str) -> AsyncPostgresStore:
     """The same for an `AsyncGuard`; `postgresql+asyncpg://` takes asyncpg."""
-    return _opened_async(place_of(url))
+    return _opened_async(settings_of(url))
 
 
-def _opened(place: Place) -> PostgresStore:
-    if place.driver == "asyncpg":
-        raise UsageError(f"{place.name}: asyncpg is for an AsyncGuard. For a Guard write postgresql://")
+def _opened(settings: Settings) -> PostgresStore:
+    if settings.driver == "asyncpg":
+        raise UsageError(f"{settings.name}: asyncpg is for an AsyncGuard. For a Guard write postgresql://")
     with _installed("psycopg"):
         from onefold.stores.postgres.psycopg import pool as psycopg
-    pool = Pool(psycopg.Opener(place), size=place.pool_size, patience=place.pool_timeout)
-    return PostgresStore(_database(place, psycopg.trouble), pool)
+    pool = Pool(psycopg.Opener(settings), size=settings.pool_size, patience=settings.pool_timeout)
+    return PostgresStore(_database(settings, psycopg.classify), pool)
 
 
-def _opened_async(place: Place) -> AsyncPostgresStore:
+def _opened_async(settings: Settings) -> AsyncPostgresStore:
     driver: Any
-    with _installed(place.driver):
-        if place.driver == "asyncpg":
+    with _installed(settings.driver):
+        if settings.driver == "asyncpg":
             from onefold.stores.postgres.asyncpg import pool as driver
         else:
             from onefold.stores.postgres.psycopg import pool as driver
-    pool = AsyncPool(driver.AsyncOpener(place), size=place.pool_size, patience=place.pool_timeout)
-    return AsyncPostgresStore(_database(place, driver.trouble), pool)
+    pool = AsyncPool(driver.AsyncOpener(settings), size=settings.pool_size, patience=settings.pool_timeout)
+    return AsyncPostgresStore(_database(settings, driver.classify), pool)
 
 
-def adopt(client: Any, *, awaited: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
-    """A store on a pool of the caller's: psycopg_pool's in its colour, or asyncpg's. It is never closed here."""
-    check_client(client, awaited=awaited)
-    place = NAMELESS._replace(purge=purge)
+def adopt(client: Any, *, is_async: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
+    """A store on a pool of the caller's: psycopg_pool's, sync or async, or asyncpg's. It is never closed here."""
+    check_client(client, is_async=is_async)
+    settings = NAMELESS._replace(purge=purge)
     if _comes_from(client, "asyncpg", "Pool"):
         from onefold.stores.postgres.asyncpg import pool as asyncpg
 
-        return AsyncPostgresStore(_database(place, asyncpg.trouble), asyncpg.LentByPool(client), ours=False)
+        return AsyncPostgresStore(_database(settings, asyncpg.classify), asyncpg.CallersPool(client), ours=False)
     from onefold.stores.postgres.psycopg import pool as psycopg
 
-    if awaited:
-        return AsyncPostgresStore(_database(place, psycopg.trouble), psycopg.LentByAsyncPool(client), ours=False)
-    return PostgresStore(_database(place, psycopg.trouble), psycopg.LentByPool(client), ours=False)
+    if is_async:
+        return AsyncPostgresStore(_database(settings, psycopg.classify), psycopg.CallersAsyncPool(client), ours=False)
+    return PostgresStore(_database(settings, psycopg.classify), psycopg.CallersPool(client), ours=False)
 
 
-def check_client(client: Any, *, awaited: bool) -> None:
-    """Raise `UsageError` for what is no pool, or belongs to the other colour."""
+def check_client(client: Any, *, is_async: bool) -> None:
+    """Raise `UsageError` for what is no pool, or belongs to the other guard, sync or async."""
     kind = type(client).__name__
-    is_async = _comes_from(client, "asyncpg", "Pool") or _comes_from(client, "psycopg_pool", "AsyncConnectionPool")
-    if not is_async and not _comes_from(client, "psycopg_pool", "ConnectionPool"):
+    client_is_async = _comes_from(client, "asyncpg", "Pool") or _comes_from(
+        client, "psycopg_pool", "AsyncConnectionPool"
+    )
+    if not client_is_async and not _comes_from(client, "psycopg_pool", "ConnectionPool"):
         raise UsageError(
             f"store={kind}: SQL stores never take a single connection as their own. Pass a pool or a URL; or join the "
             "transaction of this connection by guard.within(connection)"
         )
-    if is_async != awaited:
-        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
+    if client_is_async != is_async:
+        mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
         raise UsageError(f"{kind} belongs to {other}, and this is {mine}")
 
 
 # What is known of a pool that the caller has made.
-NAMELESS: Final = Place("PostgreSQL, through your pool", "", "", {})
+NAMELESS: Final = Settings("PostgreSQL, through your pool", "", "", {})
 
 
 def describe_schema(url: str) -> str:
     """The statements that make the tables."""
-    place_of(url)
+    settings_of(url)
     return POSTGRES.script()
 
 
 def apply_schema(url: str) -> list[str]:
     """Make the tables, or bring them to the form of this version."""
-    place = place_of(url)._replace(auto_schema=True)
-    if place.driver == "asyncpg":
+    settings = settings_of(url)._replace(auto_schema=True)
+    if settings.driver == "asyncpg":
         import asyncio
 
-        asyncio.run(_apply(_opened_async(place)))
+        asyncio.run(_apply(_opened_async(settings)))
     else:
-        store = _opened(place)
+        store = _opened(settings)
         try:
             store.browse(Query(), 0)
         finally:
             store.close()
-    return [f"{place.name}: the tables of Onefold are there, version {VERSION}"]
+    return [f"{settings.name}: the tables of Onefold are there, version {VERSION}"]
 
 
 async def _apply(store: AsyncPostgresStore) -> None:
@@ -124,8 +126,10 @@ async def _apply(store: AsyncPostgresStore) -> None:
         await store.aclose()
 
 
-def _database(place: Place, trouble: Callable[[BaseException], Trouble | None]) -> Database:
-    return Database(POSTGRES, place.name, trouble, lock=LOCK, auto_schema=place.auto_schema, purges=place.purge)
+def _database(settings: Settings, classify: Callable[[BaseException], ErrorInfo | None]) -> Database:
+    return Database(
+        POSTGRES, settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge
+    )
 
 
 def _comes_from(client: Any, package: str, name: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from onefold._model import Address, Claim, Close, Ending, Entry, Memory, State
+from onefold._model import Address, Claim, Close, Ending, Entry, Released, State
 from onefold.stores.postgres.errors import LOCKED, code_of
 from onefold.stores.postgres.fragments import (
     AT_ADDRESS,
@@ -20,7 +20,7 @@ from onefold.stores.postgres.fragments import (
     VALUES,
     from_asked,
 )
-from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.locked import turns
 from onefold.stores.sql.records import (
     ADDRESS,
@@ -34,7 +34,7 @@ from onefold.stores.sql.records import (
     of_claim,
     of_ending,
     of_entry,
-    of_memory,
+    of_released,
     records,
 )
 from onefold.stores.sql.statements import LIVE, assigned, settled
@@ -46,8 +46,8 @@ BATCH_BYTES: Final = 64 * 1024 * 1024
 WAIT_LEAST: Final = 0.05
 
 _ENTRY: Final = tuple(TYPES)
-_CLAIM: Final = (*ADDRESS, "token", "lease", "stay")
-_CLOSE: Final = (*ADDRESS, "token", "state", "stay", "attempt", "notes", "result", "omitted", "remark")
+_CLAIM: Final = (*ADDRESS, "token", "lease", "ttl")
+_CLOSE: Final = (*ADDRESS, "token", "state", "ttl", "attempt", "notes", "result", "omitted", "remark")
 
 
 def _asked(names: Sequence[str]) -> str:
@@ -107,51 +107,51 @@ _CLOSE_ALL: Final = (
 )
 
 
-def inserting(entries: Sequence[Entry]) -> Ask:
-    return Ask(_INSERT_ALL, _arrays(_ENTRY, map(of_entry, entries)), rows=True)
+def inserting(entries: Sequence[Entry]) -> SqlRequest:
+    return SqlRequest(_INSERT_ALL, _arrays(_ENTRY, map(of_entry, entries)), rows=True)
 
 
-def reading(addresses: Sequence[Address]) -> Ask:
-    return Ask(_READ_ALL, _arrays(ADDRESS, map(of_address, addresses)), rows=True)
+def reading(addresses: Sequence[Address]) -> SqlRequest:
+    return SqlRequest(_READ_ALL, _arrays(ADDRESS, map(of_address, addresses)), rows=True)
 
 
-def extend_all(claims: Sequence[Claim], shortest: float) -> Talk[list[bool | None]]:
+def extend_all(claims: Sequence[Claim], shortest: float) -> SqlFlow[list[bool | None]]:
     """Renew what nobody has locked in one statement, and then what is locked, one by one."""
     answers: list[bool | None] = [False] * len(claims)
     for places in _rounds([claim.address for claim in claims]):
-        values = _arrays(_CLAIM, (of_claim(claims[place]) for place in places))
-        reply: Reply = yield Ask(_EXTEND_ALL, values, rows=True)
+        values = _arrays(_CLAIM, (of_claim(claims[settings]) for settings in places))
+        reply: Reply = yield SqlRequest(_EXTEND_ALL, values, rows=True)
         for (number,) in reply.rows:
             answers[places[number - 1]] = True
-    missing = [place for place, answer in enumerate(answers) if not answer]
+    missing = [settings for settings, answer in enumerate(answers) if not answer]
     if not missing:
         return answers
     locked = yield from _still_ours(claims, missing)
-    for place in locked:
-        answers[place] = None
+    for settings in locked:
+        answers[settings] = None
     chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
-    for place in chosen:
-        answers[place] = yield from _renewed_in_turn(claims[place], seconds)
+    for settings in chosen:
+        answers[settings] = yield from _renewed_in_turn(claims[settings], seconds)
     return answers
 
 
-def _still_ours(claims: Sequence[Claim], places: Sequence[int]) -> Talk[list[int]]:
+def _still_ours(claims: Sequence[Claim], places: Sequence[int]) -> SqlFlow[list[int]]:
     """Which of these are ours still, by a read that waits for nobody."""
-    there: Reply = yield reading([claims[place].address for place in places])
+    there: Reply = yield reading([claims[settings].address for settings in places])
     found = {one.address: one for one in records(there.rows)}
 
     def is_ours(claim: Claim) -> bool:
         one = found.get(claim.address)
         return one is not None and one.token == claim.token and one.is_renewable
 
-    return [place for place in places if is_ours(claims[place])]
+    return [settings for settings in places if is_ours(claims[settings])]
 
 
-def _renewed_in_turn(claim: Claim, seconds: float) -> Talk[bool | None]:
+def _renewed_in_turn(claim: Claim, seconds: float) -> SqlFlow[bool | None]:
     """Renew one that is locked; None: it is locked still."""
     values = _arrays((*_CLAIM, "wait"), [of_claim(claim) | {"wait": f"{round(seconds * 1000)}ms"}])
     try:
-        reply: Reply = yield Ask(_EXTEND_WAITING, values, rows=True)
+        reply: Reply = yield SqlRequest(_EXTEND_WAITING, values, rows=True)
     except Exception as error:
         if code_of(error) != LOCKED:
             raise
@@ -159,13 +159,13 @@ def _renewed_in_turn(claim: Claim, seconds: float) -> Talk[bool | None]:
     return bool(reply.rows)
 
 
-def close_all(closes: Sequence[Close]) -> Talk[list[bool]]:
+def close_all(closes: Sequence[Close]) -> SqlFlow[list[bool]]:
     """Finishes and releases in one statement. A release of what is not there has succeeded; that is asked after it."""
     closed = [False] * len(closes)
     for places in _rounds([close.claim.address for close in closes]):
-        for part in _portions(places, closes):
-            values = _arrays(_CLOSE, (_closing(closes[place]) for place in part))
-            reply: Reply = yield Ask(_CLOSE_ALL, values, rows=True)
+        for part in _batches(places, closes):
+            values = _arrays(_CLOSE, (_closing(closes[settings]) for settings in part))
+            reply: Reply = yield SqlRequest(_CLOSE_ALL, values, rows=True)
             for (number,) in reply.rows:
                 closed[part[number - 1]] = True
     doubtful = [at for at, close in enumerate(closes) if not closed[at] and not isinstance(close.by, Ending)]
@@ -180,9 +180,9 @@ def close_all(closes: Sequence[Close]) -> Talk[list[bool]]:
 def _closing(close: Close) -> Parameters:
     if isinstance(close.by, Ending):
         return of_claim(close.claim) | of_ending(close.by)
-    if isinstance(close.by, Memory):
-        return of_claim(close.claim) | of_memory(close.by) | {"state": State.OPEN.value}
-    return of_claim(close.claim) | {"stay": None}
+    if isinstance(close.by, Released):
+        return of_claim(close.claim) | of_released(close.by) | {"state": State.OPEN.value}
+    return of_claim(close.claim) | {"ttl": None}
 
 
 def _arrays(names: Sequence[str], rows: Iterable[Parameters]) -> Parameters:
@@ -197,26 +197,26 @@ def _rounds(addresses: Sequence[Address]) -> list[list[int]]:
     record twice."""
     rounds: list[list[int]] = []
     seen: dict[Address, int] = {}
-    for place in sorted(range(len(addresses)), key=lambda place: addresses[place].parts):
-        number = seen.get(addresses[place], 0)
-        seen[addresses[place]] = number + 1
+    for settings in sorted(range(len(addresses)), key=lambda settings: addresses[settings].parts):
+        number = seen.get(addresses[settings], 0)
+        seen[addresses[settings]] = number + 1
         if number == len(rounds):
             rounds.append([])
-        rounds[number].append(place)
+        rounds[number].append(settings)
     return rounds
 
 
-def _portions(places: Sequence[int], closes: Sequence[Close]) -> Iterator[list[int]]:
+def _batches(places: Sequence[int], closes: Sequence[Close]) -> Iterator[list[int]]:
     """These places in parts, none of which is too large for one message."""
     part: list[int] = []
     size = 0
-    for place in places:
-        by = closes[place].by
+    for settings in places:
+        by = closes[settings].by
         more = len(getattr(by, "result", None) or b"") + len(getattr(by, "notes", None) or b"")
         if part and size + more > BATCH_BYTES:
             yield part
             part, size = [], 0
-        part.append(place)
+        part.append(settings)
         size += more
     if part:
         yield part

@@ -29,7 +29,7 @@ from onefold.stores.postgres.fragments import (
     WRITTEN,
     typed,
 )
-from onefold.stores.sql.dialect import GONE_MARK, Ask, Dialect, Reply, Talk
+from onefold.stores.sql.dialect import GONE_MARK, Dialect, Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.locked import RowHeld
 from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, Parameters, of_address, of_claim, of_entry
 
@@ -126,7 +126,7 @@ class Postgres(Dialect):
     # The same for a record without anything unusual, as nearly all are: fewer values, and the server has less to do.
     insert_usual: ClassVar[str] = typed(
         f"INSERT INTO {TABLE} ({AT_ADDRESS}, state, attempt, began, changed, expires, due, remark, revision, token, "
-        f"fingerprint) VALUES (:scope, :operation, :key, 'done', 1, :now, :now, :now + :stay, {DUE}, '', 1, :token, "
+        f"fingerprint) VALUES (:scope, :operation, :key, 'done', 1, :now, :now, :now + :ttl, {DUE}, '', 1, :token, "
         f":fingerprint) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
@@ -155,7 +155,7 @@ class Postgres(Dialect):
     def in_state(self, state: State) -> str:
         return "held" if state is State.HELD else super().in_state(state)
 
-    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         if replacing is None:
             reply: Reply = yield self._writing(entry)
             if reply.written == 1:
@@ -164,20 +164,20 @@ class Postgres(Dialect):
 
     # No savepoint: each would be a transaction inside the transaction, with a number of its own.
 
-    def mark(self, claim: Claim) -> Talk[None]:
+    def mark(self, claim: Claim) -> SqlFlow[None]:
         del claim
         yield from ()
 
-    def unmark(self, claim: Claim) -> Talk[bool]:
+    def unmark(self, claim: Claim) -> SqlFlow[bool]:
         del claim
         yield from ()
         return True
 
-    def still_there(self, claim: Claim) -> Talk[bool]:
-        reply: Reply = yield Ask(self.look_joined, of_claim(claim), rows=True)
+    def still_there(self, claim: Claim) -> SqlFlow[bool]:
+        reply: Reply = yield SqlRequest(self.look_joined, of_claim(claim), rows=True)
         return bool(reply.rows)
 
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         return self.end_unmarked(claim, ending)
 
     def checking(self, claim: Claim) -> str:
@@ -190,16 +190,16 @@ class Postgres(Dialect):
     def says_gone(self, error: BaseException) -> bool:
         return f'"{GONE_MARK} ' in str(error)
 
-    def _writing(self, entry: Entry) -> Ask:
+    def _writing(self, entry: Entry) -> SqlRequest:
         if _is_usual(entry):
-            return Ask(self.insert_usual, _of_usual(entry))
-        return Ask(self.insert_new, of_entry(entry))
+            return SqlRequest(self.insert_usual, _of_usual(entry))
+        return SqlRequest(self.insert_new, of_entry(entry))
 
-    def trickle(self, limit: int) -> Talk[int]:
-        reply: Reply = yield Ask(self.remove_near, {"limit": limit})
+    def background_purge(self, limit: int) -> SqlFlow[int]:
+        reply: Reply = yield SqlRequest(self.remove_near, {"limit": limit})
         return reply.written
 
-    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+    def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         from onefold.stores.postgres.facts import facts
 
         return facts(database)
@@ -209,34 +209,34 @@ class Postgres(Dialect):
 
         return PostgresRows(column)
 
-    def missing_in(self) -> Talk[str | None]:
+    def missing_in(self) -> SqlFlow[str | None]:
         if (yield from self.form()) > 0:
             return None
-        reply: Reply = yield Ask("SELECT current_setting('search_path')", {}, rows=True)
+        reply: Reply = yield SqlRequest("SELECT current_setting('search_path')", {}, rows=True)
         return str(reply.rows[0][0])
 
-    def searching(self, path: str) -> Ask:
-        return Ask("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
+    def searching(self, path: str) -> SqlRequest:
+        return SqlRequest("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
 
     def was_given_up(self, error: BaseException) -> bool:
         # psycopg, asyncpg and psycopg 2 have the code under two names.
         return FAILED_TRANSACTION in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))
 
-    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+    def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
         return many.inserting(entries)
 
-    def read_all(self, addresses: Sequence[Address]) -> Ask:
+    def read_all(self, addresses: Sequence[Address]) -> SqlRequest:
         return many.reading(addresses)
 
-    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> SqlFlow[list[bool | None]]:
         return many.extend_all(claims, shortest)
 
-    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+    def close_all(self, closes: Sequence[Close]) -> SqlFlow[list[bool]]:
         return many.close_all(closes)
 
-    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+    def at_once(self, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
         try:
-            reply: Reply = yield ask._replace(statement=f"{ask.statement} AND {_AT_ONCE}")
+            reply: Reply = yield request._replace(statement=f"{request.statement} AND {_AT_ONCE}")
         except Exception as error:
             if code_of(error) != LOCKED:
                 raise
@@ -257,7 +257,7 @@ def _is_usual(entry: Entry) -> bool:
 
 def _of_usual(entry: Entry) -> Parameters:
     return of_address(entry.address) | {
-        "stay": None if math.isinf(entry.stay) else entry.stay,
+        "ttl": None if math.isinf(entry.ttl) else entry.ttl,
         "token": entry.token,
         "fingerprint": entry.fingerprint,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold.stores.sql.connection import Kind, Trouble
+from onefold.stores.sql.connection import ErrorClass, ErrorInfo
 
 _POOLER: Final = "a pooler such as PgBouncer stands between, where prepared statements do not live. Add prepare=no"
 _READ_ONLY: Final = (
@@ -24,39 +24,47 @@ LOCKED: Final = "55P03"
 
 # The code itself, or how a class of codes begins.
 MEANINGS: Final = {
-    "40001": Trouble(Kind.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"),
-    "40P01": Trouble(Kind.CONFLICT, "transactions at the same time waited for each other (deadlock)"),
-    "42P01": Trouble(Kind.NO_TABLES, "there are no tables of Onefold. Run `onefold schema URL --apply`"),
-    "40003": Trouble(Kind.LOST, "the server cannot say what became of the statement"),
-    "08": Trouble(Kind.LOST, "the connection was lost"),
-    "57P": Trouble(Kind.LOST, "the server ended the connection"),
-    "25P03": Trouble(Kind.LOST, "the server ended a transaction that was idle for too long"),
-    "25P04": Trouble(Kind.LOST, "the server ended a transaction that took too long"),
-    "25006": Trouble(Kind.DOWN, _READ_ONLY),
-    "26000": Trouble(Kind.DOWN, _POOLER),
-    "42P05": Trouble(Kind.DOWN, _POOLER),
-    "28": Trouble(Kind.DOWN, "the server does not know this user, or the password is wrong. Check both in the URL"),
-    "3D000": Trouble(Kind.DOWN, "there is no such database. Create it, or name another one"),
-    "3F000": Trouble(Kind.DOWN, "this user's search_path has no schema that it may use. Grant USAGE, or name another"),
-    "42501": Trouble(Kind.DOWN, _PERMISSION),
-    "53100": Trouble(Kind.DOWN, "the disk is full. Free some space, or purge records"),
-    "53200": Trouble(Kind.DOWN, "the server has no memory left"),
-    "53300": Trouble(Kind.DOWN, "the server takes no more connections. Lower pool_size, or raise max_connections"),
-    "53": Trouble(Kind.DOWN, "the server has no room for it"),
-    "55P03": Trouble(Kind.DOWN, "another transaction holds the record for longer than lock_timeout"),
-    "57014": Trouble(Kind.DOWN, "the server cancelled it: statement_timeout, or an administrator"),
-    "58": Trouble(Kind.DOWN, "the server's own system failed. Look at its log"),
-    "XX": Trouble(Kind.DOWN, "the server failed. Look at its log"),
+    "40001": ErrorInfo(
+        ErrorClass.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"
+    ),
+    "40P01": ErrorInfo(ErrorClass.CONFLICT, "transactions at the same time waited for each other (deadlock)"),
+    "42P01": ErrorInfo(ErrorClass.NO_TABLES, "there are no tables of Onefold. Run `onefold schema URL --apply`"),
+    "40003": ErrorInfo(ErrorClass.LOST, "the server cannot say what became of the statement"),
+    "08": ErrorInfo(ErrorClass.LOST, "the connection was lost"),
+    "57P": ErrorInfo(ErrorClass.LOST, "the server ended the connection"),
+    "25P03": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that was idle for too long"),
+    "25P04": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that took too long"),
+    "25006": ErrorInfo(ErrorClass.DOWN, _READ_ONLY),
+    "26000": ErrorInfo(ErrorClass.DOWN, _POOLER),
+    "42P05": ErrorInfo(ErrorClass.DOWN, _POOLER),
+    "28": ErrorInfo(
+        ErrorClass.DOWN, "the server does not know this user, or the password is wrong. Check both in the URL"
+    ),
+    "3D000": ErrorInfo(ErrorClass.DOWN, "there is no such database. Create it, or name another one"),
+    "3F000": ErrorInfo(
+        ErrorClass.DOWN, "this user's search_path has no schema that it may use. Grant USAGE, or name another"
+    ),
+    "42501": ErrorInfo(ErrorClass.DOWN, _PERMISSION),
+    "53100": ErrorInfo(ErrorClass.DOWN, "the disk is full. Free some space, or purge records"),
+    "53200": ErrorInfo(ErrorClass.DOWN, "the server has no memory left"),
+    "53300": ErrorInfo(
+        ErrorClass.DOWN, "the server takes no more connections. Lower pool_size, or raise max_connections"
+    ),
+    "53": ErrorInfo(ErrorClass.DOWN, "the server has no room for it"),
+    "55P03": ErrorInfo(ErrorClass.DOWN, "another transaction holds the record for longer than lock_timeout"),
+    "57014": ErrorInfo(ErrorClass.DOWN, "the server cancelled it: statement_timeout, or an administrator"),
+    "58": ErrorInfo(ErrorClass.DOWN, "the server's own system failed. Look at its log"),
+    "XX": ErrorInfo(ErrorClass.DOWN, "the server failed. Look at its log"),
 }
 
 
-def meaning(code: str, says: str) -> Trouble:
+def meaning(code: str, says: str) -> ErrorInfo:
     """What a code means; what the server says besides is for people."""
     for length in (5, 3, 2):
         found = MEANINGS.get(code[:length])
         if found is not None:
-            return Trouble(found.kind, f"{found.words}. The server says: {one_line(says)}")
-    return Trouble(Kind.MISTAKE, f"the server says: {one_line(says)}")
+            return ErrorInfo(found.kind, f"{found.message}. The server says: {one_line(says)}")
+    return ErrorInfo(ErrorClass.MISTAKE, f"the server says: {one_line(says)}")
 
 
 def code_of(error: BaseException) -> str | None:

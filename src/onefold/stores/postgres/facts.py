@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from onefold.stores.base import Untold
 from onefold.stores.postgres.fragments import DUE_SECONDS, NOW
-from onefold.stores.sql import facts as ask
+from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.records import TABLE
 
 SETTINGS: Final = (
@@ -31,7 +31,7 @@ _EXPIRED: Final = f"{TABLE} WHERE due <= (SELECT floor({NOW} / {DUE_SECONDS})::i
 
 _OLDEST: Final = (
     f"SELECT (SELECT {NOW} - expires FROM {_EXPIRED} ORDER BY due LIMIT 1), "
-    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} ORDER BY due LIMIT {ask.EXPIRED_COUNTED_MAX}) AS counted)"
+    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} ORDER BY due LIMIT {sql_facts.EXPIRED_COUNTED_MAX}) AS counted)"
 )
 
 # Scanned since the statistics were reset; dead rows wait for a vacuum.
@@ -49,20 +49,20 @@ _INDEXES: Final = (
 _PLAN: Final = f"EXPLAIN (FORMAT TEXT) SELECT ctid FROM {_EXPIRED} ORDER BY due LIMIT 1000"
 
 
-def facts(database: Database) -> Talk[dict[str, Any]]:
-    found: dict[str, Any] = {"kind": "postgres", "clock": (yield from ask.moment(database, f"SELECT {NOW}"))}
+def facts(database: Database) -> SqlFlow[dict[str, Any]]:
+    found: dict[str, Any] = {"kind": "postgres", "clock": (yield from sql_facts.moment(database, f"SELECT {NOW}"))}
     settings = ", ".join(f"current_setting('{name}')" for name in SETTINGS)
-    found |= yield from ask.row(database, f"SELECT {settings}, pg_is_in_recovery()", (*SETTINGS, "in_recovery"))
-    found |= yield from ask.tables(database)
+    found |= yield from sql_facts.row(database, f"SELECT {settings}, pg_is_in_recovery()", (*SETTINGS, "in_recovery"))
+    found |= yield from sql_facts.tables(database)
     if found["version"] and not isinstance(found["version"], Untold):
         found |= yield from _table(database)
     return found
 
 
-def _table(database: Database) -> Talk[dict[str, Any]]:
+def _table(database: Database) -> SqlFlow[dict[str, Any]]:
     names = ("live_rows", "dead_rows", "vacuumed_at", "table_bytes")
-    found: dict[str, Any] = yield from ask.row(database, _TABLE, names)
-    indexes = yield from ask.rows(database, _INDEXES)
+    found: dict[str, Any] = yield from sql_facts.row(database, _TABLE, names)
+    indexes = yield from sql_facts.rows(database, _INDEXES)
     if isinstance(indexes, Untold):
         return found | {"indexes": indexes}
     valid = {str(name) for name, is_valid in indexes if is_valid}
@@ -70,6 +70,6 @@ def _table(database: Database) -> Talk[dict[str, Any]]:
     if PURGE_INDEX not in valid:
         # Without the index these would read the whole table.
         return found | dict.fromkeys(("expired_for", "expired_count", "plan"), Untold("the index is missing"))
-    plan = yield from ask.rows(database, _PLAN)
+    plan = yield from sql_facts.rows(database, _PLAN)
     found["plan"] = plan if isinstance(plan, Untold) else "\n".join(str(line) for (line,) in plan)
-    return found | (yield from ask.expired(database, _OLDEST))
+    return found | (yield from sql_facts.expired(database, _OLDEST))

@@ -13,12 +13,12 @@ NOW: Final = "date_part('epoch', clock_timestamp())"
 
 # What purge finds records by. An update is cheap for the server (a "heap only tuple") where it changes no column that
 # has an index, and every heartbeat and every finish changes `expires`; but few change the ten minutes in which it lies.
-# More would make a purge look at more records that are not past their stay yet.
+# More would make a purge look at more records that have not expired yet.
 DUE_SECONDS: Final = 600
 
 # It ends with the numbers that fit: what stays for 30,000 years is never due. Not a generated column, which would cost
 # every write a third of its time.
-DUE: Final = f"CASE WHEN :stay < 1e12 THEN floor((:now + :stay) / {DUE_SECONDS})::integer END"
+DUE: Final = f"CASE WHEN :ttl < 1e12 THEN floor((:now + :ttl) / {DUE_SECONDS})::integer END"
 
 # True or nothing. For the same reason: an index on held records must not depend on the state, which a finish changes.
 HELD: Final = "CASE WHEN :state = 'held' THEN true END"
@@ -35,7 +35,7 @@ _TYPES_OF_KINDS: Final = {
 TYPES: Final = {
     **dict.fromkeys(ADDRESS, "text"),
     **{column.name: _TYPES_OF_KINDS[column.kind] for column in COLUMNS if column.written == f":{column.name}"},
-    **dict.fromkeys(("age", "lease", "stay"), "double precision"),
+    **dict.fromkeys(("age", "lease", "ttl"), "double precision"),
 }
 
 AT_ADDRESS: Final = ", ".join(ADDRESS)
@@ -66,7 +66,7 @@ SELECTED: Final = ", ".join(READ.values())
 INTO: Final = statements.columns(WRITTEN)
 VALUES: Final = statements.values(WRITTEN)
 
-# What is past its stay gives way. A record that came while we waited for its transaction does not, and is not seen by
+# What has expired gives way. A record that came while we waited for its transaction does not, and is not seen by
 # the same statement either: then nothing comes back, and it is asked again.
 UNLESS_ALIVE: Final = (
     f"ON CONFLICT ({AT_ADDRESS}) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in WRITTEN)} "

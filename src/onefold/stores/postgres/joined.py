@@ -12,10 +12,10 @@ from typing import Any, Final, NoReturn, TypeVar
 from onefold._generators import Work
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
 from onefold.stores.reserved import came_to_nothing
-from onefold.stores.sql.connection import Database, Kind, cause_of
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.connection import Database, ErrorClass, cause_of
+from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
-from onefold.stores.sql.joined_rules import ABORTED, Talks
+from onefold.stores.sql.joined_rules import ABORTED, SqlFlows
 from onefold.stores.sql.orm import cannot_make
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
 from onefold.stores.sql.tables import make_in
@@ -23,10 +23,10 @@ from onefold.stores.sql.tables import make_in
 T = TypeVar("T")
 
 # Server, database and user, as the connection was opened.
-Place = tuple[Any, ...]
+DatabaseId = tuple[Any, ...]
 
 # Where the tables were found.
-looked: Final[set[Place]] = set()
+looked: Final[set[DatabaseId]] = set()
 
 FAILED_BEFORE: Final = (
     "a statement failed in this transaction before, and PostgreSQL refuses everything until it is rolled back. Nothing "
@@ -34,22 +34,22 @@ FAILED_BEFORE: Final = (
 )
 
 
-class CallersRules(Talks):
+class CallersRules(SqlFlows):
     """Records on a connection of the caller's, whose database may not have our tables yet."""
 
-    def __init__(self, database: Database, link: Any, place: Place, beside: OneOff | AsyncOneOff) -> None:
-        super().__init__(database, link)
-        self._place = place
+    def __init__(self, database: Database, conn: Any, database_id: DatabaseId, beside: OneOff | AsyncOneOff) -> None:
+        super().__init__(database, conn)
+        self._database_id = database_id
         self._beside = beside
         self._sent = False
 
-    def _say(self, talk: Talk[T]) -> Talk[T]:
+    def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         try:
-            if self._place not in looked:
+            if self._database_id not in looked:
                 yield from self._look()
-            answer = yield from talk
+            answer = yield from flow
         except Exception as error:
-            tell(error, self.database, self._place, first=not self._sent)
+            tell(error, self.database, self._database_id, first=not self._sent)
             raise
         self._sent = True
         return answer
@@ -58,7 +58,7 @@ class CallersRules(Talks):
         path = yield from self.database.sql.missing_in()
         if path is not None:
             yield from self._make(path)
-        looked.add(self._place)
+        looked.add(self._database_id)
 
     def _make(self, path: str) -> Work[None]:
         try:
@@ -75,17 +75,17 @@ class CallersRecords(CallersRules, JoinedRecords):
 
 
 class AsyncCallersRecords(CallersRules, AsyncJoinedRecords):
-    """The same, awaited."""
+    """The async counterpart."""
 
 
-def tell(error: Exception, database: Database, place: Place, *, first: bool) -> None:
+def tell(error: Exception, database: Database, database_id: DatabaseId, *, first: bool) -> None:
     """Raise what the caller's driver cannot know. Everything else is the driver's to say."""
     for seen in (error, error.__cause__):
         if seen is not None and database.sql.was_given_up(seen):
             raise UsageError(FAILED_BEFORE if first else ABORTED) from seen
-    trouble = cause_of(error, database)
-    if trouble is not None and trouble.kind is Kind.NO_TABLES and not isinstance(error, StoreUnavailable):
-        looked.discard(place)
+    info = cause_of(error, database)
+    if info is not None and info.kind is ErrorClass.NO_TABLES and not isinstance(error, StoreUnavailable):
+        looked.discard(database_id)
         raise StoreUnavailable(
             f"{database.name}: the tables of Onefold were dropped, or are not in this session's search_path. Nothing "
             "ran. Roll back, and deliver it again: then they are looked for, and made"

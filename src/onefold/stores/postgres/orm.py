@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
 from onefold.stores.postgres.errors import meaning, one_line
-from onefold.stores.sql.connection import Kind, Standing, Trouble
+from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply
 
 __all__ = ["LOCK", "POSTGRES"]
@@ -20,19 +20,19 @@ ACTIVE: Final = 1
 IN_ERROR: Final = 3
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     """What an error of a driver means: by its code, and where the server has sent none, by its class."""
     kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in DRIVERS}
     if not kinds:
         # asyncpg leaves what happens on the way to the server as it is.
-        return Trouble(Kind.DOWN, f"the server is not reached: {error}") if isinstance(error, OSError) else None
+        return ErrorInfo(ErrorClass.DOWN, f"the server is not reached: {error}") if isinstance(error, OSError) else None
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is not None:
         return meaning(code, str(error))
     if kinds & {"OperationalError", "InternalError"}:
         # The server could not say anything any more; or a pooler before it has said more than was asked.
-        return Trouble(Kind.LOST, f"the connection was lost, or did not come about: {one_line(str(error))}")
-    return Trouble(Kind.MISTAKE, f"the driver says: {one_line(str(error))}")
+        return ErrorInfo(ErrorClass.LOST, f"the connection was lost, or did not come about: {one_line(str(error))}")
+    return ErrorInfo(ErrorClass.MISTAKE, f"the driver says: {one_line(str(error))}")
 
 
 def plain(reply: Reply) -> Reply:
@@ -48,23 +48,23 @@ def is_torn(connection: Any) -> bool:
     return not connection.closed and int(connection.info.transaction_status) == ACTIVE
 
 
-def standing(connection: Any) -> Standing:
+def transaction_status(connection: Any) -> TransactionStatus:
     """Of a connection of psycopg or psycopg2."""
     if connection.closed:
         # psycopg2 counts: 1 is closed by hand, 2 is lost.
         lost = connection.broken if hasattr(connection, "broken") else connection.closed > 1
-        return Standing.BROKEN if lost else Standing.CLOSED
+        return TransactionStatus.BROKEN if lost else TransactionStatus.CLOSED
     status = int(connection.info.transaction_status)
     if status == IN_ERROR:
-        return Standing.ABORTED
-    return Standing.OPEN if status else Standing.IDLE
+        return TransactionStatus.ABORTED
+    return TransactionStatus.OPEN if status else TransactionStatus.IDLE
 
 
-def asyncpg_standing(connection: Any) -> Standing:
+def asyncpg_transaction_status(connection: Any) -> TransactionStatus:
     """It does not tell whether a transaction was given up."""
     if connection.is_closed():
-        return Standing.BROKEN
-    return Standing.OPEN if connection.is_in_transaction() else Standing.IDLE
+        return TransactionStatus.BROKEN
+    return TransactionStatus.OPEN if connection.is_in_transaction() else TransactionStatus.IDLE
 
 
 def asyncpg_gives_up(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from onefold._model import Address, Claim, Ending, Entry
 from onefold.errors import InProgress
-from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
 
 # The type for a cast is without its length (-1): a cast to char(3) would make `abcd` an `abc`.
@@ -71,9 +71,9 @@ class PostgresRows(Rows):
 
     catalog = CATALOG
 
-    def _was_written(self, entry: Entry) -> Talk[bool]:
+    def _was_written(self, entry: Entry) -> SqlFlow[bool]:
         address = entry.address
-        locking = Ask(LOCKING, {"number": self._number(address), "mark": _mark(entry.token)}, rows=True)
+        locking = SqlRequest(LOCKING, {"number": self._number(address), "mark": _mark(entry.token)}, rows=True)
         locked, unique = yield [locking, self._finding()]
         yield from self._take(unique)
         yield from self._check_kept(address)
@@ -83,7 +83,7 @@ class PostgresRows(Rows):
             raise InProgress.about(address, retry_after=RETRY_AFTER)
         return there
 
-    def _check_kept(self, address: Address) -> Talk[None]:
+    def _check_kept(self, address: Address) -> SqlFlow[None]:
         """Refuse a key that the column's type would change."""
         changing = {name: type_ for name, type_ in self._found.types.items() if type_ not in KEEPING}
         if not changing:
@@ -93,18 +93,18 @@ class PostgresRows(Rows):
             for name, type_ in changing.items()
         )
         values = self._values(address)
-        reply: Reply = yield Ask(f"SELECT {kept}", {name: values[name] for name in changing}, rows=True)
+        reply: Reply = yield SqlRequest(f"SELECT {kept}", {name: values[name] for name in changing}, rows=True)
         if not reply.rows[0][0]:
             yield from self._refuse_merged(address)
 
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         found, values = self._found, self._values(claim.address) | {"mark": _mark(claim.token)}
         statement = (
             f"WITH before AS MATERIALIZED (SELECT {CLAIMS} AS onefold_claims) "
             f"SELECT {UNMARKING}, {found.exact}, {OWN} "
             f"FROM before LEFT JOIN {found.table} AS onefold_row ON {found.condition}"
         )
-        reply: Reply = yield Ask(statement, values, rows=True)
+        reply: Reply = yield SqlRequest(statement, values, rows=True)
         inside, _, exact, own = reply.rows[0]
         if not inside:
             return False
@@ -118,14 +118,14 @@ class PostgresRows(Rows):
 
     # No savepoint: each would be a transaction inside the transaction, with a number of its own.
 
-    def mark(self, claim: Claim) -> Talk[None]:
+    def mark(self, claim: Claim) -> SqlFlow[None]:
         yield from ()
 
-    def unmark(self, claim: Claim) -> Talk[bool]:
+    def unmark(self, claim: Claim) -> SqlFlow[bool]:
         yield from ()
         return True
 
-    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+    def judge(self, claim: Claim, error: BaseException) -> SqlFlow[None]:
         # The transaction was given up, and cannot be asked: the error has to tell. A unique violation of this very
         # index comes where a snapshot hides the row of the other.
         for seen in causes(error):

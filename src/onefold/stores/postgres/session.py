@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from onefold.stores.postgres.urls import Place
+from onefold.stores.postgres.urls import Settings
 from onefold.stores.sql.records import TABLE
 
 # Behind a pooler, the process that serves a statement is not the one that the connection was told of. The schema is
@@ -23,12 +23,12 @@ QUESTION: Final = (
 class Session:
     """Whether statements can be prepared, and where our tables are: handlers may change their session's search path."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, settings: Settings) -> None:
         # None: nobody has looked yet.
-        self.prepare = place.prepare
+        self.prepare = settings.prepare
         # In front of our tables, as `located` takes it.
         self.where = ""
-        self._makes_tables = place.auto_schema
+        self._makes_tables = settings.auto_schema
 
     @property
     def is_known(self) -> bool:

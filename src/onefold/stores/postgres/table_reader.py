@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onefold.stores.postgres.urls import place_of
+from onefold.stores.postgres.urls import settings_of
 from onefold.stores.table_reader import Now, Reader, Rows, driver
 
 
@@ -16,10 +16,10 @@ class PostgresReader(Reader):
     )
 
     def __init__(self, url: str) -> None:
-        place = place_of(url)
-        self.name = place.name
+        settings = settings_of(url)
+        self.name = settings.name
         pools = driver("onefold.stores.postgres.psycopg.pool", "PostgreSQL", "postgres")
-        self._connection = pools.Opener(place)().connection
+        self._connection = pools.Opener(settings)().connection
         self._connection.read_only = True
 
     def now(self) -> Now:

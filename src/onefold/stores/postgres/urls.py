@@ -25,7 +25,7 @@ CONNECT_SECONDS: Final = 10
 APPLICATION: Final = "onefold"
 
 
-class Place(NamedTuple):
+class Settings(NamedTuple):
     """A database, and how to work there."""
 
     # For messages: without a password.
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 OPTIONS: Final = ("auto_schema", "isolation", "pool_size", "pool_timeout", "prepare", "purge")
 
 
-def place_of(url: str) -> Place:
+def settings_of(url: str) -> Settings:
     """The place that this URL names."""
     check_password(url)
     parts = urlsplit(url)
@@ -61,7 +61,7 @@ def place_of(url: str) -> Place:
     ours: dict[str, str] = {name: options.pop(name) for name in OPTIONS if name in options}
     # libpq takes a plus for a plus.
     plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote), fragment="")
-    return Place(
+    return Settings(
         name=f"{scheme}://{f'{user}@' if user else ''}{hosts}{parts.path}",
         driver=one_of(driver or "psycopg", DRIVERS, "driver"),
         url=plain.geturl(),
@@ -94,12 +94,12 @@ def _isolation(written: str) -> str:
     return level.replace("-", " ")
 
 
-def check_options(place: Place, known: list[str]) -> None:
+def check_options(settings: Settings, known: list[str]) -> None:
     """Refuse an option that neither we nor the driver knows: a mistyped one would do nothing, silently."""
-    for name in place.options:
+    for name in settings.options:
         if name not in known:
             every = (*OPTIONS, *known)
-            raise UsageError(f"{place.name}: there is no option {name!r}{did_you_mean(name, every)}")
+            raise UsageError(f"{settings.name}: there is no option {name!r}{did_you_mean(name, every)}")
 
 
 def unreadable() -> UsageError:

@@ -14,8 +14,8 @@ from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, Typ
 
 from onefold._checks import at_least, finite, positive
 from onefold._generators import run, run_async
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
-from onefold.durations import Duration, in_words
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
+from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.base import Query
 from onefold.stores.redis import clients, records
@@ -23,10 +23,10 @@ from onefold.stores.redis.errors import is_failure, translated
 from onefold.stores.redis.event_loops import Loops
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.operations import Operations
-from onefold.stores.redis.records import Call
+from onefold.stores.redis.records import ScriptCall
 from onefold.stores.redis.reserved import Renewals
-from onefold.stores.redis.routing import Flight, Map, Wait, fly
-from onefold.stores.redis.sender import Line
+from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
+from onefold.stores.redis.sender import Sender
 from onefold.stores.redis.urls import KIND, PREFIX, Settings, parsed
 from onefold.stores.reserved import came_to_nothing, unsent
 
@@ -73,9 +73,9 @@ class RedisStore(_Options):
         wait_replicas: int | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, awaited=False))
-        self._line: Line | None = None if self._terms.settings else clients.line(source, ours=False)
-        self._renewals = None if self._line is None else Renewals(self._line)
+        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, is_async=False))
+        self._sender: Sender | None = None if self._terms.settings else clients.sender(source, ours=False)
+        self._renewals = None if self._sender is None else Renewals(self._sender)
         self._opened: clients.Opened | None = None
         self._opening, self._pid = threading.Lock(), os.getpid()
 
@@ -91,8 +91,8 @@ class RedisStore(_Options):
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return bool(self._call(records.finish(self._key(claim.address), claim, ending), self._wait))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return bool(self._call(records.release(self._key(claim.address), claim, memory)))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return bool(self._call(records.release(self._key(claim.address), claim, released)))
 
     def read(self, address: Address) -> Record | None:
         return records.read_reply(address, self._call(records.read(self._key(address))))
@@ -103,44 +103,44 @@ class RedisStore(_Options):
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         self._reserve()
-        return self._fly(self._operations.claim_all, entries)
+        return self._dispatch(self._operations.claim_all, entries)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connections that are reserved for it."""
         try:
-            line = self._renewing().line
-            return run(self._operations.extend_all(line, claims), line)
+            sender = self._renewing().sender
+            return run(self._operations.extend_all(sender, claims), sender)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
     def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
         """Return the indexes of the claims that are renewed together: one group for each primary."""
-        return self._operations.renewal_groups(self._renewing().line, claims)
+        return self._operations.renewal_groups(self._renewing().sender, claims)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._fly(self._operations.close_all, closes)
+        return self._dispatch(self._operations.close_all, closes)
 
     def knows(self, error: BaseException) -> bool:
         """Return whether an error is ours, as all of the server's are. Any other came from a signal handler."""
         return isinstance(error, OnefoldError)
 
     def browse(self, query: Query, limit: int) -> list[Record]:
-        return self._fly(self._operations.browse, query, limit)
+        return self._dispatch(self._operations.browse, query, limit)
 
     def facts(self) -> dict[str, Any]:
         """Return what the servers report about themselves."""
         from onefold.stores.redis.facts import facts_of
 
-        return self._fly(facts_of, self._terms.keys.prefix, self._wait)
+        return self._dispatch(facts_of, self._terms.keys.prefix, self._wait)
 
     def close(self) -> None:
         """Close what the store has opened, not your own client. Using it after that opens another."""
         if self._renewals is not None:
             self._renewals.close()
-        opened, line, self._opened = self._opened, self._line, None
-        if opened is not None and line is not None:
-            self._line = self._renewals = None
-            line.lender.close()
+        opened, sender, self._opened = self._opened, self._sender, None
+        if opened is not None and sender is not None:
+            self._sender = self._renewals = None
+            sender.connections.close()
             opened.close()
 
     def _reserve(self) -> None:
@@ -157,31 +157,33 @@ class RedisStore(_Options):
         assert self._renewals is not None
         return self._renewals
 
-    def _call(self, call: Call, wait: Wait | None = None) -> Any:
+    def _call(self, call: ScriptCall, wait: Wait | None = None) -> Any:
         try:
-            line = self._line or self._open()
-            return line.call(call) if wait is None else run(fly(line, [call], wait), line)[0]
+            sender = self._sender or self._open()
+            return sender.call(call) if wait is None else run(dispatch(sender, [call], wait), sender)[0]
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
-    def _fly(self, operation: Callable[Concatenate[Map, P], Flight[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _dispatch(
+        self, operation: Callable[Concatenate[Topology, P], RedisFlow[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         try:
-            line = self._line or self._open()
-            return run(operation(line, *args, **kwargs), line)
+            sender = self._sender or self._open()
+            return run(operation(sender, *args, **kwargs), sender)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
-    def _open(self) -> Line:
+    def _open(self) -> Sender:
         assert self._terms.settings is not None
         if self._pid != os.getpid():
             # A thread of the parent may have been opening one as it forked.
             self._opening, self._pid = threading.Lock(), os.getpid()
         with self._opening:
-            if self._line is None:
-                opened = clients.opened(self._terms.settings, awaited=False)
-                line = clients.line(opened.client, ours=True)
-                self._opened, self._renewals, self._line = opened, Renewals(line), line
-            return self._line
+            if self._sender is None:
+                opened = clients.opened(self._terms.settings, is_async=False)
+                sender = clients.sender(opened.client, ours=True)
+                self._opened, self._renewals, self._sender = opened, Renewals(sender), sender
+            return self._sender
 
 
 class AsyncRedisStore(_Options):
@@ -195,7 +197,7 @@ class AsyncRedisStore(_Options):
         wait_replicas: int | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, awaited=True))
+        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, is_async=True))
         self._loops = Loops(self._terms.settings or source)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
@@ -210,8 +212,8 @@ class AsyncRedisStore(_Options):
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return bool(await self._call(records.finish(self._key(claim.address), claim, ending), self._wait))
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return bool(await self._call(records.release(self._key(claim.address), claim, memory)))
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return bool(await self._call(records.release(self._key(claim.address), claim, released)))
 
     async def read(self, address: Address) -> Record | None:
         return records.read_reply(address, await self._call(records.read(self._key(address))))
@@ -222,26 +224,26 @@ class AsyncRedisStore(_Options):
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         await self._reserve()
-        return await self._fly(self._operations.claim_all, entries)
+        return await self._dispatch(self._operations.claim_all, entries)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases, on the connections that are reserved for it."""
         try:
-            line = await self._loops.renewals()
-            return await run_async(self._operations.extend_all(line, claims), line)
+            sender = await self._loops.renewals()
+            return await run_async(self._operations.extend_all(sender, claims), sender)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
     def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
         """Return the indexes of the claims that are renewed together: one group for each primary."""
-        line = self._loops.known_renewals()
-        return [list(range(len(claims)))] if line is None else self._operations.renewal_groups(line, claims)
+        sender = self._loops.known_renewals()
+        return [list(range(len(claims)))] if sender is None else self._operations.renewal_groups(sender, claims)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._fly(self._operations.close_all, closes)
+        return await self._dispatch(self._operations.close_all, closes)
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
-        return await self._fly(self._operations.browse, query, limit)
+        return await self._dispatch(self._operations.browse, query, limit)
 
     async def aclose(self) -> None:
         """Close what was opened in this event loop, but not your own client. Using it again opens another."""
@@ -255,13 +257,15 @@ class AsyncRedisStore(_Options):
             with unsent():
                 _raise(error, self._terms.where)
 
-    async def _call(self, call: Call, wait: Wait | None = None) -> Any:
-        return (await self._fly(fly, [call], wait))[0]
+    async def _call(self, call: ScriptCall, wait: Wait | None = None) -> Any:
+        return (await self._dispatch(dispatch, [call], wait))[0]
 
-    async def _fly(self, operation: Callable[Concatenate[Map, P], Flight[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _dispatch(
+        self, operation: Callable[Concatenate[Topology, P], RedisFlow[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         try:
-            line = await self._loops.line()
-            return await run_async(operation(line, *args, **kwargs), line)
+            sender = await self._loops.sender()
+            return await run_async(operation(sender, *args, **kwargs), sender)
         except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
             _raise(error, self._terms.where)
 
@@ -276,14 +280,14 @@ def open_async_store(url: str) -> AsyncRedisStore:
     return AsyncRedisStore(url)
 
 
-def adopt(client: Any, *, awaited: bool) -> RedisStore | AsyncRedisStore:
+def adopt(client: Any, *, is_async: bool) -> RedisStore | AsyncRedisStore:
     """Create a store on the caller's own client, which it never closes."""
-    return AsyncRedisStore(client) if awaited else RedisStore(client)
+    return AsyncRedisStore(client) if is_async else RedisStore(client)
 
 
-def check_client(client: Any, *, awaited: bool) -> None:
+def check_client(client: Any, *, is_async: bool) -> None:
     """Raise `UsageError` for a client that a guard of this kind (sync or async) does not take."""
-    clients.check(client, awaited=awaited)
+    clients.check(client, is_async=is_async)
 
 
 class Terms(NamedTuple):
@@ -302,7 +306,7 @@ def _terms(
     wait_replicas: int | None,
     wait_timeout: Duration | None,
     *,
-    awaited: bool,
+    is_async: bool,
 ) -> Terms:
     settings: Settings | None = None
     said: dict[str, Any] = {}
@@ -310,8 +314,8 @@ def _terms(
         settings = parsed(source)
         said, where, patience = settings.store, settings.shown, settings.options["socket_timeout"]
     else:
-        clients.check(source, awaited=awaited)
-        where, patience = clients.place(source), clients.patience(source)
+        clients.check(source, is_async=is_async)
+        where, patience = clients.server_name(source), clients.patience(source)
     keys = Keys(_checked_prefix(said.get("prefix", PREFIX) if prefix is None else prefix))
     replicas = at_least(0, said.get("wait_replicas", 0) if wait_replicas is None else wait_replicas, "wait_replicas")
     seconds = said.get("wait_timeout", WAIT_TIMEOUT) if wait_timeout is None else wait_timeout
@@ -329,7 +333,7 @@ def _checked_wait(wait_timeout: Duration, patience: float | None) -> float:
     found = finite(positive(wait_timeout, "wait_timeout"), "wait_timeout")
     if patience is not None and found >= patience:
         raise UsageError(
-            f"wait_timeout={wait_timeout!r} has to be shorter than the client's socket_timeout, {in_words(patience)}: "
+            f"wait_timeout={wait_timeout!r} has to be shorter than the client's socket_timeout, {as_text(patience)}: "
             "the server's answer would come too late"
         )
     return found

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from onefold.stores.redis.records import packed
-from onefold.stores.redis.routing import Exchange, Leg, Pause, Step
+from onefold.stores.redis.routing import Exchange, NodeBatch, Pause, Step
 from onefold.stores.redis.sender import named
 from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
 from onefold.stores.reserved import connecting
@@ -19,7 +19,7 @@ from onefold.stores.reserved import connecting
 CONNECTIONS_MAX: Final = 50
 
 
-class AsyncLine(Alone):
+class AsyncSender(Alone):
     """A client of one server, or of the primary that Sentinel names."""
 
     def __init__(self, client: Any, connections_max: int) -> None:
@@ -31,38 +31,38 @@ class AsyncLine(Alone):
         """Prepare the client for a dispatch."""
 
     async def send(self, step: Step) -> Any:
-        """Perform one step of a flight."""
+        """Perform one step of a dispatch."""
         if isinstance(step, Exchange):
-            if len(step.legs) == 1:
-                return [await self._leg(step.legs[0])]
-            return await asyncio.gather(*(self._leg(leg) for leg in step.legs))
+            if len(step.batches) == 1:
+                return [await self._batch(step.batches[0])]
+            return await asyncio.gather(*(self._batch(batch) for batch in step.batches))
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return await self._refresh()
 
-    async def _leg(self, leg: Leg) -> Any:
+    async def _batch(self, batch: NodeBatch) -> Any:
         async with self._room:
             try:
-                return await self._talk(leg)
+                return await self._exchange(batch)
             except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                 return error
 
-    async def _talk(self, leg: Leg) -> list[Any]:
-        pool = leg.place
+    async def _exchange(self, batch: NodeBatch) -> list[Any]:
+        pool = batch.node
         with connecting():
             connection = await pool.get_connection(*named(pool.__class__))
         try:
-            return await self._spoken(connection, leg)
+            return await self._spoken(connection, batch)
         finally:
             await pool.release(connection)
 
-    async def _spoken(self, connection: Any, leg: Leg) -> list[Any]:
-        """Return the replies to a leg, and to what follows on the same connection."""
+    async def _spoken(self, connection: Any, batch: NodeBatch) -> list[Any]:
+        """Return the replies to a batch, and to what follows on the same connection."""
         try:
-            await connection.send_packed_command(packed(leg.commands))
-            replies = [await self._heard(connection) for _ in leg.commands]
-            if leg.after is not None and leg.goes_on(replies):
-                await connection.send_packed_command(packed([leg.after]))
+            await connection.send_packed_command(packed(batch.commands))
+            replies = [await self._heard(connection) for _ in batch.commands]
+            if batch.after is not None and batch.goes_on(replies):
+                await connection.send_packed_command(packed([batch.after]))
                 replies.append(await self._heard(connection))
             return replies
         except BaseException:
@@ -80,7 +80,7 @@ class AsyncLine(Alone):
         raise AssertionError("one server has no slots to learn")
 
 
-class AsyncClusterLine(Cluster, AsyncLine):
+class AsyncClusterSender(Cluster, AsyncSender):
     """A client of a cluster. Its nodes lend no connections, but they send what belongs together."""
 
     def __init__(self, client: Any, connections_max: int) -> None:
@@ -90,16 +90,16 @@ class AsyncClusterLine(Cluster, AsyncLine):
     async def begin(self) -> None:
         await self.client.initialize()
 
-    async def _talk(self, leg: Leg) -> list[Any]:
-        node = leg.place
-        if leg.after is not None:
+    async def _exchange(self, batch: NodeBatch) -> list[Any]:
+        node = batch.node
+        if batch.after is not None:
             # On one connection: a server waits for the replicas of what came on the same.
             connection = node.acquire_connection()
             try:
-                return await self._spoken(connection, leg)
+                return await self._spoken(connection, batch)
             finally:
                 (getattr(node, "release", None) or node._free.append)(connection)
-        commands = [self._command(number, *words, NEVER_DECODE=True) for number, words in enumerate(leg.commands)]
+        commands = [self._command(number, *command, NEVER_DECODE=True) for number, command in enumerate(batch.commands)]
         await node.execute_pipeline(commands)
         for command in commands:
             if isinstance(command.result, Exception) and not isinstance(command.result, self.errors.ResponseError):

@@ -14,7 +14,7 @@ from onefold._model import Address, Record
 from onefold.stores.base import Query
 from onefold.stores.redis import records
 from onefold.stores.redis.keys import Keys
-from onefold.stores.redis.routing import Flight, Map, ask, fly
+from onefold.stores.redis.routing import RedisFlow, Topology, dispatch, send_to
 
 # How many keys a server looks at before it serves others: a fraction of a millisecond.
 SCAN_COUNT: Final = b"1000"
@@ -36,8 +36,8 @@ class Listing(NamedTuple):
 
 
 def browse(
-    map_: Map, keys: Keys, query: Query, limit: int, left: Listing | None
-) -> Flight[tuple[list[Record], Listing]]:
+    topology: Topology, keys: Keys, query: Query, limit: int, left: Listing | None
+) -> RedisFlow[tuple[list[Record], Listing]]:
     """Return one page, and what it leaves for the next."""
     # A new listing must show what is there now.
     goes_on = left is not None and query.after is not None and left.query == query
@@ -47,30 +47,30 @@ def browse(
         if not listing.rest:
             if listing.complete:
                 break
-            listing = yield from _scan(map_, keys, listing.query)
+            listing = yield from _scan(topology, keys, listing.query)
             continue
         wanted = limit - len(page)
         chosen, rest = listing.rest[:wanted], listing.rest[wanted:]
-        page += yield from _read(map_, keys, chosen, query)
+        page += yield from _read(topology, keys, chosen, query)
         # The query of the next scan, if there has to be one: it continues after what was read.
         listing = Listing(query._replace(after=chosen[-1]), rest, listing.complete)
     # The next page begins after the last record that was shown, not after one that was gone when it was read.
     return page, listing._replace(query=query._replace(after=page[-1].address if page else query.after))
 
 
-def _scan(map_: Map, keys: Keys, query: Query) -> Flight[Listing]:
+def _scan(topology: Topology, keys: Keys, query: Query) -> RedisFlow[Listing]:
     """Return the first addresses that match the query."""
     found: set[tuple[str, str, str]] = set()
     complete = True
     pattern = keys.pattern(query.scope, query.operation)
-    for place in map_.places():
+    for node in topology.nodes():
         cursor = b"0"
         while True:
-            words = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT, b"TYPE", b"string")
-            cursor, names = yield from ask(place, words)
+            command = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT, b"TYPE", b"string")
+            cursor, names = yield from send_to(node, command)
             addresses = _wanted(filter(None, map(keys.address, names)), query)
             if query.state is not None:
-                addresses = [record.address for record in (yield from _read(map_, keys, addresses, query))]
+                addresses = [record.address for record in (yield from _read(topology, keys, addresses, query))]
             found.update(address.parts for address in addresses)
             if len(found) > 2 * LISTED_MAX:
                 found, complete = set(heapq.nsmallest(LISTED_MAX, found)), False
@@ -80,9 +80,9 @@ def _scan(map_: Map, keys: Keys, query: Query) -> Flight[Listing]:
     return Listing(query, [Address(*parts) for parts in first], complete and len(first) == len(found))
 
 
-def _read(map_: Map, keys: Keys, addresses: list[Address], query: Query) -> Flight[list[Record]]:
+def _read(topology: Topology, keys: Keys, addresses: list[Address], query: Query) -> RedisFlow[list[Record]]:
     """Return those of these records that still exist, in the requested state."""
-    replies = yield from fly(map_, [records.read(keys.of(address)) for address in addresses])
+    replies = yield from dispatch(topology, [records.read(keys.of(address)) for address in addresses])
     found = (records.record(address, reply) for address, reply in zip(addresses, replies, strict=True) if reply)
     return [record for record in found if query.state is None or record.state is query.state]
 

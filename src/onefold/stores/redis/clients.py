@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from onefold.errors import UsageError
-from onefold.stores.redis.async_sender import CONNECTIONS_MAX, AsyncClusterLine, AsyncLine
-from onefold.stores.redis.reserved import AsyncReservedClusterLine, AsyncReservedLine
-from onefold.stores.redis.sender import ClusterLine, Keeper, Lender, Line
+from onefold.stores.redis.async_sender import CONNECTIONS_MAX, AsyncClusterSender, AsyncSender
+from onefold.stores.redis.reserved import AsyncReservedClusterSender, AsyncReservedSender
+from onefold.stores.redis.sender import ClusterSender, ConnectionCache, ConnectionPool, Sender
 from onefold.stores.redis.topology import library_of
 from onefold.stores.redis.urls import Settings
 
@@ -33,21 +33,21 @@ class Opened(NamedTuple):
             await client.aclose()
 
 
-def opened(settings: Settings, *, awaited: bool) -> Opened:
+def opened(settings: Settings, *, is_async: bool) -> Opened:
     """Create a client that the caller of this has to close. A sync cluster client queries the cluster at once."""
     redis = _library()
-    namespace = import_module("redis.asyncio") if awaited else redis
-    retry = import_module("redis.asyncio.retry" if awaited else "redis.retry").Retry
+    namespace = import_module("redis.asyncio") if is_async else redis
+    retry = import_module("redis.asyncio.retry" if is_async else "redis.retry").Retry
     no_backoff = import_module("redis.backoff").NoBackoff
     # Dispatches send again what may be sent again. RESP2, because nothing newer is needed.
-    usual = {"protocol": 2, "max_connections": CONNECTIONS_MAX if awaited else UNLIMITED}
+    usual = {"protocol": 2, "max_connections": CONNECTIONS_MAX if is_async else UNLIMITED}
     options = usual | settings.options | settings.login | {"retry": retry(no_backoff(), 0)}
     if settings.kind == "unix":
         return Opened(namespace.Redis(unix_socket_path=settings.path, db=settings.database, **options))
     if settings.tls:
         options["ssl"] = True
     if settings.kind == "cluster":
-        node = import_module("redis.asyncio.cluster" if awaited else "redis.cluster").ClusterNode
+        node = import_module("redis.asyncio.cluster" if is_async else "redis.cluster").ClusterNode
         nodes = [node(host, port) for host, port in settings.hosts]
         return Opened(namespace.RedisCluster(startup_nodes=nodes, **options))
     options["db"] = settings.database
@@ -55,7 +55,7 @@ def opened(settings: Settings, *, awaited: bool) -> Opened:
         ((host, port),) = settings.hosts
         return Opened(namespace.Redis(host=host, port=port, **options))
     asked = {name: options[name] for name in options if name.startswith(("socket_", "ssl", "retry", "protocol"))}
-    sentinel_class = import_module("redis.asyncio.sentinel" if awaited else "redis.sentinel").Sentinel
+    sentinel_class = import_module("redis.asyncio.sentinel" if is_async else "redis.sentinel").Sentinel
     sentinel = sentinel_class(settings.hosts, sentinel_kwargs=asked | settings.sentinel_login, **options)
     return Opened(sentinel.master_for(settings.service), sentinel.sentinels)
 
@@ -68,26 +68,26 @@ def _library() -> Any:
     return redis
 
 
-def line(client: Any, *, ours: bool) -> Line:
-    lender = Keeper() if ours else Lender()
-    return ClusterLine(client, lender) if _is_cluster(client) else Line(client, lender)
+def sender(client: Any, *, ours: bool) -> Sender:
+    connections = ConnectionCache() if ours else ConnectionPool()
+    return ClusterSender(client, connections) if _is_cluster(client) else Sender(client, connections)
 
 
-def async_reserved_line(client: Any) -> AsyncReservedLine:
+def async_reserved_sender(client: Any) -> AsyncReservedSender:
     """Return the sender that renews claims, for one event loop."""
-    return AsyncReservedClusterLine(client) if _is_cluster(client) else AsyncReservedLine(client)
+    return AsyncReservedClusterSender(client) if _is_cluster(client) else AsyncReservedSender(client)
 
 
-def async_line(client: Any, connections_max: int | None = None) -> AsyncLine:
+def async_sender(client: Any, connections_max: int | None = None) -> AsyncSender:
     """Return a sender for one event loop. Its connection limit is the client's own, or ours if that is lower."""
     if _is_cluster(client):
         limit = client.get_connection_kwargs().get("max_connections")
-        return AsyncClusterLine(client, min(connections_max or CONNECTIONS_MAX, limit or CONNECTIONS_MAX))
+        return AsyncClusterSender(client, min(connections_max or CONNECTIONS_MAX, limit or CONNECTIONS_MAX))
     limit = client.connection_pool.max_connections
-    return AsyncLine(client, min(connections_max or CONNECTIONS_MAX, limit))
+    return AsyncSender(client, min(connections_max or CONNECTIONS_MAX, limit))
 
 
-def check(client: Any, *, awaited: bool) -> None:
+def check(client: Any, *, is_async: bool) -> None:
     """Raise `UsageError` for an object that is not a client, mixes up sync and async, or reads replicas."""
     names = _names(client)
     if not names & {"Redis", "Valkey", "RedisCluster", "ValkeyCluster"} or names & {"Pipeline", "ClusterPipeline"}:
@@ -95,17 +95,17 @@ def check(client: Any, *, awaited: bool) -> None:
             f"{type(client).__name__} is not a Redis client. Pass a redis.Redis or a redis.RedisCluster; of Sentinel, "
             "sentinel.master_for(service); of a pool, redis.Redis(connection_pool=pool)"
         )
-    if _is_awaited(client) != awaited:
-        mine, other = ("an AsyncGuard", "a Guard") if awaited else ("a Guard", "an AsyncGuard")
+    if _is_async_client(client) != is_async:
+        mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
         raise UsageError(
             f"{type(client).__module__}.{type(client).__name__} belongs to {other}, and this is {mine}: "
-            f"pass a client of {library_of(client)}{'.asyncio' if awaited else ''}"
+            f"pass a client of {library_of(client)}{'.asyncio' if is_async else ''}"
         )
     if getattr(getattr(client, "connection_pool", None), "is_master", True) is False:
         raise UsageError("this client asks replicas, which may not know of a claim yet: pass sentinel.master_for(…)")
 
 
-def place(client: Any) -> str:
+def server_name(client: Any) -> str:
     """Return where the servers of a client are, for messages: without a password."""
     if _is_cluster(client):
         return "Redis cluster"
@@ -131,5 +131,5 @@ def _is_cluster(client: Any) -> bool:
     return bool(_names(client) & {"RedisCluster", "ValkeyCluster"})
 
 
-def _is_awaited(client: Any) -> bool:
+def _is_async_client(client: Any) -> bool:
     return inspect.iscoroutinefunction(client.execute_command)

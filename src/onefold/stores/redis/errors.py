@@ -59,7 +59,7 @@ def translated(error: Exception, where: str) -> OnefoldError:
     code = _code(error)
     if code == "MOVED":
         return UsageError(f"{where}: the server belongs to a cluster. Write redis+cluster://, or pass a RedisCluster")
-    if code not in PROBLEMS and any(words in str(error) for words in NO_CLUSTER):
+    if code not in PROBLEMS and any(command in str(error) for command in NO_CLUSTER):
         return UsageError(f"{where}: the server is in no cluster. Write redis:// for one server")
     return StoreUnavailable(f"{where}: {PROBLEMS.get(code) or _problem(error)}")
 

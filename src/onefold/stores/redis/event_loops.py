@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
 from onefold.stores.redis import clients
-from onefold.stores.redis.async_sender import AsyncLine
+from onefold.stores.redis.async_sender import AsyncSender
 from onefold.stores.redis.clients import Opened
-from onefold.stores.redis.reserved import AsyncReservedLine
+from onefold.stores.redis.reserved import AsyncReservedSender
 from onefold.stores.redis.urls import Settings
 
 # Senders of a process that has forked. Their sockets, and the selectors that watch them, are still the parent's: a
@@ -24,9 +24,9 @@ _inherited: Final[list[Any]] = []
 class Here(NamedTuple):
     """The sender of one loop, and what closes it as the loop ends."""
 
-    line: AsyncLine
-    renewals: AsyncReservedLine
-    keeper: AsyncGenerator[None, None]
+    sender: AsyncSender
+    renewals: AsyncReservedSender
+    cache: AsyncGenerator[None, None]
 
 
 class Loops:
@@ -37,18 +37,18 @@ class Loops:
         self._here: dict[asyncio.AbstractEventLoop, Here] = {}
         self._pid = os.getpid()
 
-    async def line(self) -> AsyncLine:
+    async def sender(self) -> AsyncSender:
         here = await self._found()
-        await here.line.begin()
-        return here.line
+        await here.sender.begin()
+        return here.sender
 
-    async def renewals(self) -> AsyncReservedLine:
+    async def renewals(self) -> AsyncReservedSender:
         """Return the sender that renews claims; its connections are open."""
         renewals = (await self._found()).renewals
         await renewals.hold()
         return renewals
 
-    def known_renewals(self) -> AsyncReservedLine | None:
+    def known_renewals(self) -> AsyncReservedSender | None:
         """Return the sender for renewals if it was opened in this loop. It sends nothing."""
         here = self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
         return here.renewals if here is not None and here.renewals.is_held else None
@@ -64,22 +64,22 @@ class Loops:
         """Close the client of the running loop. Those of others are closed with their loops."""
         here = self._here.pop(asyncio.get_running_loop(), None)
         if here is not None:
-            await here.keeper.aclose()
+            await here.cache.aclose()
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> Here:
         for other in [other for other in self._here if other.is_closed()]:
             del self._here[other]
-        opened = clients.opened(self._source, awaited=True) if isinstance(self._source, Settings) else None
+        opened = clients.opened(self._source, is_async=True) if isinstance(self._source, Settings) else None
         client = self._source if opened is None else opened.client
-        renewals = clients.async_reserved_line(client)
-        keeper = self._kept(loop, renewals, opened)
-        here = self._here[loop] = Here(clients.async_line(client), renewals, keeper)
+        renewals = clients.async_reserved_sender(client)
+        cache = self._kept(loop, renewals, opened)
+        here = self._here[loop] = Here(clients.async_sender(client), renewals, cache)
         # A loop that ends closes the generators that were begun in it (asyncio.run and Runner do), and so this one.
-        await anext(keeper)
+        await anext(cache)
         return here
 
     async def _kept(
-        self, loop: asyncio.AbstractEventLoop, renewals: AsyncReservedLine, opened: Opened | None
+        self, loop: asyncio.AbstractEventLoop, renewals: AsyncReservedSender, opened: Opened | None
     ) -> AsyncGenerator[None, None]:
         try:
             yield

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from onefold.stores.base import Untold
-from onefold.stores.redis.routing import Exchange, Flight, Leg, Map, Wait
+from onefold.stores.redis.routing import Exchange, NodeBatch, RedisFlow, Topology, Wait
 
 SETTINGS: Final = ("save", "appendfsync", "min-replicas-to-write")
 
@@ -22,59 +22,59 @@ SAMPLE_COUNT: Final = b"1000"
 NAMES: Final = ("info", "clock", *SETTINGS, "cluster", "sample")
 
 
-def facts_of(map_: Map, prefix: bytes, wait: Wait | None) -> Flight[dict[str, Any]]:
+def facts_of(topology: Topology, prefix: bytes, wait: Wait | None) -> RedisFlow[dict[str, Any]]:
     """Return the facts of each primary. If none of them answers, this raises what the client library does."""
     servers, lost = [], []
-    for place in map_.places():
+    for node in topology.nodes():
         try:
-            told = yield from _told_by(place, prefix, clustered=map_.clustered)
-        except map_.errors.ConnectionError as error:
+            told = yield from _told_by(node, prefix, clustered=topology.clustered)
+        except topology.errors.ConnectionError as error:
             lost.append(error)
             told = dict.fromkeys(NAMES, Untold(f"it cannot be reached: {error}"))
-        servers.append({"name": getattr(place, "name", "")} | told)
+        servers.append({"name": getattr(node, "name", "")} | told)
     if len(lost) == len(servers) and lost:
         raise lost[0]
     return {
         "kind": "redis",
-        "clustered": map_.clustered,
+        "clustered": topology.clustered,
         "wait_replicas": 0 if wait is None else wait.replicas,
         "clock": servers[0]["clock"],
         "servers": servers,
     }
 
 
-def _told_by(place: Any, prefix: bytes, *, clustered: bool) -> Flight[dict[str, Any]]:
+def _told_by(node: Any, prefix: bytes, *, clustered: bool) -> RedisFlow[dict[str, Any]]:
     asked = time.time()
-    now, answered = (yield from _asked(place, [(b"TIME",)]))[0], time.time()
+    now, answered = (yield from _asked(node, [(b"TIME",)]))[0], time.time()
     questions = [(b"INFO",), *((b"CONFIG", b"GET", name.encode()) for name in SETTINGS)]
     if clustered:
         questions.append((b"CLUSTER", b"INFO"))
-    info, *rest = yield from _asked(place, questions)
+    info, *rest = yield from _asked(node, questions)
     return {
         "clock": now if isinstance(now, Untold) else (asked, int(now[0]) + int(now[1]) / 1e6, answered),
         "info": _lines(info),
         **{name: _value(reply) for name, reply in zip(SETTINGS, rest, strict=False)},
         "cluster": _lines(rest[-1]) if clustered else None,
-        "sample": (yield from _sample(place, prefix)),
+        "sample": (yield from _sample(node, prefix)),
     }
 
 
-def _asked(place: Any, questions: list[tuple[bytes, ...]]) -> Flight[list[Any]]:
+def _asked(node: Any, questions: list[tuple[bytes, ...]]) -> RedisFlow[list[Any]]:
     """Return the replies of one node, in one message. A refusal is `Untold`, and a lost connection is raised."""
-    (answer,) = yield Exchange([Leg(place, questions)])
+    (answer,) = yield Exchange([NodeBatch(node, questions)])
     if isinstance(answer, Exception):
         # An idle connection may be dead. The others have been dropped with it, so this one is new.
-        (answer,) = yield Exchange([Leg(place, questions)])
+        (answer,) = yield Exchange([NodeBatch(node, questions)])
     if isinstance(answer, Exception):
         raise answer
     return [Untold(f"the server says: {one}") if isinstance(one, Exception) else one for one in answer]
 
 
-def _sample(place: Any, prefix: bytes) -> Flight[dict[str, int] | Untold]:
+def _sample(node: Any, prefix: bytes) -> RedisFlow[dict[str, int] | Untold]:
     """Return how many of some keys do not begin with our prefix. The keys themselves are not shown."""
     cursor, seen, foreign = b"0", 0, 0
     for _ in range(SAMPLE_ROUNDS_MAX):
-        (reply,) = yield from _asked(place, [(b"SCAN", cursor, b"COUNT", SAMPLE_COUNT)])
+        (reply,) = yield from _asked(node, [(b"SCAN", cursor, b"COUNT", SAMPLE_COUNT)])
         if isinstance(reply, Untold):
             return reply
         cursor, keys = reply
@@ -86,10 +86,10 @@ def _sample(place: Any, prefix: bytes) -> Flight[dict[str, int] | Untold]:
 
 
 def _lines(reply: Any) -> dict[str, str] | Untold:
-    """Parse the reply of INFO, or of CLUSTER INFO: a line for each field."""
+    """Parse the reply of INFO, or of CLUSTER INFO: a sender for each field."""
     if isinstance(reply, Untold):
         return reply
-    pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if ":" in line)
+    pairs = (sender.partition(":") for sender in reply.decode(errors="replace").splitlines() if ":" in sender)
     return {name: value for name, _, value in pairs}
 
 

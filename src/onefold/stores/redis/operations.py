@@ -10,7 +10,7 @@ from onefold.stores.base import Query
 from onefold.stores.redis import records
 from onefold.stores.redis.browse import LISTING_SECONDS, Listing, browse
 from onefold.stores.redis.keys import Keys
-from onefold.stores.redis.routing import Flight, Map, Wait, fly
+from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
 
 
 class Operations:
@@ -22,40 +22,42 @@ class Operations:
         self._wait_for_claims = None if wait is None else wait._replace(at_once=False)
         self._listing: tuple[float, Listing] | None = None
 
-    def claim_all(self, map_: Map, entries: Sequence[Entry]) -> Flight[list[Record | Gone | None]]:
+    def claim_all(self, topology: Topology, entries: Sequence[Entry]) -> RedisFlow[list[Record | Gone | None]]:
         calls = [records.claim(self._keys.of(entry.address), entry) for entry in entries]
-        replies = yield from fly(map_, calls, self._wait_for_claims)
+        replies = yield from dispatch(topology, calls, self._wait_for_claims)
         return [records.claimed(entry.address, reply) for entry, reply in zip(entries, replies, strict=True)]
 
-    def extend_all(self, map_: Map, claims: Sequence[Claim]) -> Flight[list[bool]]:
-        replies = yield from fly(map_, [records.extend(self._keys.of(claim.address), claim) for claim in claims])
+    def extend_all(self, topology: Topology, claims: Sequence[Claim]) -> RedisFlow[list[bool]]:
+        replies = yield from dispatch(
+            topology, [records.extend(self._keys.of(claim.address), claim) for claim in claims]
+        )
         return [bool(reply) for reply in replies]
 
-    def renewal_groups(self, map_: Map, claims: Sequence[Claim]) -> list[list[int]]:
+    def renewal_groups(self, topology: Topology, claims: Sequence[Claim]) -> list[list[int]]:
         """Return the indexes of the claims by their primaries: a silent one keeps no other waiting."""
         groups: dict[int, list[int]] = {}
-        if not map_.clustered:
+        if not topology.clustered:
             return [list(range(len(claims)))]
         for number, claim in enumerate(claims):
             try:
-                primary = id(map_.place_of(self._keys.of(claim.address)))
-            except map_.errors.SlotNotCoveredError:
+                primary = id(topology.node_of(self._keys.of(claim.address)))
+            except topology.errors.SlotNotCoveredError:
                 # The sender asks the cluster first.
                 primary = 0
             groups.setdefault(primary, []).append(number)
         return list(groups.values())
 
-    def close_all(self, map_: Map, closes: Sequence[Close]) -> Flight[list[bool]]:
+    def close_all(self, topology: Topology, closes: Sequence[Close]) -> RedisFlow[list[bool]]:
         calls = [records.close(self._keys.of(close.claim.address), close) for close in closes]
         # If everything is given back, there is nothing that a failover must not lose.
         ends = any(isinstance(close.by, Ending) for close in closes)
-        replies = yield from fly(map_, calls, self._wait if ends else None)
+        replies = yield from dispatch(topology, calls, self._wait if ends else None)
         return [bool(reply) for reply in replies]
 
-    def browse(self, map_: Map, query: Query, limit: int) -> Flight[list[Record]]:
+    def browse(self, topology: Topology, query: Query, limit: int) -> RedisFlow[list[Record]]:
         made, left = self._listing or (0.0, None)
         if time.monotonic() - made > LISTING_SECONDS:
             made, left = time.monotonic(), None
-        page, left = yield from browse(map_, self._keys, query, limit, left)
+        page, left = yield from browse(topology, self._keys, query, limit, left)
         self._listing = (made, left)
         return page

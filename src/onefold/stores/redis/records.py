@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
-from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable, UsageError
 
 TOKEN_SIZE: Final = 16
@@ -41,44 +41,44 @@ NOW_AND_LEFT: Final = struct.Struct(">dd")
 RECORD_MIN: Final = 16 + 24
 
 # A command as Redis takes it: its name, and its arguments.
-Words = tuple[bytes, ...]
+Command = tuple[bytes, ...]
 
 
-def on_the_wire(words: Words) -> bytes:
+def on_the_wire(command: Command) -> bytes:
     """Encode words as Redis reads them, one after the other."""
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in command])
 
 
-def packed(commands: Sequence[Words]) -> bytes:
-    return b"".join([b"*%d\r\n%b" % (len(words), on_the_wire(words)) for words in commands])
+def packed(commands: Sequence[Command]) -> bytes:
+    return b"".join([b"*%d\r\n%b" % (len(command), on_the_wire(command)) for command in commands])
 
 
 class Script(NamedTuple):
     """A script on the server: called by its hash, or with its text if the server does not know it (any more)."""
 
-    by_hash: Words
-    by_text: Words
+    by_hash: Command
+    by_text: Command
     # The constant words of a call by hash.
     front: bytes
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """One call of a script, for one record."""
 
     script: Script
     key: bytes
-    arguments: Words
+    arguments: Command
 
-    def by_hash(self) -> Words:
+    def by_hash(self) -> Command:
         return (*self.script.by_hash, self.key, *self.arguments)
 
-    def by_text(self) -> Words:
+    def by_text(self) -> Command:
         return (*self.script.by_text, self.key, *self.arguments)
 
     def packed(self) -> bytes:
         """Encode the call by hash, as it is sent alone."""
-        words = (self.key, *self.arguments)
-        return b"*%d\r\n%b%b" % (3 + len(words), self.script.front, on_the_wire(words))
+        command = (self.key, *self.arguments)
+        return b"*%d\r\n%b%b" % (3 + len(command), self.script.front, on_the_wire(command))
 
 
 def _script(*names: str) -> Script:
@@ -96,7 +96,7 @@ RELEASE: Final = _script("parts", "release")
 READ: Final = _script("read")
 
 
-def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> Call:
+def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> ScriptCall:
     if len(entry.token) != TOKEN_SIZE:
         raise UsageError(f"a token has {TOKEN_SIZE} bytes, and this one has {len(entry.token)}")
     form, lease = NUMBERS[entry.state], b""
@@ -119,7 +119,7 @@ def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> Call:
     rest += _contents(entry.notes, entry.result, entry.remark)
     seen = () if replacing is None else (replacing.token, b"%d" % replacing.revision)
     front = entry.token + b"%c" % form
-    return Call(CLAIM, key, (front, _milliseconds(entry.age), lease, _stay(entry.stay), rest, *seen))
+    return ScriptCall(CLAIM, key, (front, _milliseconds(entry.age), lease, _ttl(entry.ttl), rest, *seen))
 
 
 def claimed(address: Address, reply: Any) -> Record | Gone | None:
@@ -129,33 +129,33 @@ def claimed(address: Address, reply: Any) -> Record | Gone | None:
     return GONE if reply == 0 else record(address, reply)
 
 
-def extend(key: bytes, claim: Claim, notes: bytes | None = None) -> Call:
-    arguments = (claim.token, _milliseconds(claim.lease), _stay(claim.stay))
-    return Call(EXTEND, key, arguments if notes is None else (*arguments, _field(notes)))
+def extend(key: bytes, claim: Claim, notes: bytes | None = None) -> ScriptCall:
+    arguments = (claim.token, _milliseconds(claim.lease), _ttl(claim.ttl))
+    return ScriptCall(EXTEND, key, arguments if notes is None else (*arguments, _field(notes)))
 
 
-def finish(key: bytes, claim: Claim, ending: Ending) -> Call:
+def finish(key: bytes, claim: Claim, ending: Ending) -> ScriptCall:
     contents = _contents(ending.notes, ending.result, ending.remark)
     omitted = b"%d" % (OMITTED if ending.omitted else 0)
-    return Call(FINISH, key, (claim.token, _stay(ending.stay), b"%d" % NUMBERS[ending.state], omitted, contents))
+    return ScriptCall(FINISH, key, (claim.token, _ttl(ending.ttl), b"%d" % NUMBERS[ending.state], omitted, contents))
 
 
-def release(key: bytes, claim: Claim, memory: Memory | None = None) -> Call:
-    if memory is None:
-        return Call(RELEASE, key, (claim.token,))
-    left = (_stay(memory.stay), b"%d" % memory.attempt, _field(memory.notes), memory.remark.encode())
-    return Call(RELEASE, key, (claim.token, *left))
+def release(key: bytes, claim: Claim, released: Released | None = None) -> ScriptCall:
+    if released is None:
+        return ScriptCall(RELEASE, key, (claim.token,))
+    left = (_ttl(released.ttl), b"%d" % released.attempt, _field(released.notes), released.remark.encode())
+    return ScriptCall(RELEASE, key, (claim.token, *left))
 
 
-def close(key: bytes, close: Close) -> Call:
+def close(key: bytes, close: Close) -> ScriptCall:
     """One ending of a batch."""
     if isinstance(close.by, Ending):
         return finish(key, close.claim, close.by)
     return release(key, close.claim, close.by)
 
 
-def read(key: bytes) -> Call:
-    return Call(READ, key, ())
+def read(key: bytes) -> ScriptCall:
+    return ScriptCall(READ, key, ())
 
 
 def read_reply(address: Address, reply: Any) -> Record | None:
@@ -164,7 +164,7 @@ def read_reply(address: Address, reply: Any) -> Record | None:
 
 def record(address: Address, shown: bytes) -> Record:
     """Decode a record as a script shows it: the time of reading, the remaining stay, and the string itself."""
-    now, stay_left = NOW_AND_LEFT.unpack_from(shown)
+    now, ttl_left = NOW_AND_LEFT.unpack_from(shown)
     form = shown[32] if len(shown) >= RECORD_MIN else LATER
     if form & LATER or form % 8 >= len(STATES):
         raise StoreUnavailable(
@@ -193,7 +193,7 @@ def record(address: Address, shown: bytes) -> Record:
         state=state,
         attempt=attempt,
         lease_left=lease_left,
-        stay_left=math.inf if stay_left < 0 else stay_left / 1000,
+        ttl_left=math.inf if ttl_left < 0 else ttl_left / 1000,
         age=(now - int.from_bytes(shown[33:39])) / 1000,
         bypasses=bypasses,
         fingerprint=fingerprint,
@@ -234,7 +234,7 @@ def _milliseconds(duration: float) -> bytes:
     return b"%d" % (math.ceil(exact) if 0 < exact < MILLISECONDS_MAX else exact > 0 and MILLISECONDS_MAX)
 
 
-def _stay(stay: float) -> bytes:
-    # A record without a stay does not exist; the shortest that the server knows is a millisecond.
-    exact = stay * 1000
+def _ttl(ttl: float) -> bytes:
+    # A record without a TTL does not exist; the shortest that the server knows is a millisecond.
+    exact = ttl * 1000
     return FOREVER if exact > MILLISECONDS_MAX else b"%d" % (math.ceil(exact) if exact > 1 else 1)

@@ -10,22 +10,22 @@ import asyncio
 import os
 from typing import Any
 
-from onefold.stores.redis.async_sender import AsyncClusterLine, AsyncLine
-from onefold.stores.redis.routing import Leg
-from onefold.stores.redis.sender import Keeper, Line
+from onefold.stores.redis.async_sender import AsyncClusterSender, AsyncSender
+from onefold.stores.redis.routing import NodeBatch
+from onefold.stores.redis.sender import ConnectionCache, Sender
 
 
-def new_connection(place: Any) -> Any:
+def new_connection(node: Any) -> Any:
     """Return a connection to this node, not opened yet. A pool and an async cluster node have the same attributes."""
-    return place.connection_class(**place.connection_kwargs)
+    return node.connection_class(**node.connection_kwargs)
 
 
-def _name(place: Any) -> object:
+def _name(node: Any) -> object:
     """Return what identifies a node: a cluster node cannot be hashed, but has a name; a pool has none."""
-    return getattr(place, "name", None) or id(place)
+    return getattr(node, "name", None) or id(node)
 
 
-class Reserve(Keeper):
+class Reserve(ConnectionCache):
     """Lends one connection for each pool, which the pool does not know of."""
 
     def take(self, pool: Any) -> Any:
@@ -53,8 +53,8 @@ class Reserve(Keeper):
 class Renewals:
     """The sender for renewals through a client: separate, and opened before the first claim depends on it."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = type(line)(line.client, Reserve())
+    def __init__(self, sender: Sender) -> None:
+        self.sender = type(sender)(sender.client, Reserve())
         self._opened_in = 0
 
     def hold(self) -> None:
@@ -64,17 +64,17 @@ class Renewals:
         """
         if self._opened_in == os.getpid():
             return
-        for place in self.line.places():
-            pool = self.line._pool(place)
-            self.line.lender.give_back(pool, self.line.lender.take(pool))
+        for node in self.sender.nodes():
+            pool = self.sender._pool(node)
+            self.sender.connections.give_back(pool, self.sender.connections.take(pool))
         self._opened_in = os.getpid()
 
     def close(self) -> None:
         self._opened_in = 0
-        self.line.lender.drop_idle()
+        self.sender.connections.drop_idle()
 
 
-class AsyncReservedLine(AsyncLine):
+class AsyncReservedSender(AsyncSender):
     """The async sender for renewals: one connection for each node, which the client does not know of."""
 
     def __init__(self, client: Any) -> None:
@@ -95,8 +95,8 @@ class AsyncReservedLine(AsyncLine):
             return
         await self.begin()
         async with self._room:
-            for place in self.places():
-                await self._connected(place)
+            for node in self.nodes():
+                await self._connected(node)
             self._held = True
 
     async def close(self) -> None:
@@ -105,30 +105,30 @@ class AsyncReservedLine(AsyncLine):
             _, connection = self._connections.popitem()
             await connection.disconnect()
 
-    async def _connected(self, place: Any) -> Any:
-        connection = self._connections.get(_name(place))
+    async def _connected(self, node: Any) -> Any:
+        connection = self._connections.get(_name(node))
         if connection is None:
-            connection = new_connection(place)
+            connection = new_connection(node)
             await connection.connect()
-            self._connections[_name(place)] = connection
+            self._connections[_name(node)] = connection
         return connection
 
-    async def _leg(self, leg: Leg) -> Any:
-        async with self._turns.setdefault(_name(leg.place), asyncio.Lock()):
+    async def _batch(self, batch: NodeBatch) -> Any:
+        async with self._turns.setdefault(_name(batch.node), asyncio.Lock()):
             try:
-                return await self._talk(leg)
+                return await self._exchange(batch)
             except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                 return error
 
-    async def _talk(self, leg: Leg) -> list[Any]:
-        connection = await self._connected(leg.place)
+    async def _exchange(self, batch: NodeBatch) -> list[Any]:
+        connection = await self._connected(batch.node)
         try:
-            return await self._spoken(connection, leg)
+            return await self._spoken(connection, batch)
         except BaseException:
-            if self._connections.get(_name(leg.place)) is connection:
-                del self._connections[_name(leg.place)]
+            if self._connections.get(_name(batch.node)) is connection:
+                del self._connections[_name(batch.node)]
             raise
 
 
-class AsyncReservedClusterLine(AsyncReservedLine, AsyncClusterLine):
+class AsyncReservedClusterSender(AsyncReservedSender, AsyncClusterSender):
     """The async sender for renewals in a cluster."""

@@ -12,9 +12,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
-from onefold.stores.redis.records import Call, Words
+from onefold.stores.redis.records import Command, ScriptCall
 
 T = TypeVar("T")
 
@@ -27,20 +27,20 @@ LOST_MAX: Final = 2
 PAUSE: Final = 0.1
 
 # A larger batch is split, so that neither side has to hold all of it in one buffer.
-PORTION_BYTES: Final = 4 * 2**20
+BATCH_BYTES: Final = 4 * 2**20
 
 ASKING: Final = (b"ASKING",)
 
 
-class Leg(NamedTuple):
+class NodeBatch(NamedTuple):
     """Commands for one node, sent together on one connection. Each has one reply.
 
     `after` follows on the same connection, and has the last reply, if one of the others says that it has written.
     """
 
-    place: Any
-    commands: list[Words]
-    after: Words | None = None
+    node: Any
+    commands: list[Command]
+    after: Command | None = None
 
     def goes_on(self, replies: list[Any]) -> bool:
         """Return whether `after` is to be sent: a call that has only read need not wait for anything."""
@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
     The answer of each is the list of its replies, including errors of the server; or the error of its connection.
     """
 
-    legs: list[Leg]
+    batches: list[NodeBatch]
 
 
 class Refresh(NamedTuple):
@@ -69,23 +69,23 @@ class Pause(NamedTuple):
 
 
 Step = Exchange | Refresh | Pause
-Flight = Generator[Step, Any, T]
+RedisFlow = Generator[Step, Any, T]
 
 
-class Map(Protocol):
+class Topology(Protocol):
     """The servers as a dispatch sees them."""
 
     # The client library's exceptions: `redis.exceptions`, or those of Valkey's library.
     errors: ModuleType
     clustered: bool
 
-    def place_of(self, key: bytes) -> Any:
+    def node_of(self, key: bytes) -> Any:
         """Return the node of the primary that has this key."""
 
-    def place_at(self, host: str, port: int) -> Any:
+    def node_at(self, host: str, port: int) -> Any:
         """Return the node that a redirection has named; None if it is unknown."""
 
-    def places(self) -> list[Any]:
+    def nodes(self) -> list[Any]:
         """Return the nodes of all primaries."""
 
 
@@ -97,28 +97,28 @@ class Wait(NamedTuple):
     # Whether WAIT goes with the calls, in one message. A claim may find that it has nothing to write: then it follows.
     at_once: bool = True
 
-    def words(self) -> Words:
+    def command(self) -> Command:
         return (b"WAIT", b"%d" % self.replicas, b"%d" % max(round(self.seconds * 1000), 1))
 
     def check(self, confirmed: int) -> None:
         if confirmed < self.replicas:
             raise StoreUnavailable(
                 f"the write is on the primary, but {confirmed} of {self.replicas} replicas have confirmed it within "
-                f"{in_words(self.seconds)}: a fail-over could lose it. Look at the replicas, or lower wait_replicas"
+                f"{as_text(self.seconds)}: a fail-over could lose it. Look at the replicas, or lower wait_replicas"
             )
 
 
-def fly(map_: Map, calls: Sequence[Call], wait: Wait | None = None) -> Flight[list[Any]]:
+def dispatch(topology: Topology, calls: Sequence[ScriptCall], wait: Wait | None = None) -> RedisFlow[list[Any]]:
     """Return the replies, in the order of the calls. Raises what the client library raises, or `StoreUnavailable`."""
     replies: list[Any] = []
-    for portion in _portions(calls):
-        replies += yield from Trip(map_, portion, wait).fly()
+    for part in _parts_of(calls):
+        replies += yield from Dispatch(topology, part, wait).dispatch()
     return replies
 
 
-def ask(place: Any, words: Words) -> Flight[Any]:
+def send_to(node: Any, command: Command) -> RedisFlow[Any]:
     """Return the reply of one command at one node, which is not sent again."""
-    (answer,) = yield Exchange([Leg(place, [words])])
+    (answer,) = yield Exchange([NodeBatch(node, [command])])
     if isinstance(answer, Exception):
         raise answer
     (reply,) = answer
@@ -128,14 +128,14 @@ def ask(place: Any, words: Words) -> Flight[Any]:
 
 
 # A command to send, and the index of its call; ASKING and WAIT have none.
-Part = tuple[int | None, Words]
+Part = tuple[int | None, Command]
 
 
-class Trip:
+class Dispatch:
     """Some calls in progress: what is answered, and what has to be done before the others are sent again."""
 
-    def __init__(self, map_: Map, calls: Sequence[Call], wait: Wait | None) -> None:
-        self._map = map_
+    def __init__(self, topology: Topology, calls: Sequence[ScriptCall], wait: Wait | None) -> None:
+        self._topology = topology
         self._calls = calls
         self._wait = wait
         self._replies: list[Any] = [None] * len(calls)
@@ -147,7 +147,7 @@ class Trip:
         self._failure: Exception | None = None
         self._refresh = self._pause = False
 
-    def fly(self) -> Flight[list[Any]]:
+    def dispatch(self) -> RedisFlow[list[Any]]:
         waiting: Iterable[int] = range(len(self._calls))
         for _ in range(ROUNDS_MAX):
             self._failure, self._refresh, self._pause = None, False, False
@@ -156,47 +156,47 @@ class Trip:
                 return self._replies
             if self._pause:
                 yield Pause(PAUSE)
-            if self._refresh and self._map.clustered:
+            if self._refresh and self._topology.clustered:
                 yield Refresh()
         raise self._failure or AssertionError("a flight without rounds")
 
-    def _round(self, waiting: Iterable[int]) -> Flight[Iterable[int]]:
+    def _round(self, waiting: Iterable[int]) -> RedisFlow[Iterable[int]]:
         """Send these calls; return the indexes of those that have to be sent again."""
         try:
-            legs = self._legs(waiting)
-        except self._map.errors.SlotNotCoveredError as error:
+            batches = self._batches(waiting)
+        except self._topology.errors.SlotNotCoveredError as error:
             self._failure, self._refresh, self._pause = error, True, True
             return waiting
-        after = None if self._wait is None or self._wait.at_once else self._wait.words()
-        answers = yield Exchange([Leg(place, [words for _, words in parts], after) for place, parts in legs])
+        after = None if self._wait is None or self._wait.at_once else self._wait.command()
+        answers = yield Exchange([NodeBatch(node, [command for _, command in parts], after) for node, parts in batches])
         again: list[int] = []
-        for (_, parts), answer in zip(legs, answers, strict=True):
+        for (_, parts), answer in zip(batches, answers, strict=True):
             if isinstance(answer, Exception):
                 self._met(answer)
                 again += [number for number, _ in parts if number is not None]
             else:
                 again += self._sorted(parts, answer)
-        self._lost += isinstance(self._failure, self._map.errors.ConnectionError)
+        self._lost += isinstance(self._failure, self._topology.errors.ConnectionError)
         return again
 
-    def _legs(self, waiting: Iterable[int]) -> list[tuple[Any, list[Part]]]:
+    def _batches(self, waiting: Iterable[int]) -> list[tuple[Any, list[Part]]]:
         """Return the calls by their nodes, in order."""
-        legs: dict[int, tuple[Any, list[Part]]] = {}
+        batches: dict[int, tuple[Any, list[Part]]] = {}
         for number in waiting:
             call = self._calls[number]
             named = self._elsewhere.pop(number, None)
-            place = self._map.place_of(call.key) if named is None else named
-            parts = legs.setdefault(id(place), (place, []))[1]
+            node = self._topology.node_of(call.key) if named is None else named
+            parts = batches.setdefault(id(node), (node, []))[1]
             if named is not None:
                 parts.append((None, ASKING))
             parts.append((number, call.by_text() if number in self._by_text else call.by_hash()))
         if self._wait is not None and self._wait.at_once:
-            for _, parts in legs.values():
-                parts.append((None, self._wait.words()))
-        return list(legs.values())
+            for _, parts in batches.values():
+                parts.append((None, self._wait.command()))
+        return list(batches.values())
 
     def _sorted(self, parts: list[Part], answer: list[Any]) -> list[int]:
-        """Keep the replies of one leg; return the indexes of the calls that have to be sent again."""
+        """Keep the replies of one batch; return the indexes of the calls that have to be sent again."""
         again, written = [], False
         # The reply to what followed a written call comes last.
         for (number, _), reply in zip(parts, answer[: len(parts)], strict=True):
@@ -216,23 +216,23 @@ class Trip:
 
     def _met(self, error: Exception) -> None:
         """Handle the error of a connection. Only a lost one is worth another attempt, and not forever."""
-        if type(error) is not self._map.errors.ConnectionError or self._lost == LOST_MAX:
+        if type(error) is not self._topology.errors.ConnectionError or self._lost == LOST_MAX:
             raise error
         self._failure, self._refresh, self._pause = error, True, self._lost > 0
 
     def _redirected(self, number: int | None, error: Any) -> None:
         """Handle an error reply. It is raised, unless it only says how to ask."""
-        errors = self._map.errors
+        errors = self._topology.errors
         if number is None:
             raise error
         if isinstance(error, errors.NoScriptError):
             self._by_text.add(number)
-        elif not self._map.clustered:
+        elif not self._topology.clustered:
             raise error
         elif isinstance(error, errors.MovedError):
             self._refresh = True
         elif isinstance(error, errors.AskError):
-            self._elsewhere[number] = self._map.place_at(error.host, error.port)
+            self._elsewhere[number] = self._topology.node_at(error.host, error.port)
             self._refresh = self._refresh or self._elsewhere[number] is None
         elif isinstance(error, (errors.ClusterDownError, errors.TryAgainError)):
             self._refresh = self._pause = True
@@ -241,11 +241,11 @@ class Trip:
         self._failure = error
 
 
-def _portions(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
+def _parts_of(calls: Sequence[ScriptCall]) -> Iterator[Sequence[ScriptCall]]:
     begin = size = 0
     for number, call in enumerate(calls):
         weight = len(call.key) + sum(map(len, call.arguments))
-        if size + weight > PORTION_BYTES and number > begin:
+        if size + weight > BATCH_BYTES and number > begin:
             yield calls[begin:number]
             begin, size = number, 0
         size += weight

@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any
 
 from onefold._generators import run
-from onefold.stores.redis.records import Call, packed
-from onefold.stores.redis.routing import Exchange, Leg, Pause, Step, fly
+from onefold.stores.redis.records import ScriptCall, packed
+from onefold.stores.redis.routing import Exchange, NodeBatch, Pause, Step, dispatch
 from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
 from onefold.stores.reserved import connecting
 
 
-class Lender:
+class ConnectionPool:
     """Connections of a caller's client: taken from its pool and returned at once, as the client itself does."""
 
     def take(self, pool: Any) -> Any:
@@ -44,7 +44,7 @@ class Lender:
         """Close: calls in progress return their connections to the pool."""
 
 
-class Keeper(Lender):
+class ConnectionCache(ConnectionPool):
     """Caches connections of our own client: taking one from a pool and returning it costs as much as a call."""
 
     def __init__(self) -> None:
@@ -85,78 +85,78 @@ class Keeper(Lender):
         self.drop_idle()
 
 
-class Line(Alone):
+class Sender(Alone):
     """A client of one server, or of the primary that Sentinel names."""
 
-    def __init__(self, client: Any, lender: Lender) -> None:
+    def __init__(self, client: Any, connections: ConnectionPool) -> None:
         self.client = client
         self.errors = errors_of(client)
-        self.lender = lender
+        self.connections = connections
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: ScriptCall) -> Any:
         """Fast path for one call; on error, retry through the full dispatcher."""
         try:
-            pool = self._pool(self.place_of(call.key))
-            connection = self.lender.take(pool)
+            pool = self._pool(self.node_of(call.key))
+            connection = self.connections.take(pool)
             try:
                 connection.send_packed_command((call.packed(),))
                 reply = connection.read_response(disable_decoding=True)
             except self.errors.ResponseError:
-                self.lender.give_back(pool, connection)
+                self.connections.give_back(pool, connection)
                 raise
             except BaseException:
-                self.lender.discard(pool, connection)
+                self.connections.discard(pool, connection)
                 raise
-            self.lender.give_back(pool, connection)
+            self.connections.give_back(pool, connection)
             return reply
         except (self.errors.ConnectionError, self.errors.ResponseError, self.errors.SlotNotCoveredError):
-            return run(fly(self, [call]), self)[0]
+            return run(dispatch(self, [call]), self)[0]
 
     def send(self, step: Step) -> Any:
-        """Perform one step of a flight."""
+        """Perform one step of a dispatch."""
         if isinstance(step, Exchange):
-            return self._exchange(step.legs)
+            return self._exchange(step.batches)
         if isinstance(step, Pause):
             return time.sleep(step.seconds)
         return self._refresh()
 
-    def _exchange(self, legs: list[Leg]) -> list[Any]:
+    def _exchange(self, batches: list[NodeBatch]) -> list[Any]:
         """Send everything, then read everything: the servers work at the same time."""
-        answers: list[Any] = [None] * len(legs)
+        answers: list[Any] = [None] * len(batches)
         under_way: list[tuple[int, Any, Any]] = []
         try:
-            for number, leg in enumerate(legs):
+            for number, batch in enumerate(batches):
                 try:
-                    pool = self._pool(leg.place)
-                    under_way.append((number, pool, self.lender.take(pool)))
-                    under_way[-1][2].send_packed_command((packed(leg.commands),))
+                    pool = self._pool(batch.node)
+                    under_way.append((number, pool, self.connections.take(pool)))
+                    under_way[-1][2].send_packed_command((packed(batch.commands),))
                 except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                     # A silent server must not keep those behind it from being asked.
                     answers[number] = error
             if under_way:
-                # Whatever error one leg has met, something was sent.
+                # Whatever error one batch has met, something was sent.
                 _mark_as_sent(answers)
             for number, _, connection in under_way:
                 if answers[number] is None:
-                    answers[number] = self._talked(legs[number], connection)
+                    answers[number] = self._talked(batches[number], connection)
         except BaseException:
             for _, pool, connection in under_way:
-                self.lender.discard(pool, connection)
+                self.connections.discard(pool, connection)
             raise
         for number, pool, connection in under_way:
             if isinstance(answers[number], Exception):
-                self.lender.discard(pool, connection)
-                self.lender.drop_idle_of(pool)
+                self.connections.discard(pool, connection)
+                self.connections.drop_idle_of(pool)
             else:
-                self.lender.give_back(pool, connection)
+                self.connections.give_back(pool, connection)
         return answers
 
-    def _talked(self, leg: Leg, connection: Any) -> Any:
+    def _talked(self, batch: NodeBatch, connection: Any) -> Any:
         """Return the replies to what was sent, and to what follows; or the error of the connection."""
         try:
-            replies = [self._heard(connection) for _ in leg.commands]
-            if leg.after is not None and leg.goes_on(replies):
-                connection.send_packed_command((packed([leg.after]),))
+            replies = [self._heard(connection) for _ in batch.commands]
+            if batch.after is not None and batch.goes_on(replies):
+                connection.send_packed_command((packed([batch.after]),))
                 replies.append(self._heard(connection))
         except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
             return error
@@ -169,25 +169,25 @@ class Line(Alone):
         except self.errors.ResponseError as error:
             return error
 
-    def _pool(self, place: Any) -> Any:
-        return place
+    def _pool(self, node: Any) -> Any:
+        return node
 
     def _refresh(self) -> None:
         raise AssertionError("one server has no slots to learn")
 
 
-class ClusterLine(Cluster, Line):
+class ClusterSender(Cluster, Sender):
     """A client of a cluster."""
 
-    def __init__(self, client: Any, lender: Lender) -> None:
-        super().__init__(client, lender)
+    def __init__(self, client: Any, connections: ConnectionPool) -> None:
+        super().__init__(client, connections)
         self._client_of = getattr(client, f"get_{library_of(client)}_connection")
 
-    def _pool(self, place: Any) -> Any:
-        return self._client_of(place).connection_pool
+    def _pool(self, node: Any) -> Any:
+        return self._client_of(node).connection_pool
 
     def _refresh(self) -> None:
-        self.lender.drop_idle()
+        self.connections.drop_idle()
         self.client.nodes_manager.initialize()
 
 

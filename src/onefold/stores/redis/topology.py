@@ -23,13 +23,13 @@ class Alone:
     client: Any
     clustered = False
 
-    def place_of(self, _key: bytes) -> Any:
+    def node_of(self, _key: bytes) -> Any:
         return self.client.connection_pool
 
-    def place_at(self, _host: str, _port: int) -> Any:
+    def node_at(self, _host: str, _port: int) -> Any:
         return None
 
-    def places(self) -> list[Any]:
+    def nodes(self) -> list[Any]:
         return [self.client.connection_pool]
 
 
@@ -39,11 +39,11 @@ class Cluster:
     client: Any
     clustered = True
 
-    def place_of(self, key: bytes) -> Any:
+    def node_of(self, key: bytes) -> Any:
         return self.client.get_node_from_key(key)
 
-    def place_at(self, host: str, port: int) -> Any:
+    def node_at(self, host: str, port: int) -> Any:
         return self.client.get_node(host=host, port=port)
 
-    def places(self) -> list[Any]:
+    def nodes(self) -> list[Any]:
         return list(self.client.get_primaries())

@@ -21,8 +21,8 @@ from onefold.stores.kinds import StoreKind
 from onefold.stores.opening import check_password, without_password
 from onefold.stores.urls import options_of
 
-Kind = Literal["alone", "unix", "sentinel", "cluster"]
-KINDS: Final = {"": "alone", "unix": "unix", "sentinel": "sentinel", "cluster": "cluster"}
+Deployment = Literal["alone", "unix", "sentinel", "cluster"]
+DEPLOYMENTS: Final = {"": "alone", "unix": "unix", "sentinel": "sentinel", "cluster": "cluster"}
 
 PREFIX: Final = "onefold:"
 
@@ -37,7 +37,7 @@ CONNECT_TIMEOUT: Final = 2.0
 class Settings(NamedTuple):
     """The content of a URL. `options` are those of the client library, by its names."""
 
-    kind: Kind
+    kind: Deployment
     shown: str
     hosts: tuple[tuple[str, int], ...]
     tls: bool
@@ -56,9 +56,9 @@ def parsed(url: str) -> Settings:
     check_password(url)
     parts, shown = urlsplit(url), without_password(url)
     scheme, _, way = parts.scheme.partition("+")
-    if way not in KINDS or parts.fragment:
-        raise UsageError(f"{shown!r}: write {_forms(scheme)}{did_you_mean(way, KINDS) if way else ''}")
-    kind: Kind = KINDS[way]  # type: ignore[assignment]
+    if way not in DEPLOYMENTS or parts.fragment:
+        raise UsageError(f"{shown!r}: write {_forms(scheme)}{did_you_mean(way, DEPLOYMENTS) if way else ''}")
+    kind: Deployment = DEPLOYMENTS[way]  # type: ignore[assignment]
     credentials, _, hosts = parts.netloc.rpartition("@")
     path, service, database = _path(parts, kind, shown)
     known = {**OPTIONS, **(SENTINEL_OPTIONS if kind == "sentinel" else {})}
@@ -79,7 +79,7 @@ def parsed(url: str) -> Settings:
     )
 
 
-def _path(parts: SplitResult, kind: Kind, shown: str) -> tuple[str, str, int]:
+def _path(parts: SplitResult, kind: Deployment, shown: str) -> tuple[str, str, int]:
     """Return the socket file, the Sentinel service, and the number of a database."""
     path = unquote(parts.path)
     if kind == "unix":
@@ -100,7 +100,7 @@ def _path(parts: SplitResult, kind: Kind, shown: str) -> tuple[str, str, int]:
     return "", service, database
 
 
-def _hosts(text: str, kind: Kind, shown: str) -> tuple[tuple[str, int], ...]:
+def _hosts(text: str, kind: Deployment, shown: str) -> tuple[tuple[str, int], ...]:
     if kind == "unix":
         return ()
     port = SENTINEL_PORT if kind == "sentinel" else PORT
@@ -121,7 +121,7 @@ def _login(credentials: str) -> dict[str, str]:
 
 
 def _forms(scheme: str) -> str:
-    return ", ".join((f"{scheme}://", *(f"{scheme}+{way}://" for way in KINDS if way)))
+    return ", ".join((f"{scheme}://", *(f"{scheme}+{way}://" for way in DEPLOYMENTS if way)))
 
 
 def _seconds(text: str, name: str) -> float:

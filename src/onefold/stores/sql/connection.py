@@ -1,7 +1,7 @@
-"""What a driver adds to the SQL stores: a link, which is one connection, and the meaning of the driver's errors.
+"""What a driver adds to the SQL stores: an adapter around one connection, and the meaning of the driver's errors.
 
-A link sends statements and begins and ends transactions when it is told to, never by itself. Whoever writes a driver's
-link writes it once for the store, for transactions of our own and for those of a caller.
+An adapter sends statements and begins and ends transactions when it is told to, never by itself. Whoever writes a
+driver's adapter writes it once for the store, for transactions of our own and for those of a caller.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from onefold.errors import StoreUnavailable
-from onefold.stores.sql.dialect import Ask, Dialect, Reply
+from onefold.stores.sql.dialect import Dialect, Reply, SqlRequest
 
 
-class Standing(Enum):
+class TransactionStatus(Enum):
     """Where a connection stands."""
 
     IDLE = "no transaction is open"
@@ -25,16 +25,16 @@ class Standing(Enum):
     BROKEN = "the connection is lost"
 
 
-class Link(Protocol):
+class Connection(Protocol):
     """One connection, blocking. It raises the driver's errors."""
 
     # What a handler gets as `tx`.
     connection: Any
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         """One statement: in the open transaction, or where none is open in one of its own that commits at once."""
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         """Several, in one network message where the driver can; all in one transaction."""
 
     def begin(self) -> None:
@@ -45,7 +45,7 @@ class Link(Protocol):
 
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
-    def standing(self) -> Standing: ...
+    def transaction_status(self) -> TransactionStatus: ...
     def close(self) -> None: ...
 
     def spoil(self) -> None:
@@ -55,20 +55,20 @@ class Link(Protocol):
         """
 
 
-class AsyncLink(Protocol):
-    """The same, awaited; `standing` is known without asking."""
+class AsyncConnection(Protocol):
+    """The async counterpart; `transaction_status` is known without asking."""
 
     connection: Any
     # Whether a connection can be used after `spoil`, once its transaction is rolled back.
     spoils_gently: bool
 
-    async def send(self, ask: Ask) -> Reply: ...
-    async def send_all(self, asks: list[Ask]) -> list[Reply]: ...
+    async def send(self, request: SqlRequest) -> Reply: ...
+    async def send_all(self, requests: list[SqlRequest]) -> list[Reply]: ...
     async def begin(self) -> None: ...
     async def run(self, statement: str) -> None: ...
     async def commit(self) -> None: ...
     async def rollback(self) -> None: ...
-    def standing(self) -> Standing: ...
+    def transaction_status(self) -> TransactionStatus: ...
     async def close(self) -> None: ...
     async def spoil(self) -> None: ...
 
@@ -76,24 +76,24 @@ class AsyncLink(Protocol):
         """Close the connection at once, without a word to the server: for whoever cannot wait."""
 
 
-class Lends(Protocol):
+class ConnectionSource(Protocol):
     """A pool, ours or the caller's."""
 
-    def lend(self) -> AbstractContextManager[Link]:
-        """A link that is idle; whoever borrowed it ends what was begun on it."""
+    def acquire(self) -> AbstractContextManager[Connection]:
+        """A connection that is idle; whoever borrowed it ends what was begun on it."""
 
     def drop_idle(self) -> None:
         """Close what nobody uses, if it is ours."""
 
 
-class LendsAwaited(Protocol):
-    """The same, awaited."""
+class AsyncConnectionSource(Protocol):
+    """The async counterpart."""
 
-    def lend(self) -> AbstractAsyncContextManager[AsyncLink]: ...
+    def acquire(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
     async def drop_idle(self) -> None: ...
 
 
-class Reserves(Lends, Protocol):
+class Reserves(ConnectionSource, Protocol):
     """One connection of the store's own, opened before the first claim counts on it."""
 
     @property
@@ -101,28 +101,28 @@ class Reserves(Lends, Protocol):
     def let_go(self) -> None: ...
 
 
-class ReservesAwaited(LendsAwaited, Protocol):
-    """The same, awaited."""
+class AsyncReserves(AsyncConnectionSource, Protocol):
+    """The async counterpart."""
 
     @property
     def is_held(self) -> bool: ...
     async def let_go(self) -> None: ...
 
 
-class StoresPool(Lends, Protocol):
+class StoresPool(ConnectionSource, Protocol):
     """A pool on which a store can be."""
 
     def reserve(self) -> Reserves:
         """Return one connection more, opened with the same settings, for the renewal of claims."""
 
 
-class AsyncStoresPool(LendsAwaited, Protocol):
-    """The same, awaited."""
+class AsyncStoresPool(AsyncConnectionSource, Protocol):
+    """The async counterpart."""
 
-    def reserve(self) -> ReservesAwaited: ...
+    def reserve(self) -> AsyncReserves: ...
 
 
-class Kind(Enum):
+class ErrorClass(Enum):
     """What an error of a driver means for us."""
 
     # The connection is gone: whatever was under way may have been applied or not.
@@ -137,11 +137,11 @@ class Kind(Enum):
     DOWN = "down"
 
 
-class Trouble(NamedTuple):
+class ErrorInfo(NamedTuple):
     """An error of a driver, by its code: what it means, and words that say what to do."""
 
-    kind: Kind
-    words: str
+    kind: ErrorClass
+    message: str
 
 
 class Database(NamedTuple):
@@ -151,9 +151,9 @@ class Database(NamedTuple):
     # For messages: without a password.
     name: str
     # None: not an error of this driver.
-    trouble: Callable[[BaseException], Trouble | None]
-    # Around the making of the tables, so that of many that start together one makes them. Sent on the link that makes
-    # them, after its transaction was begun; `unlock` before it is committed, where there is one.
+    classify: Callable[[BaseException], ErrorInfo | None]
+    # Around the making of the tables, so that of many that start together one makes them. Sent on the connection that
+    # makes them, after its transaction was begun; `unlock` before it is committed, where there is one.
     lock: str | None = None
     unlock: str | None = None
     auto_schema: bool = True
@@ -161,19 +161,19 @@ class Database(NamedTuple):
     purges: bool = True
 
 
-def cause_of(error: BaseException, database: Database) -> Trouble | None:
-    """The trouble behind an error, which may have been wrapped by us or by a library between."""
+def cause_of(error: BaseException, database: Database) -> ErrorInfo | None:
+    """Classify an error, which may have been wrapped by us or by a library between."""
     seen: BaseException | None = error
     while seen is not None:
-        found = database.trouble(seen)
+        found = database.classify(seen)
         if found is not None:
             return found
         seen = seen.__cause__
     return None
 
 
-def down(database: Database, trouble: Trouble) -> StoreUnavailable:
-    return StoreUnavailable(f"{database.name}: {trouble.words}")
+def down(database: Database, info: ErrorInfo) -> StoreUnavailable:
+    return StoreUnavailable(f"{database.name}: {info.message}")
 
 
 def no_tables(database: Database) -> StoreUnavailable:

@@ -1,8 +1,8 @@
-"""A database's statements, and the operations of a store as talks with it: each yields statements and gets replies.
+"""A database's statements, and the operations of a store as flows with it: each yields statements and gets replies.
 
-Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_generators`) bring a talk to its
-end over whatever link sends statements. A talk begins and ends no transaction. A driver's error is raised inside the
-talk, and goes right through it, unless the dialect knows it for an answer.
+Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_generators`) bring a flow to its
+end over whatever connection sends statements. A flow begins and ends no transaction. A driver's error is raised inside
+the talk, and goes right through it, unless the dialect knows it for an answer.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
@@ -13,7 +13,7 @@ import math
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold.errors import StoreUnavailable
 from onefold.stores.base import Query
 from onefold.stores.sql.records import (
@@ -27,8 +27,8 @@ from onefold.stores.sql.records import (
     of_claim,
     of_ending,
     of_entry,
-    of_memory,
     of_notes,
+    of_released,
     record,
     records,
 )
@@ -49,7 +49,7 @@ ROUNDS_MAX: Final = 8
 GONE_MARK: Final = "onefold: gone"
 
 
-class Ask(NamedTuple):
+class SqlRequest(NamedTuple):
     """A statement with its named values; `rows` says that rows come back."""
 
     statement: str
@@ -65,14 +65,14 @@ class Reply(NamedTuple):
 
 
 # A list of statements is for one network message where the driver can, and gets a list of replies.
-Talk = Generator[Ask | list[Ask], Any, T]
+SqlFlow = Generator[SqlRequest | list[SqlRequest], Any, T]
 
 
 class Sends(Protocol):
     """What sends statements over one connection, blocking."""
 
-    def send(self, ask: Ask) -> Reply: ...
-    def send_all(self, asks: list[Ask]) -> list[Reply]: ...
+    def send(self, request: SqlRequest) -> Reply: ...
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]: ...
 
 
 class Dialect(Statements):
@@ -85,7 +85,7 @@ class Dialect(Statements):
     versions: tuple[tuple[str, ...], ...]
     # How many of the two tables are there.
     count_tables: str
-    # Writes if the address is free, or if its record is past its stay.
+    # Writes if the address is free, or if its record has expired.
     insert: str
     # Whether `insert` gives back the record that is there afterwards (ours, or the one in the way) as a row of `READ`.
     # It may give none where that record came while it was waiting; then it is asked again. Where it never gives one,
@@ -119,12 +119,12 @@ class Dialect(Statements):
         )
         return self.spell(statement), values | {"limit": max(limit, 0)}
 
-    def form(self) -> Talk[int]:
+    def form(self) -> SqlFlow[int]:
         """Of which version the tables are; 0: there are none. Raises `StoreUnavailable` where they are too new."""
-        there: Reply = yield Ask(self.count_tables, {}, rows=True)
+        there: Reply = yield SqlRequest(self.count_tables, {}, rows=True)
         if there.rows[0][0] != 2:
             return 0
-        marked: Reply = yield Ask(self.which_version, {}, rows=True)
+        marked: Reply = yield SqlRequest(self.which_version, {}, rows=True)
         for version, usable_from in marked.rows:
             if usable_from > VERSION:
                 raise StoreUnavailable(
@@ -134,32 +134,32 @@ class Dialect(Statements):
             return int(version)
         return 0
 
-    def upgrade(self, version: int) -> Talk[None]:
+    def upgrade(self, version: int) -> SqlFlow[None]:
         """Bring the tables from this version to ours."""
         for statements in self.versions[version:]:
             for statement in statements:
-                yield Ask(statement, {})
+                yield SqlRequest(statement, {})
 
     def script(self) -> str:
         """All versions of the tables as a text for people."""
         return "\n\n".join(f"{statement.strip()};" for statements in self.versions for statement in statements) + "\n"
 
-    def insert_all(self, entries: Sequence[Entry]) -> Ask:
+    def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
         """Many claims in one statement; where it answers, each row begins with its address."""
         raise NotImplementedError(f"{type(self).__name__} writes one record at a time")
 
-    def read_all(self, addresses: Sequence[Address]) -> Ask:
+    def read_all(self, addresses: Sequence[Address]) -> SqlRequest:
         """Many records in the way, each row beginning with its address."""
         raise NotImplementedError(f"{type(self).__name__} reads one record at a time")
 
-    def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         # It writes first and reads only when refused: in a caller's transaction a read before the write would begin a
         # snapshot, and some databases refuse to write from an old one.
         if replacing is not None:
             return (yield from self._replace(entry, replacing))
-        ask = Ask(self.insert, of_entry(entry), rows=self.answers)
+        request = SqlRequest(self.insert, of_entry(entry), rows=self.answers)
         for _ in range(ROUNDS_MAX):
-            reply: Reply = yield ask
+            reply: Reply = yield request
             if self.answers:
                 found = record(entry.address, reply.rows[0]) if reply.rows else None
             elif reply.written == 1:
@@ -168,30 +168,30 @@ class Dialect(Statements):
                 found = yield from self._in_the_way(entry.address)
             if found is not None:
                 return None if is_own(found, entry) else found
-        raise restless(entry.address)
+        raise contended(entry.address)
 
-    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         """The same in a transaction with the work, where nearly every record is new: that has to be cheap."""
         return self.claim(entry, replacing)
 
     # A joined record has to be there after the handler, in the transaction that wrote it. A savepoint proves it: it
     # ends with its transaction, however that ends, and with whatever was written before it.
 
-    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim_marked(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         """Claim in a transaction with the work, and mark that transaction; in one message where the database can."""
         found = yield from self.claim_joined(entry, replacing)
         if found is None:
             yield from self.mark(Claim(entry.address, entry.token))
         return found
 
-    def mark(self, claim: Claim) -> Talk[None]:
+    def mark(self, claim: Claim) -> SqlFlow[None]:
         """Mark the transaction that has just written the record of this claim."""
-        yield Ask(f"SAVEPOINT {self.mark_of(claim)}", {})
+        yield SqlRequest(f"SAVEPOINT {self.mark_of(claim)}", {})
 
-    def unmark(self, claim: Claim) -> Talk[bool]:
+    def unmark(self, claim: Claim) -> SqlFlow[bool]:
         """Whether the marked transaction is still open, with what was written before the mark; it has none then."""
         try:
-            yield Ask(f"RELEASE SAVEPOINT {self.mark_of(claim)}", {})
+            yield SqlRequest(f"RELEASE SAVEPOINT {self.mark_of(claim)}", {})
         except Exception as error:
             if not self.lacks_savepoint(error):
                 raise
@@ -206,27 +206,27 @@ class Dialect(Statements):
         """Whether an error says that there is no such savepoint."""
         raise NotImplementedError(f"{type(self).__name__} has savepoints, or another way to know its transactions")
 
-    def still_there(self, claim: Claim) -> Talk[bool]:
+    def still_there(self, claim: Claim) -> SqlFlow[bool]:
         """Whether the record is still there, in the transaction that wrote it."""
         return self.unmark(claim)
 
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         """End the record; False: it is not there any more, or another transaction is open."""
         if not (yield from self.unmark(claim)):
             return False
         return (yield from self.end_unmarked(claim, ending))
 
-    def finish_marked(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_marked(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         """The same after `claim_marked`; in one message where the database can."""
         return self.finish_joined(claim, ending)
 
-    def end_unmarked(self, claim: Claim, ending: Ending) -> Talk[bool]:
-        reply: Reply = yield Ask(self.end_joined, of_claim(claim) | of_ending(ending))
+    def end_unmarked(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
+        reply: Reply = yield SqlRequest(self.end_joined, of_claim(claim) | of_ending(ending))
         return reply.written == 1
 
     # What others ask a dialect for, so that they need not know which database it is. Each imports what it needs on use.
 
-    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+    def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         """Ask the database what the doctor wants to know."""
         raise NotImplementedError(f"{type(self).__name__} tells nothing about its server")
 
@@ -234,11 +234,11 @@ class Dialect(Statements):
         """Return the operations of a store on rows of the caller's."""
         raise NotImplementedError(f"{type(self).__name__} has no records in rows of the caller's")
 
-    def missing_in(self) -> Talk[str | None]:
+    def missing_in(self) -> SqlFlow[str | None]:
         """Where this session would make the tables; None: they are there. Only with `searches_schemas`."""
         raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
 
-    def searching(self, path: str) -> Ask:
+    def searching(self, path: str) -> SqlRequest:
         """Return the statement that makes a session look there, until its transaction ends."""
         raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
 
@@ -247,7 +247,7 @@ class Dialect(Statements):
         del error
         return False
 
-    def judge(self, claim: Claim, error: BaseException) -> Talk[None]:
+    def judge(self, claim: Claim, error: BaseException) -> SqlFlow[None]:
         """Raise `InProgress` where a handler's error comes from a row of another delivery."""
         del claim, error
         yield from ()
@@ -262,8 +262,8 @@ class Dialect(Statements):
         del error
         return False
 
-    def _replace(self, entry: Entry, seen: Record) -> Talk[Record | Gone | None]:
-        reply: Reply = yield Ask(self.replace, of_entry(entry, seen))
+    def _replace(self, entry: Entry, seen: Record) -> SqlFlow[Record | Gone | None]:
+        reply: Reply = yield SqlRequest(self.replace, of_entry(entry, seen))
         if reply.written == 1:
             return None
         found = yield from self._in_the_way(entry.address)
@@ -271,11 +271,11 @@ class Dialect(Statements):
             return GONE
         return None if is_own(found, entry, seen) else found
 
-    def _in_the_way(self, address: Address) -> Talk[Record | None]:
-        reply: Reply = yield Ask(self.read_in_the_way, of_address(address), rows=True)
+    def _in_the_way(self, address: Address) -> SqlFlow[Record | None]:
+        reply: Reply = yield SqlRequest(self.read_in_the_way, of_address(address), rows=True)
         return record(address, reply.rows[0]) if reply.rows else None
 
-    def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+    def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
         """All in one statement and in one order, so that two batches that overlap do not wait for each other."""
         left: dict[Address, Entry] = {}
         for entry in sorted(entries, key=lambda entry: entry.address.parts):
@@ -291,30 +291,30 @@ class Dialect(Statements):
             for one in records(reply.rows):
                 found[one.address] = one
                 left.pop(one.address, None)
-        raise restless(next(iter(left)))
+        raise contended(next(iter(left)))
 
-    def extend(self, claim: Claim, notes: bytes | None = None) -> Talk[bool]:
-        reply: Reply = yield Ask(self.renew, of_claim(claim) | of_notes(notes))
+    def extend(self, claim: Claim, notes: bytes | None = None) -> SqlFlow[bool]:
+        reply: Reply = yield SqlRequest(self.renew, of_claim(claim) | of_notes(notes))
         return reply.written == 1
 
-    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> Talk[list[bool | None]]:
+    def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> SqlFlow[list[bool | None]]:
         """Renew many. None: not renewed, and not lost either, because somebody has locked the record.
 
         `shortest` is the shortest lease that is renewed on this connection, which bounds the wait for such a record.
         """
         del shortest
-        replies: list[Reply] = yield [Ask(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
+        replies: list[Reply] = yield [SqlRequest(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
         return [reply.written == 1 for reply in replies]
 
-    def finish(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         reply: Reply = yield self.closing(claim, ending)
         return reply.written == 1
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
-        reply: Reply = yield self.closing(claim, memory)
+    def release(self, claim: Claim, released: Released | None = None) -> SqlFlow[bool]:
+        reply: Reply = yield self.closing(claim, released)
         return reply.written == 1 or (yield from self.read(claim.address)) is None
 
-    def close_all(self, closes: Sequence[Close]) -> Talk[list[bool]]:
+    def close_all(self, closes: Sequence[Close]) -> SqlFlow[list[bool]]:
         """Finishes and releases in one message; a release of what is not there is asked about afterwards."""
         replies: list[Reply] = yield [self.closing(close.claim, close.by) for close in closes]
         closed = [reply.written == 1 for reply in replies]
@@ -323,42 +323,42 @@ class Dialect(Statements):
                 closed[at] = (yield from self.read(close.claim.address)) is None
         return closed
 
-    def closing(self, claim: Claim, by: Ending | Memory | None) -> Ask:
+    def closing(self, claim: Claim, by: Ending | Released | None) -> SqlRequest:
         """Return the statement that ends a claim."""
         if isinstance(by, Ending):
-            return Ask(self.end, of_claim(claim) | of_ending(by))
-        if isinstance(by, Memory):
-            return Ask(self.leave_open, of_claim(claim) | of_memory(by))
-        return Ask(self.forget, of_claim(claim))
+            return SqlRequest(self.end, of_claim(claim) | of_ending(by))
+        if isinstance(by, Released):
+            return SqlRequest(self.leave_open, of_claim(claim) | of_released(by))
+        return SqlRequest(self.forget, of_claim(claim))
 
-    def at_once(self, ask: Ask, claim: Claim) -> Talk[Reply]:
+    def at_once(self, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
         """Write the record of this claim without waiting for its row; raise `RowHeld` where somebody holds it.
 
         A database that locks no rows, but everything, has a bound for that.
         """
         del claim
-        reply: Reply = yield ask
+        reply: Reply = yield request
         return reply
 
-    def read(self, address: Address) -> Talk[Record | None]:
-        reply: Reply = yield Ask(self.look, of_address(address), rows=True)
+    def read(self, address: Address) -> SqlFlow[Record | None]:
+        reply: Reply = yield SqlRequest(self.look, of_address(address), rows=True)
         return record(address, reply.rows[0]) if reply.rows else None
 
-    def browse(self, query: Query, limit: int) -> Talk[list[Record]]:
+    def browse(self, query: Query, limit: int) -> SqlFlow[list[Record]]:
         statement, values = self.page(query, limit)
-        reply: Reply = yield Ask(statement, values, rows=True)
+        reply: Reply = yield SqlRequest(statement, values, rows=True)
         return records(reply.rows)
 
-    def purge(self, limit: int) -> Talk[int]:
-        reply: Reply = yield Ask(self.remove_expired, {"limit": max(limit, 0)})
+    def purge(self, limit: int) -> SqlFlow[int]:
+        reply: Reply = yield SqlRequest(self.remove_expired, {"limit": max(limit, 0)})
         return reply.written
 
-    def trickle(self, limit: int) -> Talk[int]:
+    def background_purge(self, limit: int) -> SqlFlow[int]:
         """A purge beside the work: it must be cheap also where there is nothing to remove."""
         return self.purge(limit)
 
 
-def restless(address: Address) -> StoreUnavailable:
+def contended(address: Address) -> StoreUnavailable:
     return StoreUnavailable(
         f"{address.operation} [key {address.digest}]: its record came and went {ROUNDS_MAX} times during one claim. "
         "Deliver it again"

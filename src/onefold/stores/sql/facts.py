@@ -1,4 +1,4 @@
-"""What a database says of itself, as talks: questions and their answers, without a judgement.
+"""What a database says of itself, as flows: questions and their answers, without a judgement.
 
 Nothing is made or changed: the tables are looked for and never made. What the server refuses to tell is `Untold`, so
 that one missing permission does not hide the rest.
@@ -11,34 +11,34 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from onefold.stores.base import Untold
-from onefold.stores.sql.connection import Database, Kind, cause_of
-from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.connection import Database, ErrorClass, cause_of
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.records import VERSION
 
 Rows = Sequence[tuple[Any, ...]]
 
-# Records past their stay are counted up to here: the rest would tell nothing more, and take long.
+# Expired records are counted up to here: the rest would tell nothing more, and take long.
 EXPIRED_COUNTED_MAX: Final = 10_000
 
 
-def facts_of(database: Database) -> Talk[dict[str, Any]]:
+def facts_of(database: Database) -> SqlFlow[dict[str, Any]]:
     """The facts of this database, whichever it is."""
     return database.sql.facts(database)
 
 
-def rows(database: Database, statement: str) -> Talk[Rows | Untold]:
-    """The rows of a question. A lost connection is raised, and any other trouble is `Untold`."""
+def rows(database: Database, statement: str) -> SqlFlow[Rows | Untold]:
+    """The rows of a question. A lost connection is raised, and any other error is `Untold`."""
     try:
-        reply: Reply = yield Ask(statement, {}, rows=True)
+        reply: Reply = yield SqlRequest(statement, {}, rows=True)
     except Exception as error:
-        trouble = cause_of(error, database)
-        if trouble is None or trouble.kind is Kind.LOST:
+        info = cause_of(error, database)
+        if info is None or info.kind is ErrorClass.LOST:
             raise
-        return Untold(trouble.words)
+        return Untold(info.message)
     return [tuple(row) for row in reply.rows]
 
 
-def row(database: Database, statement: str, names: Sequence[str]) -> Talk[dict[str, Any]]:
+def row(database: Database, statement: str, names: Sequence[str]) -> SqlFlow[dict[str, Any]]:
     """The one row of a question, by these names; each `Untold` where there is none."""
     found = yield from rows(database, statement)
     if isinstance(found, Untold):
@@ -48,7 +48,7 @@ def row(database: Database, statement: str, names: Sequence[str]) -> Talk[dict[s
     return dict(zip(names, found[0], strict=True))
 
 
-def moment(database: Database, statement: str) -> Talk[tuple[float, float, float] | Untold]:
+def moment(database: Database, statement: str) -> SqlFlow[tuple[float, float, float] | Untold]:
     """The server's clock, between two looks at our own."""
     asked = time.time()
     found = yield from rows(database, statement)
@@ -56,7 +56,7 @@ def moment(database: Database, statement: str) -> Talk[tuple[float, float, float
     return found if isinstance(found, Untold) else (asked, float(found[0][0]), answered)
 
 
-def tables(database: Database) -> Talk[dict[str, Any]]:
+def tables(database: Database) -> SqlFlow[dict[str, Any]]:
     """Whether our tables are there, and of which version they are."""
     facts: dict[str, Any] = {"newest": VERSION, "auto_schema": database.auto_schema, "version": 0, "usable_from": 0}
     there = yield from rows(database, database.sql.count_tables)
@@ -70,6 +70,6 @@ def tables(database: Database) -> Talk[dict[str, Any]]:
     return facts | ({"version": int(marked[0][0]), "usable_from": int(marked[0][1])} if marked else {})
 
 
-def expired(database: Database, statement: str) -> Talk[dict[str, Any]]:
-    """How long the oldest record is past its stay, and how many are, from a statement of both."""
+def expired(database: Database, statement: str) -> SqlFlow[dict[str, Any]]:
+    """How long ago the oldest record expired, and how many are, from a statement of both."""
     return row(database, statement, ("expired_for", "expired_count"))

@@ -13,24 +13,24 @@ from typing import Any, Final, TypeVar
 
 from onefold._generators import Work, run, run_async
 from onefold._interrupts import When, brought_to_its_end
-from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores.sql.connection import (
-    AsyncLink,
+    AsyncConnection,
+    AsyncConnectionSource,
+    Connection,
+    ConnectionSource,
     Database,
-    Kind,
-    Lends,
-    LendsAwaited,
-    Link,
-    Standing,
-    Trouble,
+    ErrorClass,
+    ErrorInfo,
+    TransactionStatus,
     cause_of,
     down,
 )
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.joined_rules import (
     ENDED,
-    Talks,
+    SqlFlows,
     check_committable,
     is_to_spoil,
     is_torn,
@@ -44,83 +44,83 @@ T = TypeVar("T")
 SAVEPOINT: Final = "onefold_handler"
 
 
-class JoinedRecords(Talks):
-    """The operations of a store on a link whose transaction is open. It raises what the driver raises."""
+class JoinedRecords(SqlFlows):
+    """The operations of a store on a connection whose transaction is open. It raises what the driver raises."""
 
-    link: Link
+    conn: Connection
     _run_on = staticmethod(run_on)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return run(self._say(self._claiming(entry, replacing)), self.link)
+        return run(self._say(self._claiming(entry, replacing)), self.conn)
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return run(self._say(self._claiming_all(entries)), self.link)
+        return run(self._say(self._claiming_all(entries)), self.conn)
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return run(self._finish(claim, ending), self.link)
+        return run(self._finish(claim, ending), self.conn)
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return run(self._release(claim, memory), self.link)
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return run(self._release(claim, released), self.conn)
 
     def read(self, address: Address) -> Record | None:
-        return run(self._say(self.database.sql.read(address)), self.link)
+        return run(self._say(self.database.sql.read(address)), self.conn)
 
     def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        run(self._check_open(claim), self.link)
+        run(self._check_open(claim), self.conn)
 
     def judge(self, claim: Claim, error: BaseException) -> None:
-        run(self._say(self.database.sql.judge(claim, error)), self.link)
+        run(self._say(self.database.sql.judge(claim, error)), self.conn)
 
     def spoil(self, when: When) -> None:
         """Leave nothing that could be committed."""
         run(self._spoil(when))
 
 
-class AsyncJoinedRecords(Talks):
-    """The same, awaited."""
+class AsyncJoinedRecords(SqlFlows):
+    """The async counterpart."""
 
     # Its operations wait for a server.
     in_process: Final = False
 
-    link: AsyncLink
+    conn: AsyncConnection
     _run_on = staticmethod(run_on_async)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await run_async(self._say(self._claiming(entry, replacing)), self.link)
+        return await run_async(self._say(self._claiming(entry, replacing)), self.conn)
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return await run_async(self._say(self._claiming_all(entries)), self.link)
+        return await run_async(self._say(self._claiming_all(entries)), self.conn)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await run_async(self._finish(claim, ending), self.link)
+        return await run_async(self._finish(claim, ending), self.conn)
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await run_async(self._release(claim, memory), self.link)
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return await run_async(self._release(claim, released), self.conn)
 
     async def read(self, address: Address) -> Record | None:
-        return await run_async(self._say(self.database.sql.read(address)), self.link)
+        return await run_async(self._say(self.database.sql.read(address)), self.conn)
 
     async def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        await run_async(self._check_open(claim), self.link)
+        await run_async(self._check_open(claim), self.conn)
 
     async def judge(self, claim: Claim, error: BaseException) -> None:
-        await run_async(self._say(self.database.sql.judge(claim, error)), self.link)
+        await run_async(self._say(self.database.sql.judge(claim, error)), self.conn)
 
     async def spoil(self, when: When) -> None:
         """Leave nothing that could be committed."""
         await run_async(self._spoil(when))
 
     def abandon(self) -> None:
-        self.link.abandon()
+        self.conn.abandon()
 
 
-class TransactionRules(Talks):
-    """Transactions of our own, one after the other, each on a link that the pool lends."""
+class TransactionRules(SqlFlows):
+    """Transactions of our own, one after the other, each on a connection that the pool lends."""
 
     # None before the first is begun.
-    link: Any = None
+    conn: Any = None
     # Keep what the pool lends until it is let go.
     _enter: Callable[[Any], Any]
 
@@ -131,10 +131,10 @@ class TransactionRules(Talks):
 
     @property
     def tx(self) -> Any:
-        return self.link.connection if self._begun else None
+        return self.conn.connection if self._begun else None
 
     def let_go(self) -> Any:
-        """Give the link back."""
+        """Give the connection back."""
         raise NotImplementedError
 
     def _begin(self) -> Work[None]:
@@ -142,9 +142,9 @@ class TransactionRules(Talks):
             try:
                 if self._begun:
                     yield self.let_go
-                self.link = yield partial(self._enter, self._pool.lend())
+                self.conn = yield partial(self._enter, self._pool.acquire())
                 self._begun, self._check, self._spoiled = True, None, False
-                yield self.link.begin
+                yield self.conn.begin
             except Exception as error:
                 if is_last or not is_lost(error, self.database):
                     explain(error, self.database)
@@ -158,91 +158,95 @@ class TransactionRules(Talks):
     def _check_open(self, claim: Claim) -> Work[None]:
         check = self._checking(claim)
         if check is not None:
-            self._check_standing()
+            self._check_transaction_status()
             self._check = check
-        elif self.link.standing() is not Standing.BROKEN:
+        elif self.conn.transaction_status() is not TransactionStatus.BROKEN:
             # What is lost has committed nothing, and the COMMIT says so.
             yield from super()._check_open(claim)
 
     def _checking(self, claim: Claim) -> str | None:
         """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
-        return self.database.sql.checking(claim) if hasattr(self.link, "commit_if") else None
+        return self.database.sql.checking(claim) if hasattr(self.conn, "commit_if") else None
 
     def _finish(self, claim: Claim, ending: Ending) -> Work[bool]:
         self._check = None
         return super()._finish(claim, ending)
 
     def _commit(self) -> Work[Commit]:
-        self._check_standing()
+        self._check_transaction_status()
         try:
-            yield self.link.commit if self._check is None else partial(self.link.commit_if, self._check)
+            yield self.conn.commit if self._check is None else partial(self.conn.commit_if, self._check)
         except Exception as error:
             if not self.knows(error):
                 # From outside, and perhaps before the answer was read: a ROLLBACK would be told that.
-                yield self.link.spoil
+                yield self.conn.spoil
                 raise
             return (yield from self._after_commit(error))
         return Commit.DONE
 
     def _after_commit(self, error: Exception) -> Work[Commit]:
-        trouble = cause_of(error, self.database)
-        unknown = trouble is not None and trouble.kind is Kind.LOST
+        info = cause_of(error, self.database)
+        unknown = info is not None and info.kind is ErrorClass.LOST
         yield from self._undo()
         if self.database.sql.says_gone(error):
             raise UsageError(ENDED) from error
         if unknown:
             yield self._pool.drop_idle
             return Commit.UNKNOWN
-        return refused_commit(error, self.database, trouble)
+        return refused_commit(error, self.database, info)
 
     def _rollback(self, error: BaseException, *, to_savepoint: bool) -> Work[bool]:
         if not self._begun:
             return False
-        if to_savepoint and self.link.standing() in (Standing.OPEN, Standing.ABORTED) and not is_torn(self.link):
+        if (
+            to_savepoint
+            and self.conn.transaction_status() in (TransactionStatus.OPEN, TransactionStatus.ABORTED)
+            and not is_torn(self.conn)
+        ):
             yield from self._undo_handler()
             return False
-        again = tries_again(error, self.database, self.link) and not self._spoiled
-        tell_if_ended(error, self.database, self.link, spoiled=self._spoiled)
+        again = tries_again(error, self.database, self.conn) and not self._spoiled
+        tell_if_ended(error, self.database, self.conn, spoiled=self._spoiled)
         yield from self._undo()
-        if self.link.standing() is Standing.BROKEN:
+        if self.conn.transaction_status() is TransactionStatus.BROKEN:
             # What waits in the pool was probably cut with it.
             yield self._pool.drop_idle
         return again
 
     def _undo_handler(self) -> Work[None]:
         try:
-            yield partial(self.link.run, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            yield partial(self.conn.run, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
         except Exception as error:
             tell_no_savepoint(error, self.database)
             raise
 
     def _undo(self) -> Work[None]:
-        if is_torn(self.link):
-            yield self.link.spoil
-        if self.link.standing() in (Standing.OPEN, Standing.ABORTED):
+        if is_torn(self.conn):
+            yield self.conn.spoil
+        if self.conn.transaction_status() in (TransactionStatus.OPEN, TransactionStatus.ABORTED):
             try:
-                yield self.link.rollback
+                yield self.conn.rollback
             except Exception as error:
                 # The pool closes what it cannot use again, and that rolls back too. But an interrupt goes on.
                 if not self.knows(error):
-                    yield self.link.spoil
+                    yield self.conn.spoil
                     raise
 
-    def _check_standing(self) -> None:
-        check_committable(self.link, spoiled=self._spoiled)
+    def _check_transaction_status(self) -> None:
+        check_committable(self.conn, spoiled=self._spoiled)
 
     def _spoil(self, when: When) -> Work[None]:
         """Leave nothing that could be committed: it may be a nested delivery that was interrupted, and be caught.
 
         What was interrupted on the way is closed when it is let go.
         """
-        if self._begun and is_to_spoil(self.link, when):
+        if self._begun and is_to_spoil(self.conn, when):
             self._spoiled = True
-            yield self.link.spoil
+            yield self.conn.spoil
 
-    def _say(self, talk: Talk[T]) -> Talk[T]:
+    def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         try:
-            return (yield from talk)
+            return (yield from flow)
         except Exception as error:
             explain(error, self.database)
             raise
@@ -251,7 +255,7 @@ class TransactionRules(Talks):
 class SqlTransaction(TransactionRules, JoinedRecords):
     """Transactions of our own, blocking."""
 
-    def __init__(self, database: Database, pool: Lends) -> None:
+    def __init__(self, database: Database, pool: ConnectionSource) -> None:
         super().__init__(database, pool)
         self._lent = ExitStack()
         self._enter = self._lent.enter_context
@@ -260,16 +264,16 @@ class SqlTransaction(TransactionRules, JoinedRecords):
         run(self._begin())
 
     def save(self) -> None:
-        self.link.run(f"SAVEPOINT {SAVEPOINT}")
+        self.conn.run(f"SAVEPOINT {SAVEPOINT}")
 
     def commit(self) -> Commit:
         return run(self._commit())
 
     def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
-        return run(self._rollback(error, to_savepoint=to_savepoint), self.link)
+        return run(self._rollback(error, to_savepoint=to_savepoint), self.conn)
 
     def let_go(self) -> None:
-        """Give the link back."""
+        """Give the connection back."""
         if self._begun:
             try:
                 run(self._undo())
@@ -279,9 +283,9 @@ class SqlTransaction(TransactionRules, JoinedRecords):
 
 
 class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
-    """The same, awaited."""
+    """The async counterpart."""
 
-    def __init__(self, database: Database, pool: LendsAwaited) -> None:
+    def __init__(self, database: Database, pool: AsyncConnectionSource) -> None:
         super().__init__(database, pool)
         self._lent = AsyncExitStack()
         self._enter = self._lent.enter_async_context
@@ -290,23 +294,23 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
         await run_async(self._begin())
 
     async def save(self) -> None:
-        await self.link.run(f"SAVEPOINT {SAVEPOINT}")
+        await self.conn.run(f"SAVEPOINT {SAVEPOINT}")
 
     async def commit(self) -> Commit:
         return await run_async(self._commit())
 
     async def rollback(self, error: BaseException, *, to_savepoint: bool = False) -> bool:
-        return await run_async(self._rollback(error, to_savepoint=to_savepoint), self.link)
+        return await run_async(self._rollback(error, to_savepoint=to_savepoint), self.conn)
 
     def abandon(self) -> None:
         if self._begun:
-            self.link.abandon()
+            self.conn.abandon()
 
     async def let_go(self) -> None:
-        """Give the link back, whatever cancels us meanwhile: in a transaction it must not stay, nor be used again."""
+        """Give the connection back, whatever cancels us meanwhile: it must not stay in a transaction, nor be used."""
         if self._begun:
             self._begun = False
-            await brought_to_its_end(self._give_back(), self.link.abandon)
+            await brought_to_its_end(self._give_back(), self.conn.abandon)
 
     async def _give_back(self) -> None:
         try:
@@ -317,30 +321,32 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
 
 def explain(error: Exception, database: Database) -> None:
     """Raise what a driver's error means, in words. What is no driver's error, or has its words, is left alone."""
-    trouble = cause_of(error, database)
-    if trouble is not None and not isinstance(error, OnefoldError):
-        raise down(database, trouble) from error
+    info = cause_of(error, database)
+    if info is not None and not isinstance(error, OnefoldError):
+        raise down(database, info) from error
 
 
 def is_lost(error: Exception, database: Database) -> bool:
     """Whether the connection was lost. One that could not be opened has its words already."""
-    trouble = cause_of(error, database)
-    return trouble is not None and trouble.kind is Kind.LOST and not isinstance(error, OnefoldError)
+    info = cause_of(error, database)
+    return info is not None and info.kind is ErrorClass.LOST and not isinstance(error, OnefoldError)
 
 
-def tries_again(error: BaseException, database: Database, link: Link | AsyncLink) -> bool:
+def tries_again(error: BaseException, database: Database, conn: Connection | AsyncConnection) -> bool:
     """Whether a new transaction may succeed. A connection lost before COMMIT has committed nothing."""
-    trouble = cause_of(error, database)
-    if trouble is None:
+    info = cause_of(error, database)
+    if info is None:
         return False
-    return trouble.kind is Kind.CONFLICT or (trouble.kind is Kind.LOST and link.standing() is Standing.BROKEN)
+    return info.kind is ErrorClass.CONFLICT or (
+        info.kind is ErrorClass.LOST and conn.transaction_status() is TransactionStatus.BROKEN
+    )
 
 
-def refused_commit(error: Exception, database: Database, trouble: Trouble | None) -> Commit:
+def refused_commit(error: Exception, database: Database, info: ErrorInfo | None) -> Commit:
     """After a COMMIT that the server answered with an error: nothing was written."""
-    if trouble is None or trouble.kind is Kind.MISTAKE:
+    if info is None or info.kind is ErrorClass.MISTAKE:
         # A constraint that is checked at the end: the handler's own mistake, which trying again would not mend.
         raise error
-    if trouble.kind is Kind.CONFLICT:
+    if info.kind is ErrorClass.CONFLICT:
         return Commit.CONFLICT
-    raise down(database, trouble) from error
+    raise down(database, info) from error

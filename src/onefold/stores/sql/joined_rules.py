@@ -1,4 +1,4 @@
-"""What is said to a database about a record inside a transaction, and what its answers mean, in both colours.
+"""What is said to a database about a record inside a transaction, and what its answers mean, sync and async.
 
 After the handler the record has to be there still, in the transaction that wrote it. Nothing here sends anything.
 """
@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 from onefold._generators import Work
 from onefold._interrupts import When
-from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
+from onefold._model import Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, UsageError
-from onefold.stores.sql.connection import AsyncLink, Database, Kind, Link, Standing, cause_of
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql.connection import AsyncConnection, Connection, Database, ErrorClass, TransactionStatus, cause_of
+from onefold.stores.sql.dialect import SqlFlow
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ INTERRUPTED: Final = (
 )
 
 
-# Whose errors are the database's, also those that `Database.trouble` has no meaning for.
+# Whose errors are the database's, also those that `Database.classify` has no meaning for.
 SPEAKERS: Final = frozenset(
     {"aiosqlite", "asyncmy", "asyncpg", "django", "psycopg", "psycopg_pool", "pymysql", "sqlalchemy", "sqlite3"}
 )
@@ -57,14 +57,14 @@ def is_known(error: BaseException, database: Database) -> bool:
     return any(parent.__module__.partition(".")[0] in SPEAKERS for parent in type(error).__mro__)
 
 
-class Talks:
-    """The operations of a store on a link whose transaction is open, for sync and async alike.
+class SqlFlows:
+    """The operations of a store on a connection whose transaction is open, for sync and async alike.
 
     They raise what the driver raises.
     """
 
     database: Database
-    link: Any
+    conn: Any
     # Run a generator on a connection that a pool lends.
     _run_on: Callable[..., Any]
     # A statement that is to be sent with the COMMIT.
@@ -72,118 +72,123 @@ class Talks:
     # Whether an interrupt has made sure that the transaction is not committed.
     _spoiled = False
 
-    def __init__(self, database: Database, link: Any) -> None:
+    def __init__(self, database: Database, conn: Any) -> None:
         self.database = database
-        self.link = link
+        self.conn = conn
 
     @property
     def tx(self) -> Any:
-        return self.link.connection
+        return self.conn.connection
 
     def knows(self, error: BaseException) -> bool:
         """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
         return is_known(error, self.database)
 
-    def _say(self, talk: Talk[T]) -> Talk[T]:
+    def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         """Say something to the database; whoever knows more of its errors than the driver adds that here."""
-        return talk
+        return flow
 
-    def _check_standing(self) -> None:
-        check_open(self.link)
+    def _check_transaction_status(self) -> None:
+        check_open(self.conn)
 
-    def _claiming(self, entry: Entry, replacing: Record | None) -> Talk[Record | Gone | None]:
+    def _claiming(self, entry: Entry, replacing: Record | None) -> SqlFlow[Record | Gone | None]:
         found = yield from self.database.sql.claim_joined(entry, replacing)
         if found is None:
             yield from self.database.sql.mark(Claim(entry.address, entry.token))
         return found
 
-    def _claiming_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+    def _claiming_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
         return self.database.sql.claim_all(entries)
 
     def _finish(self, claim: Claim, ending: Ending) -> Work[bool]:
-        self._check_standing()
+        self._check_transaction_status()
         if not (yield from self._say(self._finishing(claim, ending))):
             raise UsageError(ENDED)
         return True
 
-    def _finishing(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def _finishing(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         return self.database.sql.finish_joined(claim, ending)
 
-    def _release(self, claim: Claim, memory: Memory | None) -> Work[bool]:
-        if is_torn(self.link):
-            yield self.link.spoil
-        if self.link.standing() is not Standing.OPEN:
+    def _release(self, claim: Claim, released: Released | None) -> Work[bool]:
+        if is_torn(self.conn):
+            yield self.conn.spoil
+        if self.conn.transaction_status() is not TransactionStatus.OPEN:
             # A transaction that was given up takes the record back by itself.
             return True
-        return (yield from self._say(self._releasing(claim, memory)))
+        return (yield from self._say(self._releasing(claim, released)))
 
-    def _releasing(self, claim: Claim, memory: Memory | None) -> Talk[bool]:
-        released = yield from self.database.sql.release(claim, memory)
+    def _releasing(self, claim: Claim, released: Released | None) -> SqlFlow[bool]:
+        is_released = yield from self.database.sql.release(claim, released)
         yield from self.database.sql.unmark(claim)
-        return released
+        return is_released
 
     def _check_open(self, claim: Claim) -> Work[None]:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        self._check_standing()
+        self._check_transaction_status()
         if not (yield from self._say(self._proving(claim))):
             raise UsageError(ENDED)
 
-    def _proving(self, claim: Claim) -> Talk[bool]:
+    def _proving(self, claim: Claim) -> SqlFlow[bool]:
         """Whether the record is still there, in the transaction that wrote it."""
         return self.database.sql.still_there(claim)
 
     def _spoil(self, when: When) -> Work[None]:
         # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides. But what
         # was cancelled is not to be committed, if the connection can be used after that.
-        if not when.is_inside or (when is When.CANCELLED and self.link.spoils_gently):
-            yield self.link.spoil
+        if not when.is_inside or (when is When.CANCELLED and self.conn.spoils_gently):
+            yield self.conn.spoil
 
 
-def check_committable(link: Link | AsyncLink, *, spoiled: bool) -> None:
+def check_committable(conn: Connection | AsyncConnection, *, spoiled: bool) -> None:
     """Raise `UsageError` where a transaction of our own cannot be committed any more, and say why."""
     if spoiled:
         raise UsageError(INTERRUPTED)
-    check_open(link)
+    check_open(conn)
 
 
-def is_to_spoil(link: Link | AsyncLink, when: When) -> bool:
+def is_to_spoil(conn: Connection | AsyncConnection, when: When) -> bool:
     """Whether a transaction of our own could be committed although a delivery in it was interrupted.
 
     After an interrupt in the handler of the outermost delivery it was rolled back. If it is still open, the interrupted
     handler is a nested one's, whose record was taken back, and whose writes are there.
     """
     if when.is_inside:
-        return link.standing() in (Standing.OPEN, Standing.ABORTED)
-    return link.standing() is not Standing.BROKEN
+        return conn.transaction_status() in (TransactionStatus.OPEN, TransactionStatus.ABORTED)
+    return conn.transaction_status() is not TransactionStatus.BROKEN
 
 
-def is_torn(link: Link) -> bool:
-    """Return whether an interrupt has left an answer unread on this link: nothing must be sent on it any more.
+def is_torn(conn: Connection) -> bool:
+    """Return whether an interrupt has left an answer unread on this connection: nothing must be sent on it any more.
 
     Links whose drivers see to that themselves do not tell.
     """
-    return bool(getattr(link, "is_torn", False))
+    return bool(getattr(conn, "is_torn", False))
 
 
-def check_open(link: Link | AsyncLink) -> None:
+def check_open(conn: Connection | AsyncConnection) -> None:
     """Raise `UsageError` where what follows could not be committed together with the work."""
-    match link.standing():
-        case Standing.IDLE | Standing.CLOSED:
+    match conn.transaction_status():
+        case TransactionStatus.IDLE | TransactionStatus.CLOSED:
             raise UsageError(ENDED)
-        case Standing.ABORTED:
+        case TransactionStatus.ABORTED:
             raise UsageError(ABORTED)
 
 
 def tell_no_savepoint(error: Exception, database: Database) -> None:
     """Raise `UsageError` where our savepoint is not there: the handler has ended its transaction."""
-    trouble = cause_of(error, database)
-    if trouble is not None and trouble.kind is Kind.MISTAKE:
+    info = cause_of(error, database)
+    if info is not None and info.kind is ErrorClass.MISTAKE:
         raise UsageError(ENDED) from error
 
 
-def tell_if_ended(error: BaseException, database: Database, link: Link | AsyncLink, *, spoiled: bool) -> None:
+def tell_if_ended(
+    error: BaseException, database: Database, conn: Connection | AsyncConnection, *, spoiled: bool
+) -> None:
     """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
     if spoiled:
         error.add_note(f"onefold: {INTERRUPTED}")
-    elif link.standing() in (Standing.IDLE, Standing.CLOSED) and cause_of(error, database) is None:
+    elif (
+        conn.transaction_status() in (TransactionStatus.IDLE, TransactionStatus.CLOSED)
+        and cause_of(error, database) is None
+    ):
         error.add_note(f"Besides, {ENDED}")

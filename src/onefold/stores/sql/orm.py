@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from onefold._generators import run
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
-from onefold.stores.sql.connection import Database, Kind, Link, cause_of
-from onefold.stores.sql.dialect import Ask, Reply, Sends
+from onefold.stores.sql.connection import Connection, Database, ErrorClass, cause_of
+from onefold.stores.sql.dialect import Reply, Sends, SqlRequest
 from onefold.stores.sql.joined import explain
 from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.tables import ensure, make_in
@@ -23,59 +23,66 @@ FAILED_BEFORE: Final = (
     "Nothing ran. Roll back, or put what may fail into a savepoint"
 )
 
-Beside = Callable[[], AbstractContextManager[Link]]
+Beside = Callable[[], AbstractContextManager[Connection]]
 
 
-def find_tables(database: Database, link: Sends, beside: Beside) -> None:
+def find_tables(database: Database, conn: Sends, beside: Beside) -> None:
     """Find the tables, or make them."""
     if not database.sql.searches_schemas:
         # A read on the caller's connection would begin a snapshot.
         _on_another(database, beside, lambda other: run(ensure(database, other), other))
         return
     # They are in a schema, and which one is a matter of the session.
-    path = run(database.sql.missing_in(), link)
+    path = run(database.sql.missing_in(), conn)
     if path is not None:
         _on_another(database, beside, lambda other: run(make_in(database, path, other), other))
 
 
-def _on_another(database: Database, beside: Beside, work: Callable[[Link], None]) -> None:
+def _on_another(database: Database, beside: Beside, work: Callable[[Connection], None]) -> None:
     try:
         with beside() as other:
             work(other)
     except Exception as error:
-        trouble = cause_of(error, database)
-        if trouble is not None and trouble.kind is Kind.LOST:
+        info = cause_of(error, database)
+        if info is not None and info.kind is ErrorClass.LOST:
             raise cannot_make(database) from error
         explain(error, database)
         raise
 
 
 def send_finding(
-    ask: Ask, link: Sends, database: Database, found: MutableSet[Any], place: object, beside: Beside, *, first: bool
+    request: SqlRequest,
+    conn: Sends,
+    database: Database,
+    found: MutableSet[Any],
+    database_id: object,
+    beside: Beside,
+    *,
+    first: bool,
 ) -> Reply:
     """Send a statement once the tables are found, or made. `found` are the places where they were."""
     try:
-        return _sent_there(ask, link, database, found, place, beside)
+        return _sent_there(request, conn, database, found, database_id, beside)
     except OnefoldError:
         raise
     except Exception as error:
         if not _lacks_tables(error, database, first=first):
             raise
         # Somebody has dropped them.
-        found.discard(place)
+        found.discard(database_id)
         if database.sql.searches_schemas:
             # PostgreSQL has given the transaction up. The next delivery looks again.
             raise dropped(database) from error
-    return _sent_there(ask, link, database, found, place, beside)
+    return _sent_there(request, conn, database, found, database_id, beside)
 
 
 def _sent_there(
-    ask: Ask, link: Sends, database: Database, found: MutableSet[Any], place: object, beside: Beside
+    request: SqlRequest, conn: Sends, database: Database, found: MutableSet[Any], database_id: object, beside: Beside
 ) -> Reply:
-    if place not in found:
-        find_tables(database, link, beside)
-        found.add(place)
-    return link.send(ask)
+    if database_id not in found:
+        find_tables(database, conn, beside)
+        found.add(database_id)
+    return conn.send(request)
 
 
 def _lacks_tables(error: Exception, database: Database, *, first: bool) -> bool:
@@ -85,8 +92,8 @@ def _lacks_tables(error: Exception, database: Database, *, first: bool) -> bool:
         if database.sql.was_given_up(seen):
             raise UsageError(FAILED_BEFORE if first else ABORTED) from error
         seen = seen.__cause__
-    trouble = cause_of(error, database)
-    return trouble is not None and trouble.kind is Kind.NO_TABLES
+    info = cause_of(error, database)
+    return info is not None and info.kind is ErrorClass.NO_TABLES
 
 
 def dropped(database: Database) -> StoreUnavailable:

@@ -1,10 +1,10 @@
-"""`Column` over any link: the caller's own row is the record. It is there, or it is not; the handler writes it.
+"""`Column` over any connection: the caller's own row is the record. It is there, or it is not; the handler writes it.
 
 That a row is there after the handler proves nothing: a handler that writes it by `INSERT ... ON CONFLICT DO NOTHING`
 goes on beside the row of another delivery. So a claim takes a lock that only one delivery of a key can hold, and that
 the database itself gives up with the transaction, and then looks. Each database has a module with its lock.
 
-Talks, as those of a dialect, so that they are written once for every driver and both colours. One `Rows` is for one
+Flows, as those of a dialect, so that they are written once for every driver and sync and async. One `Rows` is for one
 delivery. Nothing that was found out about a table is kept for the next one: tables change, and so does the schema in
 which a session looks for them.
 """
@@ -18,9 +18,9 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, NoReturn
 
-from onefold._model import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import InProgress, UsageError
-from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
+from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow, SqlRequest
 from onefold.transactions import Column, not_unique
 
 
@@ -67,7 +67,7 @@ class Rows(Dialect):
     def __init__(self, column: Column) -> None:
         self._column = column
 
-    def claim(self, entry: Entry, replacing: Record | None = None) -> Talk[Record | Gone | None]:
+    def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         address, table = entry.address, self._column.table
         if replacing is not None:
             raise UsageError(
@@ -84,32 +84,32 @@ class Rows(Dialect):
             state=State.DONE,
             attempt=1,
             lease_left=0.0,
-            stay_left=math.inf,
+            ttl_left=math.inf,
             age=0.0,
             omitted=True,
             remark=f"the record is the row in {table}",
         )
 
-    def finish_joined(self, claim: Claim, ending: Ending) -> Talk[bool]:
+    def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         if not (yield from self.unmark(claim)):
             return False
         if not (yield from self._is_there(claim.address)):
             raise self._unwritten(claim.address)
         return True
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> Talk[bool]:
+    def release(self, claim: Claim, released: Released | None = None) -> SqlFlow[bool]:
         yield from ()
         return True
 
-    def _was_written(self, entry: Entry) -> Talk[bool]:
+    def _was_written(self, entry: Entry) -> SqlFlow[bool]:
         """Whether the row was there before. When this has ended, no other delivery of the key is let in."""
         raise NotImplementedError(f"{type(self).__name__} has to take a lock, and look")
 
-    def _is_there(self, address: Address, after: str = "") -> Talk[bool]:
+    def _is_there(self, address: Address, after: str = "") -> SqlFlow[bool]:
         """Whether there is a row with this very key."""
         found = self._found
         statement = f"SELECT {found.exact} FROM {found.table} WHERE {found.condition}{after}"
-        reply: Reply = yield Ask(statement, self._values(address), rows=True)
+        reply: Reply = yield SqlRequest(statement, self._values(address), rows=True)
         if reply.rows and not reply.rows[0][0]:
             yield from self._refuse_merged(address)
         return bool(reply.rows)
@@ -124,7 +124,7 @@ class Rows(Dialect):
             f"{column.table}.{column.name} is the key, and it did not. Roll back, and deliver it again"
         )
 
-    def _refuse_merged(self, address: Address) -> Talk[NoReturn]:
+    def _refuse_merged(self, address: Address) -> SqlFlow[NoReturn]:
         """Raise the error of a key that the column takes for another one, or changes."""
         column, there = self._column, (yield from self._columns())
         type_ = there.get(self._fold(column.name), "")
@@ -137,12 +137,12 @@ class Rows(Dialect):
 
     def _written_by_another(self, address: Address) -> InProgress:
         column, error = self._column, InProgress.about(address, retry_after=RETRY_AFTER)
-        words = (
+        message = (
             f"{address.operation} [key {address.digest}]: the row in {column.table} whose {column.name} is the key was "
             "written by another transaction meanwhile, and not by this handler. Roll back, and deliver it again: then "
             "it is replayed"
         )
-        error.args = (words,)
+        error.args = (message,)
         return error
 
     def _check_scope(self, address: Address) -> None:
@@ -153,15 +153,15 @@ class Rows(Dialect):
                 "have one, or neither. Name the tenant's column with Column(..., scope=...), and the tenant with scope="
             )
 
-    def _find(self) -> Talk[None]:
+    def _find(self) -> SqlFlow[None]:
         """Find the table and its unique index: without one, the database lets two rows have one key."""
         reply: Reply = yield self._finding()
         yield from self._take(reply)
 
-    def _finding(self) -> Ask:
-        return Ask(self.catalog.unique, {"table": self._column.table}, rows=True)
+    def _finding(self) -> SqlRequest:
+        return SqlRequest(self.catalog.unique, {"table": self._column.table}, rows=True)
 
-    def _take(self, reply: Reply) -> Talk[None]:
+    def _take(self, reply: Reply) -> SqlFlow[None]:
         column = self._column
         wanted = {self._fold(name): name for name in (column.name, column.scope) if name}
         unique: dict[str, set[str | None]] = {}
@@ -175,9 +175,9 @@ class Rows(Dialect):
             raise not_unique(column, wanted, (yield from self._columns()))
         self._found = self._stated(schema, indexes, types)
 
-    def _columns(self) -> Talk[dict[str, str]]:
+    def _columns(self) -> SqlFlow[dict[str, str]]:
         """The columns of the table, with their types in words."""
-        reply: Reply = yield Ask(self.catalog.columns, {"table": self._column.table}, rows=True)
+        reply: Reply = yield SqlRequest(self.catalog.columns, {"table": self._column.table}, rows=True)
         return {self._fold(name): described for name, described in reply.rows}
 
     def _stated(self, schema: str, indexes: frozenset[str], types: dict[str, str]) -> Found:

@@ -1,6 +1,6 @@
 """Records as SQL: the table, and the way from our words to parameters and from rows to records.
 
-Pure: no driver, no I/O, no clock. `statements` and `dialect` make statements and talks of it, and drivers send them.
+Pure: no driver, no I/O, no clock. `statements` and `dialect` make statements and flows of it, and drivers send them.
 
 Parameters are named (`:token`). Durations go in and come out, and `:now` is the store's clock: a moment never crosses
 the seam. A duration without an end is NULL, and stays NULL whatever is added to it, so that NULL is forever.
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import asdict
 
-from onefold._model import Address, Claim, Ending, Entry, Memory, Record, State
+from onefold._model import Address, Claim, Ending, Entry, Record, Released, State
 
 TABLE: Final = "onefold_records"
 
@@ -53,7 +53,7 @@ COLUMNS: Final = (
     Column("began", "seconds", ":now - :age", "age", ":now - began"),
     Column("changed", "seconds", ":now"),
     Column("lease_until", "seconds", ":now + :lease", "lease_left", "lease_until - :now"),
-    Column("expires", "seconds", ":now + :stay", "stay_left", "expires - :now"),
+    Column("expires", "seconds", ":now + :ttl", "ttl_left", "expires - :now"),
     Column.plain("bypasses", "integer"),
     Column.plain("remark", "text"),
     Column.plain("revision", "integer"),
@@ -95,7 +95,7 @@ def of_entry(entry: Entry, replacing: Record | None = None) -> Parameters:
     values = asdict(entry)
     values |= of_address(values.pop("address"))
     values["state"] = entry.state.value
-    values["stay"] = _or_null(entry.stay)
+    values["ttl"] = _or_null(entry.ttl)
     values["omitted"] = int(entry.omitted)
     values["revision"] = 1
     if replacing is not None:
@@ -106,7 +106,7 @@ def of_entry(entry: Entry, replacing: Record | None = None) -> Parameters:
 
 
 def of_claim(claim: Claim) -> Parameters:
-    return of_address(claim.address) | {"token": claim.token, "lease": claim.lease, "stay": _or_null(claim.stay)}
+    return of_address(claim.address) | {"token": claim.token, "lease": claim.lease, "ttl": _or_null(claim.ttl)}
 
 
 def of_notes(notes: bytes | None) -> Parameters:
@@ -117,14 +117,14 @@ def of_notes(notes: bytes | None) -> Parameters:
 def of_ending(ending: Ending) -> Parameters:
     values = asdict(ending)
     values["state"] = ending.state.value
-    values["stay"] = _or_null(ending.stay)
+    values["ttl"] = _or_null(ending.ttl)
     values["omitted"] = int(ending.omitted)
     return values
 
 
-def of_memory(memory: Memory) -> Parameters:
-    values = asdict(memory)
-    values["stay"] = _or_null(memory.stay)
+def of_released(released: Released) -> Parameters:
+    values = asdict(released)
+    values["ttl"] = _or_null(released.ttl)
     return values
 
 
@@ -134,8 +134,8 @@ def record(address: Address, row: Sequence[Any]) -> Record:
     fields["address"] = address
     fields["state"] = _STATES[fields["state"]]
     fields["omitted"] = bool(fields["omitted"])
-    if fields["stay_left"] is None:
-        fields["stay_left"] = math.inf
+    if fields["ttl_left"] is None:
+        fields["ttl_left"] = math.inf
     return Record(**fields)
 
 
@@ -150,8 +150,8 @@ def is_own(found: Record, entry: Entry, replacing: Record | None = None) -> bool
     return found.token == entry.token and not borrowed
 
 
-def _or_null(stay: float) -> float | None:
-    return None if math.isinf(stay) else stay
+def _or_null(ttl: float) -> float | None:
+    return None if math.isinf(ttl) else ttl
 
 
 # Our tables by name, also where a server is asked for one (`to_regclass('…')`).
@@ -183,7 +183,7 @@ def put(statement: str, form: Callable[[str], str]) -> str:
 
 # Bounded, because savepoints have a name of their own each.
 @lru_cache(maxsize=256)
-def in_words(statement: str) -> str:
+def with_names(statement: str) -> str:
     """The statement for a driver that takes `%(name)s`."""
     return PLACE.sub(r"%(\1)s", statement.replace("%", "%%"))
 

@@ -23,10 +23,10 @@ _CHANGED: Final = {"revision": "revision + 1", "changed": ":now"}
 RENEWED: Final = _CHANGED | {
     "notes": "CASE WHEN :notes_length >= COALESCE(LENGTH(notes), 0) THEN :notes ELSE notes END",
     "lease_until": "CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END",
-    "expires": "CASE state WHEN 'running' THEN :now + :stay ELSE expires END",
+    "expires": "CASE state WHEN 'running' THEN :now + :ttl ELSE expires END",
 }
 
-_OVER: Final = _CHANGED | {"lease_until": ":now", "expires": ":now + :stay"}
+_OVER: Final = _CHANGED | {"lease_until": ":now", "expires": ":now + :ttl"}
 
 ENDED: Final = _OVER | {
     "state": ":state",
@@ -76,7 +76,7 @@ class Statements:
     replace: str
     renew: str
     end: str
-    # The same in the transaction that wrote the record, also past its stay: a handler may take longer than it is kept.
+    # The same in the transaction that wrote the record, also expired: a handler may take longer than it is kept.
     end_joined: str
     leave_open: str
     forget: str

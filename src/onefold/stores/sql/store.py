@@ -1,4 +1,4 @@
-"""A store on a database server, over any driver: each operation is one talk on a connection that a pool lends.
+"""A store on a database server, over any driver: each operation is one flow on a connection that a pool lends.
 
 It looks at the tables on first use, and makes them where it may. Every operation may be sent twice, so that one whose
 connection turns out dead is sent again on a new one; a second loss is `StoreUnavailable`.
@@ -15,15 +15,15 @@ from typing import Any, Final, TypeVar
 
 from onefold._generators import Work, run, run_async
 from onefold._interrupts import heard
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
-from onefold.stores import background_purge as trickle
+from onefold.stores import background_purge
 from onefold.stores.base import Query
 from onefold.stores.reserved import came_to_nothing, unsent
 from onefold.stores.sql.connection import (
     AsyncStoresPool,
     Database,
-    Kind,
+    ErrorClass,
     StoresPool,
     cause_of,
     down,
@@ -145,16 +145,16 @@ class SqlRules:
 
     def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Work[None]:
         """Maybe purge a batch, after so many deliveries have ended: those of these claims, or a transaction's."""
-        due = trickle.portions(ended) if self.database.purges else 0
+        due = background_purge.batches_due(ended) if self.database.purges else 0
         if due == 0:
             return
         pool = self._for_endings(claims) if claims else self._pool
-        with trickle.forgiven(self.database.name):
-            while due and (yield from self._send(self._trickle, pool)) == trickle.PORTION:
+        with background_purge.ignore_errors(self.database.name):
+            while due and (yield from self._send(self.background_purge, pool)) == background_purge.BATCH:
                 due -= 1
 
-    def _trickle(self, _connection: Any) -> Work[int]:
-        return self.database.sql.trickle(trickle.PORTION)
+    def background_purge(self, _connection: Any) -> Work[int]:
+        return self.database.sql.background_purge(background_purge.BATCH)
 
     def _send(self, talking: Talking[T], pool: Any, *, look: bool = True) -> Work[T]:
         """Say it on a connection of the pool, once the tables are there; again where that may help."""
@@ -166,7 +166,7 @@ class SqlRules:
                 return (yield partial(self._run_on, pool, talking))  # type: ignore[no-any-return]
             except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
                 self._forget_tables(error)
-                if attempts.failed(error) is Kind.LOST:
+                if attempts.failed(error) is ErrorClass.LOST:
                     yield pool.drop_idle
 
     def _forget_tables(self, error: Exception) -> None:
@@ -204,8 +204,8 @@ class SqlStore(SqlRules):
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return run(self._close(lambda _: self.database.sql.finish(claim, ending), Close(claim, ending)))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return run(self._close(lambda _: self.database.sql.release(claim, memory), Close(claim, memory)))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return run(self._close(lambda _: self.database.sql.release(claim, released), Close(claim, released)))
 
     def read(self, address: Address) -> Record | None:
         return run(self._send(lambda _: self.database.sql.read(address), self._pool))
@@ -278,7 +278,7 @@ class SqlStore(SqlRules):
 
 
 class AsyncSqlStore(SqlRules):
-    """The same store, awaited; it survives a new event loop."""
+    """The same store, async; it survives a new event loop."""
 
     _pool: AsyncStoresPool
     _run_on = staticmethod(run_on_async)
@@ -292,8 +292,10 @@ class AsyncSqlStore(SqlRules):
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return await run_async(self._close(lambda _: self.database.sql.finish(claim, ending), Close(claim, ending)))
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await run_async(self._close(lambda _: self.database.sql.release(claim, memory), Close(claim, memory)))
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return await run_async(
+            self._close(lambda _: self.database.sql.release(claim, released), Close(claim, released))
+        )
 
     async def read(self, address: Address) -> Record | None:
         return await run_async(self._send(lambda _: self.database.sql.read(address), self._pool))
@@ -355,20 +357,20 @@ class Attempts:
 
     def __init__(self, database: Database, looks: int) -> None:
         self._database = database
-        self._left = {Kind.LOST: 1, Kind.CONFLICT: CONFLICTS_MAX, Kind.NO_TABLES: looks - 1}
+        self._left = {ErrorClass.LOST: 1, ErrorClass.CONFLICT: CONFLICTS_MAX, ErrorClass.NO_TABLES: looks - 1}
 
-    def failed(self, error: Exception) -> Kind:
+    def failed(self, error: Exception) -> ErrorClass:
         """Why it is to be sent again; where it is not, this raises what the caller shall see."""
-        trouble = cause_of(error, self._database)
-        if trouble is None or isinstance(error, StoreUnavailable):
+        info = cause_of(error, self._database)
+        if info is None or isinstance(error, StoreUnavailable):
             raise error
-        left = self._left.get(trouble.kind, 0)
+        left = self._left.get(info.kind, 0)
         if left == 0:
-            problem = down(self._database, trouble)
+            problem = down(self._database, info)
             problem.reached = not came_to_nothing(error)
             raise problem from error
-        self._left[trouble.kind] = left - 1
-        return trouble.kind
+        self._left[info.kind] = left - 1
+        return info.kind
 
 
 def _say_nothing(_connection: Any) -> Work[None]:
@@ -378,5 +380,5 @@ def _say_nothing(_connection: Any) -> Work[None]:
 
 def are_missing(error: Exception, database: Database) -> bool:
     """Whether it was raised because the tables are not there."""
-    trouble = cause_of(error, database)
-    return trouble is not None and trouble.kind is Kind.NO_TABLES
+    info = cause_of(error, database)
+    return info is not None and info.kind is ErrorClass.NO_TABLES

@@ -9,7 +9,7 @@ from typing import Any
 
 from onefold._generators import Work
 from onefold.stores.sql.connection import Database, no_tables
-from onefold.stores.sql.dialect import Ask
+from onefold.stores.sql.dialect import SqlRequest
 from onefold.stores.sql.records import VERSION
 
 
@@ -27,10 +27,10 @@ def ensure(database: Database, connection: Any) -> Work[None]:
 def make(database: Database) -> Work[None]:
     """Make the tables, or bring them to our version, in a transaction that is open."""
     if database.lock is not None:
-        yield Ask(database.lock, {}, rows=True)
+        yield SqlRequest(database.lock, {}, rows=True)
     yield from database.sql.upgrade((yield from database.sql.form()))
     if database.unlock is not None:
-        yield Ask(database.unlock, {}, rows=True)
+        yield SqlRequest(database.unlock, {}, rows=True)
 
 
 def make_in(database: Database, path: str, connection: Any) -> Work[None]:

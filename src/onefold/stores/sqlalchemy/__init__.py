@@ -26,7 +26,14 @@ except ImportError as missing:
 
 from onefold.stores.sql.pool import AsyncReserve, Reserve
 from onefold.stores.sql.store import AsyncSqlStore, SqlRules, SqlStore
-from onefold.stores.sqlalchemy.connection import AwaitedLink, HeldLink, RenewalLink, Source, StoresLink, database_of
+from onefold.stores.sqlalchemy.connection import (
+    AsyncConnectionShell,
+    HeldConnection,
+    RenewalConnection,
+    Source,
+    StoresConnection,
+    database_of,
+)
 from onefold.stores.sqlalchemy.drivers import check_one_engine, driver_of
 
 if TYPE_CHECKING:
@@ -54,53 +61,53 @@ class SqlAlchemyStore(SqlAlchemyRules, SqlStore):
     def __init__(self, bind: Engine | sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True) -> None:
         source = _source(bind)
         database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
-        super().__init__(database, Lender(source))
+        super().__init__(database, EnginePool(source))
         self._engine = source.engine
 
 
 class AsyncSqlAlchemyStore(SqlAlchemyRules, AsyncSqlStore):
-    """The same on an async engine, awaited. It survives a new event loop."""
+    """The same on an async engine, async. It survives a new event loop."""
 
     def __init__(
         self, bind: AsyncEngine | async_sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True
     ) -> None:
         source = _async_source(bind)
         database = database_of(source.engine)._replace(auto_schema=auto_schema, purges=purge)
-        super().__init__(database, AsyncLender(source))
+        super().__init__(database, AsyncEnginePool(source))
         self._engine = source.engine
 
 
-def adopt(client: Any, *, awaited: bool) -> SqlAlchemyStore | AsyncSqlAlchemyStore:
+def adopt(client: Any, *, is_async: bool) -> SqlAlchemyStore | AsyncSqlAlchemyStore:
     """The store on an engine or sessionmaker of the caller's."""
-    check_client(client, awaited=awaited)
-    return AsyncSqlAlchemyStore(client) if awaited else SqlAlchemyStore(client)
+    check_client(client, is_async=is_async)
+    return AsyncSqlAlchemyStore(client) if is_async else SqlAlchemyStore(client)
 
 
-def check_client(client: Any, *, awaited: bool) -> None:
-    """Raise `UsageError` for what a guard of this colour does not take."""
-    if isinstance(client, (AsyncEngine, async_sessionmaker) if awaited else (Engine, sessionmaker)):
+def check_client(client: Any, *, is_async: bool) -> None:
+    """Raise `UsageError` for what this guard, sync or async, does not take."""
+    if isinstance(client, (AsyncEngine, async_sessionmaker) if is_async else (Engine, sessionmaker)):
         return
     mine = "an AsyncGuard takes an AsyncEngine or an async_sessionmaker"
-    if not awaited:
+    if not is_async:
         mine = "a Guard takes an Engine or a sessionmaker"
     raise UsageError(f"store={type(client).__name__}: {mine}. For a connection or session that you hold: guard.within")
 
 
-class Lender:
-    """Lends links on an engine's pool, and takes care that a forked child leaves its parent's connections alone."""
+class EnginePool:
+    """Lends connections of an engine's pool; a forked child leaves its parent's connections alone."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._home: Home | None = None
 
     @contextmanager
-    def lend(self) -> Iterator[StoresLink]:
+    def acquire(self) -> Iterator[StoresConnection]:
         self._home = at_home(self._source.engine, self._home)
-        link = StoresLink(self._source)
+        conn = StoresConnection(self._source)
         try:
-            yield link
+            yield conn
         finally:
-            link.close()
+            conn.close()
 
     def drop_idle(self) -> None:
         """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
@@ -109,14 +116,14 @@ class Lender:
         """Return a connection outside of the engine's pool, opened as the pool opens its own."""
         return Reserve(self._opened)
 
-    def _opened(self) -> RenewalLink:
-        link = RenewalLink(self._source.engine)
-        link.open()
-        return link
+    def _opened(self) -> RenewalConnection:
+        conn = RenewalConnection(self._source.engine)
+        conn.open()
+        return conn
 
 
-class AsyncLender:
-    """The same, awaited; and what belongs to one event loop is not left to the next."""
+class AsyncEnginePool:
+    """The async counterpart; and what belongs to one event loop is not left to the next."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -124,7 +131,7 @@ class AsyncLender:
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AwaitedLink]:
+    async def acquire(self) -> AsyncIterator[AsyncConnectionShell]:
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -132,11 +139,11 @@ class AsyncLender:
         if loop not in self._loops:
             self._loops.add(loop)
             await _close_at_the_end(self._source.engine, self._loops)
-        link = AwaitedLink(StoresLink(self._source))
+        conn = AsyncConnectionShell(StoresConnection(self._source))
         try:
-            yield link
+            yield conn
         finally:
-            await link.close()
+            await conn.close()
 
     async def drop_idle(self) -> None:
         """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
@@ -145,15 +152,15 @@ class AsyncLender:
         """Return a connection outside of the engine's pool, opened as the pool opens its own."""
         return AsyncReserve(self._opened)
 
-    async def _opened(self) -> AwaitedLink:
-        link = RenewalLink(self._source.engine)
-        awaited = AwaitedLink(link)
+    async def _opened(self) -> AsyncConnectionShell:
+        conn = RenewalConnection(self._source.engine)
+        is_async = AsyncConnectionShell(conn)
         try:
-            await brought_to_its_end(greenlet_spawn(link.open), awaited.abandon)
+            await brought_to_its_end(greenlet_spawn(conn.open), is_async.abandon)
         except BaseException:
-            await awaited.close()
+            await is_async.close()
             raise
-        return awaited
+        return is_async
 
 
 class Home:
@@ -209,22 +216,22 @@ async def _close_at_the_end(engine: Engine, loops: WeakSet[asyncio.AbstractEvent
 
 def _source(bind: Engine | sessionmaker[Any]) -> Source:
     if isinstance(bind, Engine):
-        return Source(_checked(bind), lambda: HeldLink(bind.connect()))
-    return Source(_engine_of(bind()), lambda: HeldLink(bind()))
+        return Source(_checked(bind), lambda: HeldConnection(bind.connect()))
+    return Source(_engine_of(bind()), lambda: HeldConnection(bind()))
 
 
 def _async_source(bind: AsyncEngine | async_sessionmaker[Any]) -> Source:
     if isinstance(bind, AsyncEngine):
 
-        def opened() -> HeldLink:
+        def opened() -> HeldConnection:
             connection = bind.sync_engine.connect()
-            return HeldLink(connection, AsyncConnection(bind, connection))
+            return HeldConnection(connection, AsyncConnection(bind, connection))
 
         return Source(_checked(bind.sync_engine), opened)
 
-    def opened_session() -> HeldLink:
+    def opened_session() -> HeldConnection:
         session = bind()
-        return HeldLink(session.sync_session, session)
+        return HeldConnection(session.sync_session, session)
 
     return Source(_engine_of(bind().sync_session), opened_session)
 
@@ -246,8 +253,8 @@ def _engine_of(session: Session) -> Engine:
 
 
 def _checked(engine: Engine) -> Engine:
-    place = engine.url.database or ":memory:"
-    if engine.dialect.name == "sqlite" and (":memory:" in place or engine.url.query.get("mode") == "memory"):
+    path = engine.url.database or ":memory:"
+    if engine.dialect.name == "sqlite" and (":memory:" in path or engine.url.query.get("mode") == "memory"):
         raise UsageError(
             "this engine's database is in the memory of one connection, and no other could see its records. For "
             "records in memory use memory:"

@@ -2,7 +2,8 @@
 
 The objects of a session are not touched, and nothing is flushed.
 
-Async engines have a sync engine inside. `AwaitedLink` runs a link there, so that nothing is written twice.
+Async engines have a sync engine inside. `AsyncConnectionShell` runs a connection there, so that nothing is written
+twice.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sqlalchemy.util import greenlet_spawn
 from onefold._interrupts import brought_to_its_end
 from onefold.errors import NotInTransaction
 from onefold.stores.reserved import connecting
-from onefold.stores.sql.connection import Database, Kind, Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.connection import Database, ErrorClass, ErrorInfo, TransactionStatus
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sqlalchemy.drivers import driver_of, end_at_once, raw
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ T = TypeVar("T")
 
 Held = Connection | Session
 
-LOST: Final = Trouble(Kind.LOST, "the connection to the database was lost")
-EXHAUSTED: Final = Trouble(
-    Kind.DOWN, "all connections of the engine's pool are in use. Keep transactions short, or raise pool_size"
+LOST: Final = ErrorInfo(ErrorClass.LOST, "the connection to the database was lost")
+EXHAUSTED: Final = ErrorInfo(
+    ErrorClass.DOWN, "all connections of the engine's pool are in use. Keep transactions short, or raise pool_size"
 )
 
 
@@ -60,20 +61,20 @@ def _database(engine: Engine) -> Database:
     if driver.may_be_torn is not None:
         event.listen(engine, "handle_error", _drop_torn)
 
-    def trouble(error: BaseException) -> Trouble | None:
+    def classify(error: BaseException) -> ErrorInfo | None:
         if isinstance(error, exc.TimeoutError):
             return EXHAUSTED
         if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
             return LOST
         # SQLAlchemy names the driver's error as the cause of its own, where it is looked at next.
-        return driver.trouble(error)
+        return driver.classify(error)
 
     # Without the options, among which there may be a password, too.
     name = engine.url.set(query={}).render_as_string(hide_password=True)
-    return Database(driver.sql, name, trouble, driver.lock, driver.unlock)
+    return Database(driver.sql, name, classify, driver.lock, driver.unlock)
 
 
-class HeldLink:
+class HeldConnection:
     """On a connection or session: what is sent joins its transaction, or begins one."""
 
     def __init__(self, held: Held, tx: Any = None) -> None:
@@ -83,11 +84,11 @@ class HeldLink:
         self._inside: Inside | None = None
         self._savepoint: Any = None
 
-    def send(self, ask: Ask) -> Reply:
-        return self.enter().send(ask)
+    def send(self, request: SqlRequest) -> Reply:
+        return self.enter().send(request)
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        return [self.send(request) for request in requests]
 
     def enter(self) -> Inside:
         """Be inside a transaction. Raises `NotInTransaction` where everything would be committed at once."""
@@ -140,8 +141,8 @@ class HeldLink:
     def is_torn(self) -> bool:
         return self._inside is not None and self._inside.is_torn
 
-    def standing(self) -> Standing:
-        return Standing.IDLE if self._inside is None else self._inside.standing()
+    def transaction_status(self) -> TransactionStatus:
+        return TransactionStatus.IDLE if self._inside is None else self._inside.transaction_status()
 
     def close(self) -> None:
         self.held.close()
@@ -180,11 +181,11 @@ class Inside:
         if self.driver.gives_up is not None:
             _watched.add(self)
 
-    def send(self, ask: Ask) -> Reply:
-        return self.driver.send(self.connection, ask)
+    def send(self, request: SqlRequest) -> Reply:
+        return self.driver.send(self.connection, request)
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        return [self.send(request) for request in requests]
 
     def failed(self, error: BaseException) -> None:
         """A statement failed, of whoever is in this transaction."""
@@ -199,19 +200,19 @@ class Inside:
             return False
         return self.driver.is_torn(raw(self.connection))
 
-    def standing(self) -> Standing:
+    def transaction_status(self) -> TransactionStatus:
         if self.connection.invalidated:
-            return Standing.BROKEN
+            return TransactionStatus.BROKEN
         if self._held.get_transaction() is not self._whole:
-            return Standing.IDLE
+            return TransactionStatus.IDLE
         if isinstance(self._held, Session) and not self._held.is_active:
             # A flush failed and has rolled back already. The session refuses everything until its user rolls back, too.
-            return Standing.ABORTED
+            return TransactionStatus.ABORTED
         if self._part is not None and not self._part.is_active:
-            return Standing.IDLE
+            return TransactionStatus.IDLE
         if self._given_up is not None and self._given_up():
-            return Standing.ABORTED
-        return self.driver.standing(raw(self.connection))
+            return TransactionStatus.ABORTED
+        return self.driver.transaction_status(raw(self.connection))
 
 
 # The transactions whose drivers do not tell when the server gives them up.
@@ -242,30 +243,30 @@ def _drop_torn(context: ExceptionContext) -> None:
 class Source:
     """An engine, and what a transaction of ours on it begins with: a connection, or a session."""
 
-    def __init__(self, engine: Engine, opened: Callable[[], HeldLink]) -> None:
+    def __init__(self, engine: Engine, opened: Callable[[], HeldConnection]) -> None:
         self.engine = engine
         self.in_autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.driver = driver_of(engine.dialect)
         self.opened = opened
 
 
-class StoresLink:
+class StoresConnection:
     """On what an engine lends: statements that are committed at once, and transactions of ours."""
 
     def __init__(self, source: Source) -> None:
         self.connection: Any = None
         self._source = source
-        self._transaction: HeldLink | None = None
+        self._transaction: HeldConnection | None = None
         # For statements that are committed at once; kept for the next one.
         self._alone: Connection | None = None
         # For several that are committed together.
         self._many: Connection | None = None
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         if self._transaction is not None:
-            return self._transaction.send(ask)
+            return self._transaction.send(request)
         alone = self.open_alone()
-        reply = self._source.driver.send(alone, ask)
+        reply = self._source.driver.send(alone, request)
         alone.commit()
         return reply
 
@@ -286,15 +287,15 @@ class StoresLink:
         """Whether the next statement has to take a connection from the engine."""
         return self._transaction is None and self._alone is None
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         if self._transaction is not None:
-            return self._transaction.send_all(asks)
+            return self._transaction.send_all(requests)
         connection = self.open_many()
         with connection:
             # An engine in autocommit mode has no transactions. Here it does without: everything may be sent twice.
             with suppress(NotInTransaction):
                 self._source.driver.enter(connection)
-            replies = [self._source.driver.send(connection, ask) for ask in asks]
+            replies = [self._source.driver.send(connection, request) for request in requests]
             connection.commit()
         return replies
 
@@ -326,8 +327,8 @@ class StoresLink:
     def rollback(self) -> None:
         self._open.rollback()
 
-    def standing(self) -> Standing:
-        return Standing.IDLE if self._transaction is None else self._transaction.standing()
+    def transaction_status(self) -> TransactionStatus:
+        return TransactionStatus.IDLE if self._transaction is None else self._transaction.transaction_status()
 
     @property
     def is_torn(self) -> bool:
@@ -353,24 +354,24 @@ class StoresLink:
                 connection.close()
         if transaction is None:
             return
-        if self._source.driver.unlock is not None and transaction.standing() is not Standing.IDLE:
+        if self._source.driver.unlock is not None and transaction.transaction_status() is not TransactionStatus.IDLE:
             # What was interrupted may hold a lock that only the end of the connection gives up.
             transaction.held.invalidate()
         transaction.close()
 
     @property
-    def _open(self) -> HeldLink:
+    def _open(self) -> HeldConnection:
         assert self._transaction is not None, "no transaction was begun"
         return self._transaction
 
 
-class RenewalLink(StoresLink):
+class RenewalConnection(StoresConnection):
     """On a connection outside of the engine's pool, opened as the pool opens its own."""
 
     def __init__(self, engine: Engine) -> None:
         # A pool like the engine's, with its events and its way to connect; it is never lent to anybody else.
         self._apart = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=engine.hide_parameters)
-        super().__init__(Source(self._apart, lambda: HeldLink(self._apart.connect())))
+        super().__init__(Source(self._apart, lambda: HeldConnection(self._apart.connect())))
         # A connection of SQLite may belong to the thread that opened it, and opening another takes no server's place.
         self._keeps = engine.dialect.name != "sqlite"
         self._broken = False
@@ -384,14 +385,14 @@ class RenewalLink(StoresLink):
     def open_many(self) -> Connection:
         return self.open_alone()
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         with self._kept():
-            return super().send(ask)
+            return super().send(request)
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         with self._kept():
             # One by one, on the connection that is open: each renewal is good by itself.
-            return [StoresLink.send(self, ask) for ask in asks]
+            return [StoresConnection.send(self, request) for request in requests]
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -399,35 +400,35 @@ class RenewalLink(StoresLink):
         yield
         self._broken = not self._keeps
 
-    def standing(self) -> Standing:
-        return Standing.BROKEN if self._broken else super().standing()
+    def transaction_status(self) -> TransactionStatus:
+        return TransactionStatus.BROKEN if self._broken else super().transaction_status()
 
     def close(self) -> None:
         super().close()
         self._apart.dispose()
 
 
-class AwaitedLink:
-    """A link, awaited: SQLAlchemy lets the sync code inside of an async engine wait for the event loop."""
+class AsyncConnectionShell:
+    """A connection, async: SQLAlchemy lets the sync code inside of an async engine wait for the event loop."""
 
     spoils_gently = False
 
-    def __init__(self, sync: HeldLink | StoresLink) -> None:
+    def __init__(self, sync: HeldConnection | StoresConnection) -> None:
         self.sync = sync
         self.connection: Any = sync.connection
 
-    async def send(self, ask: Ask) -> Reply:
-        if isinstance(self.sync, StoresLink) and self.sync.is_closed:
+    async def send(self, request: SqlRequest) -> Reply:
+        if isinstance(self.sync, StoresConnection) and self.sync.is_closed:
             await self._in_one_piece(self.sync.open_alone)
-        return await _awaited(self.sync.send, ask)
+        return await _awaited(self.sync.send, request)
 
-    async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        if isinstance(self.sync, StoresLink) and not self.sync.in_transaction:
+    async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        if isinstance(self.sync, StoresConnection) and not self.sync.in_transaction:
             await self._in_one_piece(self.sync.open_many)
-        return await _awaited(self.sync.send_all, asks)
+        return await _awaited(self.sync.send_all, requests)
 
     async def begin(self) -> None:
-        assert isinstance(self.sync, StoresLink), "a caller begins their own transactions"
+        assert isinstance(self.sync, StoresConnection), "a caller begins their own transactions"
         await self._in_one_piece(self.sync.open_transaction)
         await _awaited(self.sync.enter)
         self.connection = self.sync.connection
@@ -443,7 +444,7 @@ class AwaitedLink:
         """
         import asyncio
 
-        assert isinstance(self.sync, StoresLink), "a caller has their own connection"
+        assert isinstance(self.sync, StoresConnection), "a caller has their own connection"
         task = asyncio.ensure_future(greenlet_spawn(self.sync.open_many if many else self.sync.open_alone))
         try:
             await asyncio.shield(task)
@@ -460,8 +461,8 @@ class AwaitedLink:
     async def rollback(self) -> None:
         await _awaited(self.sync.rollback)
 
-    def standing(self) -> Standing:
-        return self.sync.standing()
+    def transaction_status(self) -> TransactionStatus:
+        return self.sync.transaction_status()
 
     async def close(self) -> None:
         # A cancelled task, too, has to give its connection back.

@@ -15,9 +15,9 @@ from onefold._driver_connections import register
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores.mysql import orm as mysql
 from onefold.stores.postgres import orm as postgres
-from onefold.stores.sql.connection import Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Dialect, Reply
-from onefold.stores.sql.records import in_numbers, in_words
+from onefold.stores.sql.connection import ErrorInfo, TransactionStatus
+from onefold.stores.sql.dialect import Dialect, Reply, SqlRequest
+from onefold.stores.sql.records import in_numbers, with_names
 from onefold.stores.sqlite import orm as sqlite
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class Driver(NamedTuple):
     """What we have to know of a driver below SQLAlchemy."""
 
     sql: Dialect
-    send: Callable[[Connection, Ask], Reply]
+    send: Callable[[Connection, SqlRequest], Reply]
     # Where a connection of the driver's stands, as far as is known without asking the server.
-    standing: Callable[[Any], Standing]
-    trouble: Callable[[BaseException], Trouble | None]
+    transaction_status: Callable[[Any], TransactionStatus]
+    classify: Callable[[BaseException], ErrorInfo | None]
     # Be inside a transaction, with the right to write; or raise `NotInTransaction`.
     enter: Callable[[Connection], None]
-    # Whether the server has given the whole transaction up with this error; where `standing` does not know.
+    # Whether the server has given the whole transaction up with this error; where `transaction_status` does not know.
     gives_up: Callable[[BaseException], bool] | None = None
     # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
     is_torn: Callable[[Any], bool] | None = None
@@ -133,26 +133,26 @@ def end_at_once(found: Any) -> None:
             return
 
 
-def _executed(connection: Connection, ask: Ask, statement: str, values: Any) -> CursorResult[Any]:
+def _executed(connection: Connection, request: SqlRequest, statement: str, values: Any) -> CursorResult[Any]:
     try:
         return connection.exec_driver_sql(statement, values or None)
     except exc.StatementError as error:
         # Keys and results are nobody's to read in a log.
-        error.statement, error.params = ask.statement, None
+        error.statement, error.params = request.statement, None
         raise
 
 
-def _reply(ask: Ask, result: CursorResult[Any]) -> Reply:
+def _reply(request: SqlRequest, result: CursorResult[Any]) -> Reply:
     # All rows: a cursor that is not at its end keeps the connection busy.
-    return Reply(0, result.fetchall()) if ask.rows else Reply(result.rowcount)
+    return Reply(0, result.fetchall()) if request.rows else Reply(result.rowcount)
 
 
 # SQLite.
 
 
-def _send_sqlite(connection: Connection, ask: Ask) -> Reply:
+def _send_sqlite(connection: Connection, request: SqlRequest) -> Reply:
     # Python's sqlite3 takes names, whatever SQLAlchemy writes by itself.
-    return _reply(ask, _executed(connection, ask, ask.statement, sqlite.with_clock(ask)))
+    return _reply(request, _executed(connection, request, request.statement, sqlite.with_clock(request)))
 
 
 def _enter_sqlite(connection: Connection) -> None:
@@ -165,10 +165,10 @@ def _sqlite3(found: Any) -> Any:
 
 
 SQLITE: Final = Driver(
-    sqlite.SQLITE_THROUGH,
+    sqlite.SQLITE_ORM,
     _send_sqlite,
-    lambda found: sqlite.standing(_sqlite3(found)),
-    sqlite.trouble,
+    lambda found: sqlite.transaction_status(_sqlite3(found)),
+    sqlite.classify,
     _enter_sqlite,
     makes_tables_inside=True,
 )
@@ -193,20 +193,22 @@ def _in_autocommit(connection: Connection) -> bool:
     return bool(asked == "AUTOCOMMIT")
 
 
-def _send_words(connection: Connection, ask: Ask) -> Reply:
-    return postgres.plain(_reply(ask, _executed(connection, ask, in_words(ask.statement), ask.values)))
+def _send_text(connection: Connection, request: SqlRequest) -> Reply:
+    return postgres.plain(
+        _reply(request, _executed(connection, request, with_names(request.statement), request.values))
+    )
 
 
-def _send_numbers(connection: Connection, ask: Ask) -> Reply:
-    statement, names = in_numbers(ask.statement)
-    return _reply(ask, _executed(connection, ask, statement, tuple(ask.values[name] for name in names)))
+def _send_numbers(connection: Connection, request: SqlRequest) -> Reply:
+    statement, names = in_numbers(request.statement)
+    return _reply(request, _executed(connection, request, statement, tuple(request.values[name] for name in names)))
 
 
 PSYCOPG: Final = Driver(
     postgres.POSTGRES,
-    _send_words,
-    postgres.standing,
-    postgres.trouble,
+    _send_text,
+    postgres.transaction_status,
+    postgres.classify,
     _enter_server,
     is_torn=postgres.is_torn,
     may_be_torn=postgres.is_torn,
@@ -215,19 +217,19 @@ PSYCOPG: Final = Driver(
 
 ASYNCPG: Final = PSYCOPG._replace(
     send=_send_numbers,
-    standing=postgres.asyncpg_standing,
+    transaction_status=postgres.asyncpg_transaction_status,
     gives_up=postgres.asyncpg_gives_up,
     is_torn=None,
     may_be_torn=None,
 )
 
 
-def _send_mysql(connection: Connection, ask: Ask) -> Reply:
+def _send_mysql(connection: Connection, request: SqlRequest) -> Reply:
     found = raw(connection)
     mysql.before(found)
-    result = _executed(connection, ask, mysql.filled(ask), None)
-    reply = _reply(ask, result)
-    if ask.rows:
+    result = _executed(connection, request, mysql.filled(request), None)
+    reply = _reply(request, result)
+    if request.rows:
         mysql.after(found, list(result.keys()), reply.rows)
     return reply
 
@@ -235,8 +237,8 @@ def _send_mysql(connection: Connection, ask: Ask) -> Reply:
 MYSQL: Final = Driver(
     mysql.MYSQL,
     _send_mysql,
-    mysql.standing,
-    mysql.trouble,
+    mysql.transaction_status,
+    mysql.classify,
     _enter_server,
     gives_up=mysql.gives_up,
     is_torn=mysql.is_torn,

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from onefold._checks import finite, one_of, positive, yes_or_no
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record, State
-from onefold.durations import Duration, in_words
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
+from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, UsageError
-from onefold.stores import background_purge as trickle
+from onefold.stores import background_purge
 from onefold.stores.base import Query
 from onefold.stores.opening import without_password
 from onefold.stores.sql.records import VERSION, is_own
-from onefold.stores.sqlite.connection import BUSY_PAUSE, Line
+from onefold.stores.sqlite.connection import BUSY_PAUSE, SqliteConnection
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.kind import KIND as KIND
 from onefold.stores.sqlite.opening import SYNCS, Sync, connect
@@ -47,7 +47,7 @@ IDLE_MAX: Final = 4
 BUSY_TIMEOUT_MAX: Final = 3_600.0
 
 # How long a purge beside the work waits for other writers: where the file is so busy, it is left to the next one.
-TRICKLE_PATIENCE: Final = 0.1
+BACKGROUND_PURGE_PATIENCE: Final = 0.1
 
 
 class SqliteStore:
@@ -74,13 +74,13 @@ class SqliteStore:
         # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
         # connection is quicker and fairer. Duplicates only read: on a line of their own they never wait for a disk.
         # A connection for each thread would add nothing, and would outlive its thread.
-        self._reading = self._line()
-        self._writing = self._line()
+        self._reading = self._new_connection()
+        self._writing = self._new_connection()
         # For transactions: each has a connection to itself while it lasts.
-        self._idle: list[Line] = []
+        self._idle: list[SqliteConnection] = []
 
-    def _line(self) -> Line:
-        return Line(self._connect, self.path, self.patience)
+    def _new_connection(self) -> SqliteConnection:
+        return SqliteConnection(self._connect, self.path, self.patience)
 
     def __repr__(self) -> str:
         return f"SqliteStore({self.path!r})"
@@ -102,8 +102,8 @@ class SqliteStore:
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return self._end(lambda records: records.finish(claim, ending))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._end(lambda records: records.release(claim, memory))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self._end(lambda records: records.release(claim, released))
 
     def read(self, address: Address) -> Record | None:
         return self._reading.do(lambda records: records.read(address))
@@ -167,61 +167,61 @@ class SqliteStore:
         """Open a transaction in this file, on a connection that nobody else uses meanwhile."""
         with self.transaction_alone() as transaction:
             yield transaction
-        due = self.portions()
+        due = self.batches_due()
         if due:
-            self.purge_portions(due)
+            self.purge_batches(due)
 
     @contextmanager
     def transaction_alone(self) -> Iterator[SqliteTransaction]:
         """Open a transaction without the background purge after it."""
-        with self.lent() as line, self.transaction_on(line) as transaction:
+        with self.lent() as conn, self.transaction_on(conn) as transaction:
             yield transaction
 
     @contextmanager
-    def transaction_on(self, line: Line) -> Iterator[SqliteTransaction]:
+    def transaction_on(self, conn: SqliteConnection) -> Iterator[SqliteTransaction]:
         """Return a transaction on the connection that was lent to it."""
         from onefold.stores.sqlite.joined import SqliteTransaction
 
-        with line.held() as records:
+        with conn.held() as records:
             yield SqliteTransaction(records, self.path, self.patience)
 
     @contextmanager
-    def lent(self) -> Iterator[Line]:
+    def lent(self) -> Iterator[SqliteConnection]:
         """Lend a connection to a transaction. It may not be open yet."""
         try:
-            line = self._idle.pop()
+            conn = self._idle.pop()
         except IndexError:
-            line = self._line()
+            conn = self._new_connection()
         try:
-            yield line
+            yield conn
         finally:
             if len(self._idle) < IDLE_MAX:
-                self._idle.append(line)
+                self._idle.append(conn)
             else:
-                line.close()
+                conn.close()
 
     def _end(self, work: Callable[[Records], T], ended: int = 1, *, together: bool = False) -> T:
         """Run a closing operation, then maybe purge a batch."""
         answer = self._writing.do(work, together=together)
-        due = self.portions(ended)
+        due = self.batches_due(ended)
         if due:
-            self.purge_portions(due)
+            self.purge_batches(due)
         return answer
 
-    def portions(self, ended: int = 1) -> int:
+    def batches_due(self, ended: int = 1) -> int:
         """Return how many batches to purge now, alongside the work: usually none."""
-        return trickle.portions(ended) if self._purges else 0
+        return background_purge.batches_due(ended) if self._purges else 0
 
-    def purge_portions(self, due: int) -> None:
+    def purge_batches(self, due: int) -> None:
         """Purge batches; errors are left to the next purge."""
-        with trickle.forgiven(self.path):
-            while due and self._writing.do(_purge_portion, patience=TRICKLE_PATIENCE) == trickle.PORTION:
+        with background_purge.ignore_errors(self.path):
+            while due and self._writing.do(_purge_batch, patience=BACKGROUND_PURGE_PATIENCE) == background_purge.BATCH:
                 due -= 1
 
     def close(self) -> None:
         """Close all connections. Using the store after that opens new ones."""
-        for line in (self._reading, self._writing, *self._idle):
-            line.close()
+        for conn in (self._reading, self._writing, *self._idle):
+            conn.close()
 
 
 class AsyncSqliteStore:
@@ -252,57 +252,57 @@ class AsyncSqliteStore:
             found = await self.read(entry.address)
             if found is not None:
                 return _in_the_way(found, entry)
-        return await self._writer.ask(self.sync.write_claim, entry, replacing)
+        return await self._writer.request(self.sync.write_claim, entry, replacing)
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return await self._writer.ask(self.sync.extend, claim, notes)
+        return await self._writer.request(self.sync.extend, claim, notes)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._writer.ask(self.sync.finish, claim, ending)
+        return await self._writer.request(self.sync.finish, claim, ending)
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return await self._writer.ask(self.sync.release, claim, memory)
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return await self._writer.request(self.sync.release, claim, released)
 
     async def read(self, address: Address) -> Record | None:
-        return await self._reader.ask(self.sync.read, address)
+        return await self._reader.request(self.sync.read, address)
 
     async def purge(self, limit: int) -> int:
-        return await self._writer.ask(self.sync.purge, limit)
+        return await self._writer.request(self.sync.purge, limit)
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        found = await self._reader.ask(self.sync.find_all, entries)
-        return await self._writer.ask(self.sync.write_claims, entries) if found is None else found
+        found = await self._reader.request(self.sync.find_all, entries)
+        return await self._writer.request(self.sync.write_claims, entries) if found is None else found
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        return await self._writer.ask(self.sync.extend_all, claims)
+        return await self._writer.request(self.sync.extend_all, claims)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._writer.ask(self.sync.close_all, closes)
+        return await self._writer.request(self.sync.close_all, closes)
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
-        return await self._reader.ask(self.sync.browse, query, limit)
+        return await self._reader.request(self.sync.browse, query, limit)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
         """Open a transaction in this file. What the handler does on it runs in the event loop's own thread."""
         from onefold.stores.sqlite.joined import AsyncSqliteTransaction
 
-        with self.sync.lent() as line:
-            await self._open(line)
-            with self.sync.transaction_on(line) as transaction:
+        with self.sync.lent() as conn:
+            await self._open(conn)
+            with self.sync.transaction_on(conn) as transaction:
                 yield AsyncSqliteTransaction(transaction)
-        due = self.sync.portions()
+        due = self.sync.batches_due()
         if due:
-            await self._writer.ask(self.sync.purge_portions, due)
+            await self._writer.request(self.sync.purge_batches, due)
 
-    async def _open(self, line: Line) -> None:
+    async def _open(self, conn: SqliteConnection) -> None:
         """Open the file if it is not: the tables may have to be created, and others may be writing."""
         from asyncio import sleep
 
         ends = time.monotonic() + self.sync.patience
-        while not line.is_open and not await self._reader.ask(line.open_now):
+        while not conn.is_open and not await self._reader.request(conn.open_now):
             if time.monotonic() > ends:
-                raise line.too_busy()
+                raise conn.too_busy()
             await sleep(BUSY_PAUSE)
 
     async def aclose(self) -> None:
@@ -373,8 +373,8 @@ def _nothing() -> None:
     pass
 
 
-def _purge_portion(records: Records) -> int:
-    return records.purge(trickle.PORTION)
+def _purge_batch(records: Records) -> int:
+    return records.purge(background_purge.BATCH)
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
@@ -395,5 +395,5 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
 def _checked_timeout(busy_timeout: Duration) -> float:
     found = finite(positive(busy_timeout, "busy_timeout"), "busy_timeout")
     if found > BUSY_TIMEOUT_MAX:
-        raise UsageError(f"busy_timeout={busy_timeout!r} is more than {in_words(BUSY_TIMEOUT_MAX)}")
+        raise UsageError(f"busy_timeout={busy_timeout!r} is more than {as_text(BUSY_TIMEOUT_MAX)}")
     return found

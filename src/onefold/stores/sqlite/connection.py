@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
 from onefold.stores.sqlite.records import Records
 from onefold.stores.sqlite.urls import why_not_opened, why_not_written
@@ -41,7 +41,7 @@ PROBLEMS: Final = {
     sqlite3.SQLITE_NOTADB: "this file is not an SQLite database. Name another one",
     sqlite3.SQLITE_CORRUPT: "the database is damaged. Restore it from a back-up, or see `sqlite3 FILE .recover`",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write. Look at the system's log",
-    sqlite3.SQLITE_NOMEM: "there is no memory left",
+    sqlite3.SQLITE_NOMEM: "there is no released left",
 }
 
 # What only a look at the file and its directories can tell, where the path is known.
@@ -65,7 +65,7 @@ def code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-class Line:
+class SqliteConnection:
     """One connection, for one thread at a time. Opened on first use, and again after an error, a close or a fork."""
 
     def __init__(self, open_: Callable[[], Records], path: str, patience: float) -> None:
@@ -75,9 +75,9 @@ class Line:
         self._turn = threading.Lock()
         self._user: int | None = None
         self._records: Records | None = None
-        self._at_exit: weakref.finalize[Any, Line] | None = None
+        self._at_exit: weakref.finalize[Any, SqliteConnection] | None = None
         with _forking:
-            _lines.add(self)
+            _connections.add(self)
 
     def do(self, work: Callable[[Records], T], *, together: bool = False, patience: float | None = None) -> T:
         """Run this work on the connection, and return its answer; `together` makes all its writes one transaction.
@@ -196,7 +196,7 @@ class Line:
     def too_busy(self) -> StoreUnavailable:
         # Whoever finds the file busy has written nothing.
         return StoreUnavailable.unreached(
-            f"{self._path}: another connection has been writing for {in_words(self._patience)}. Look for a transaction "
+            f"{self._path}: another connection has been writing for {as_text(self._patience)}. Look for a transaction "
             "that was left open (a shell, a tool, a back-up), or raise busy_timeout"
         )
 
@@ -211,32 +211,32 @@ def _close_in_turn(turn: threading.Lock, connection: sqlite3.Connection) -> None
 # Over a fork. SQLite notes in the memory of the process which locks it has on a file. A child inherits the notes, but
 # not the locks: a connection that it opens beside an inherited one holds no lock at all, and when the parent closes its
 # own, the WAL is removed under the child and what the child commits is lost. So nothing may be open at a fork.
-_lines: weakref.WeakSet[Line] = weakref.WeakSet()
+_connections: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
 _forking = threading.Lock()
-_closed: list[Line] = []
-_inherited: list[Line] = []
+_closed: list[SqliteConnection] = []
+_inherited: list[SqliteConnection] = []
 _abandoned: list[Any] = []
 
 
 def _before_fork() -> None:
     _forking.acquire()
     ends = time.monotonic() + FORK_PATIENCE
-    for line in list(_lines):
-        closed = line.close_for_fork(max(ends - time.monotonic(), 0.0))
-        (_closed if closed else _inherited).append(line)
+    for conn in list(_connections):
+        closed = conn.close_for_fork(max(ends - time.monotonic(), 0.0))
+        (_closed if closed else _inherited).append(conn)
 
 
 def _after_fork() -> None:
-    for line in _closed:
-        line.reopen_after_fork()
+    for conn in _closed:
+        conn.reopen_after_fork()
     _closed.clear()
     _inherited.clear()
     _forking.release()
 
 
 def _after_fork_in_child() -> None:
-    for line in _inherited:
-        line.abandon()
+    for conn in _inherited:
+        conn.abandon()
     _after_fork()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import Claim
-from onefold.stores.sql.dialect import Dialect, Talk
+from onefold.stores.sql.dialect import Dialect, SqlFlow
 from onefold.stores.sql.records import ADDRESS, TABLE, WRITTEN
 from onefold.stores.sql.statements import assigned, columns, values
 
@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 )
 """
 
-# What is past its stay gives way.
+# What has expired gives way.
 _AT_ADDRESS: Final = ", ".join(ADDRESS)
 UNLESS_ALIVE: Final = f"ON CONFLICT ({_AT_ADDRESS}) DO UPDATE SET {assigned(WRITTEN)} WHERE {TABLE}.expires <= :now"
 
@@ -75,7 +75,7 @@ class Sqlite(Dialect):
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
     )
 
-    def facts(self, database: Database) -> Talk[dict[str, Any]]:
+    def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         from onefold.stores.sqlite.facts import facts
 
         return facts(database)

@@ -15,9 +15,9 @@ from typing import Any, Final
 from onefold._generators import run
 from onefold.errors import StoreUnavailable
 from onefold.stores.base import Untold
-from onefold.stores.sql import facts as ask
-from onefold.stores.sql.connection import Database, Kind, Trouble
-from onefold.stores.sql.dialect import Talk
+from onefold.stores.sql import facts as sql_facts
+from onefold.stores.sql.connection import Database, ErrorClass, ErrorInfo
+from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.records import TABLE
 from onefold.stores.sqlite.connection import BUSY, code_of, translated
 from onefold.stores.sqlite.dialect import SQLITE
@@ -34,27 +34,27 @@ _EXPIRED: Final = f"{TABLE} WHERE expires <= {_NOW} ORDER BY expires LIMIT"
 
 _OLDEST: Final = (
     f"SELECT (SELECT {_NOW} - expires FROM {_EXPIRED} 1), "
-    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} {ask.EXPIRED_COUNTED_MAX}))"
+    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} {sql_facts.EXPIRED_COUNTED_MAX}))"
 )
 
 _INDEXES: Final = f"SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = '{TABLE}'"
 
 
-def facts(database: Database) -> Talk[dict[str, Any]]:
+def facts(database: Database) -> SqlFlow[dict[str, Any]]:
     """Collect the facts that statements report, over any connection."""
     found: dict[str, Any] = {"kind": "sqlite"}
-    found |= yield from ask.row(database, "PRAGMA journal_mode", ("journal_mode",))
-    found |= yield from ask.tables(database)
+    found |= yield from sql_facts.row(database, "PRAGMA journal_mode", ("journal_mode",))
+    found |= yield from sql_facts.tables(database)
     if not found["version"] or isinstance(found["version"], Untold):
         return found
-    indexes = yield from ask.rows(database, _INDEXES)
+    indexes = yield from sql_facts.rows(database, _INDEXES)
     if isinstance(indexes, Untold):
         return found | {"indexes": indexes}
     there = sorted(str(name) for (name,) in indexes)
     found |= {"indexes": there, "indexes_wanted": INDEXES, "purge_index": PURGE_INDEX}
     if PURGE_INDEX not in there:
         return found | dict.fromkeys(("expired_for", "expired_count"), Untold("the index is missing"))
-    return found | (yield from ask.expired(database, _OLDEST))
+    return found | (yield from sql_facts.expired(database, _OLDEST))
 
 
 def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _trouble(error: BaseException) -> Trouble | None:
+def _trouble(error: BaseException) -> ErrorInfo | None:
     if not isinstance(error, sqlite3.Error):
         return None
     if code_of(error) in BUSY:
-        return Trouble(Kind.DOWN, "another connection holds the file for itself")
-    return Trouble(Kind.LOST, f"SQLite says: {error}")
+        return ErrorInfo(ErrorClass.DOWN, "another connection holds the file for itself")
+    return ErrorInfo(ErrorClass.LOST, f"SQLite says: {error}")

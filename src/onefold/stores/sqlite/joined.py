@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from onefold._interrupts import When
-from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.sql.joined_rules import INTERRUPTED, WHAT_STAYS
 from onefold.stores.sql.records import TABLE, VERSION, Parameters
@@ -135,13 +135,13 @@ class JoinedRecords:
             # It was closed.
             return False
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         # Some errors end a transaction in SQLite; then the record is gone already, and must not be written anew.
         if not self._is_inside():
             return True
-        released = self._do(lambda records: records.release(claim, memory))
+        is_released = self._do(lambda records: records.release(claim, released))
         self._records.unmark()
-        return released
+        return is_released
 
     def read(self, address: Address) -> Record | None:
         return self._do(lambda records: records.read(address))
@@ -297,8 +297,8 @@ class AsyncJoinedRecords:
     async def finish(self, claim: Claim, ending: Ending) -> bool:
         return self.sync.finish(claim, ending)
 
-    async def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self.sync.release(claim, memory)
+    async def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self.sync.release(claim, released)
 
     async def read(self, address: Address) -> Record | None:
         return self.sync.read(address)
@@ -340,24 +340,24 @@ class AsyncCallersRecords(AsyncJoinedRecords):
     async def read(self, address: Address) -> Record | None:
         return await self._in_turn(partial(self.sync.read, address))
 
-    async def _in_turn(self, ask: Callable[[], T]) -> T:
+    async def _in_turn(self, request: Callable[[], T]) -> T:
         from asyncio import sleep
 
         began = time.monotonic()
         while True:
             with impatient(self.tx) as patience:
                 try:
-                    return self._asked(ask)
+                    return self._asked(request)
                 except sqlite3.OperationalError as error:
                     if not may_end(error) or time.monotonic() - began >= patience:
                         raise
                     self.sync.wrote_nothing()
             await sleep(BUSY_PAUSE)
 
-    def _asked(self, ask: Callable[[], T]) -> T:
+    def _asked(self, request: Callable[[], T]) -> T:
         if self._begins and not self.tx.in_transaction:
             self.tx.execute("BEGIN IMMEDIATE")
-        return ask()
+        return request()
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from typing import Any, Final
 from onefold._generators import run
 from onefold._model import Entry, Gone, Record
 from onefold.errors import NotInTransaction
-from onefold.stores.sql.connection import Kind, Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.records import Parameters, is_own, of_address, of_entry, record
 from onefold.stores.sqlite.connection import BUSY, PROBLEMS, code_of
 from onefold.stores.sqlite.dialect import SQLITE, Sqlite
@@ -28,15 +28,18 @@ MISTAKES: Final = frozenset(
 )
 
 
-class SqliteThrough(Sqlite):
+class SqliteOrm(Sqlite):
     """SQLite as a SQL store: a batch is many statements in one transaction."""
 
-    def claim_all(self, entries: Sequence[Entry]) -> Talk[list[Record | Gone | None]]:
+    def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
         # SQLite is in this process, so that a statement for each costs no round trip.
-        asks: list[Ask] = []
+        requests: list[SqlRequest] = []
         for entry in entries:
-            asks += Ask(self.insert, of_entry(entry)), Ask(self.look, of_address(entry.address), rows=True)
-        replies: list[Reply] = yield asks
+            requests += (
+                SqlRequest(self.insert, of_entry(entry)),
+                SqlRequest(self.look, of_address(entry.address), rows=True),
+            )
+        replies: list[Reply] = yield requests
         answers: list[Record | Gone | None] = []
         for entry, wrote, looked in zip(entries, replies[::2], replies[1::2], strict=True):
             if wrote.written == 1:
@@ -50,19 +53,19 @@ class SqliteThrough(Sqlite):
         return answers
 
 
-SQLITE_THROUGH: Final = SqliteThrough()
+SQLITE_ORM: Final = SqliteOrm()
 
 
-def with_clock(ask: Ask) -> Parameters:
+def with_clock(request: SqlRequest) -> Parameters:
     """Return the values, with the machine's clock if the statement needs it: SQLite has no other."""
-    return ask.values | {"now": time.time()} if ":now" in ask.statement else ask.values
+    return request.values | {"now": time.time()} if ":now" in request.statement else request.values
 
 
-def standing(connection: Any) -> Standing:
+def transaction_status(connection: Any) -> TransactionStatus:
     try:
-        return Standing.OPEN if connection.in_transaction else Standing.IDLE
+        return TransactionStatus.OPEN if connection.in_transaction else TransactionStatus.IDLE
     except sqlite3.ProgrammingError:
-        return Standing.CLOSED
+        return TransactionStatus.CLOSED
 
 
 def enter(connection: Any, send: Callable[[str], object]) -> None:
@@ -80,13 +83,13 @@ def enter(connection: Any, send: Callable[[str], object]) -> None:
     send(BEGIN)
 
 
-def looked_up(send: Callable[[Ask], Reply], ask: Ask) -> Reply:
+def looked_up(send: Callable[[SqlRequest], Reply], request: SqlRequest) -> Reply:
     """Send a statement on a caller's connection, whose database may have no tables of ours, or newer ones.
 
     Missing tables are created in the caller's own transaction, one statement at a time: SQLite rolls them back like
     everything else, and a second connection would wait for the first.
     """
-    looking = ask._replace(statement=LOOKING.get(ask.statement, ask.statement))
+    looking = request._replace(statement=LOOKING.get(request.statement, request.statement))
     sender = _Sender(send)
     try:
         reply = send(looking)
@@ -96,32 +99,32 @@ def looked_up(send: Callable[[Ask], Reply], ask: Ask) -> Reply:
             raise
         run(SQLITE.upgrade(0), sender)
         return send(looking)
-    if ask.statement == SQLITE.look and not reply.rows and not run(SQLITE.form(), sender):
+    if request.statement == SQLITE.look and not reply.rows and not run(SQLITE.form(), sender):
         # Nothing can be written into tables whose version is not known. Those that are too new have said so just now.
         run(SQLITE.upgrade(0), sender)
     return reply
 
 
 class _Sender:
-    def __init__(self, send: Callable[[Ask], Reply]) -> None:
+    def __init__(self, send: Callable[[SqlRequest], Reply]) -> None:
         self.send = send
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        return [self.send(request) for request in requests]
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     """Classify an error of SQLite."""
     if not isinstance(error, sqlite3.Error):
         return None
     code = code_of(error)
     if code in BUSY:
-        return Trouble(Kind.DOWN, "another connection has been writing for too long. Keep transactions short")
+        return ErrorInfo(ErrorClass.DOWN, "another connection has been writing for too long. Keep transactions short")
     if code in PROBLEMS:
-        return Trouble(Kind.DOWN, PROBLEMS[code])
+        return ErrorInfo(ErrorClass.DOWN, PROBLEMS[code])
     if code in MISTAKES or isinstance(error, sqlite3.ProgrammingError):
-        return Trouble(Kind.MISTAKE, f"SQLite says: {error}")
-    return Trouble(Kind.DOWN, f"SQLite says: {error}")
+        return ErrorInfo(ErrorClass.MISTAKE, f"SQLite says: {error}")
+    return ErrorInfo(ErrorClass.DOWN, f"SQLite says: {error}")
 
 
 def _code(error: BaseException) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from onefold._model import Entry
-from onefold.stores.sql.dialect import Ask, Talk
+from onefold.stores.sql.dialect import SqlFlow, SqlRequest
 from onefold.stores.sql.own_column import Catalog, Rows
 from onefold.stores.sqlite.dialect import SQLITE
 
@@ -33,15 +33,15 @@ class SqliteRows(Rows):
     def lacks_savepoint(self, error: BaseException) -> bool:
         return SQLITE.lacks_savepoint(error)
 
-    def _was_written(self, entry: Entry) -> Talk[bool]:
+    def _was_written(self, entry: Entry) -> SqlFlow[bool]:
         yield from self._become_writer()
         yield from self._find()
         return (yield from self._is_there(entry.address))
 
-    def _become_writer(self) -> Talk[None]:
+    def _become_writer(self) -> SqlFlow[None]:
         """Write nothing, which waits for the other writer: a transaction may have begun without a word of writing."""
         try:
-            yield Ask(f"DELETE FROM {self._quoted(self._column.table)} WHERE 0", {})
+            yield SqlRequest(f"DELETE FROM {self._quoted(self._column.table)} WHERE 0", {})
         except Exception as error:
             # A table that is not there, or is a view, gets its words soon.
             if "locked" in str(error):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onefold._generators import run
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Memory, Record
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold.stores.base import Query
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.locked import all_known
 from onefold.stores.sql.records import Parameters
 from onefold.stores.sqlite.dialect import MARK, SQLITE
@@ -59,8 +59,8 @@ class Records:
     def finish_joined(self, claim: Claim, ending: Ending) -> bool:
         return self.unmark() and run(SQLITE.end_unmarked(claim, ending), self)
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return run(SQLITE.release(claim, memory), self)
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return run(SQLITE.release(claim, released), self)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return run(SQLITE.close_all(closes), self)
@@ -82,13 +82,13 @@ class Records:
         """Upgrade the tables from this version to ours."""
         run(SQLITE.upgrade(version), self)
 
-    def send(self, ask: Ask) -> Reply:
-        if not ask.rows:
-            return Reply(self._execute(ask.statement, ask.values).rowcount)
-        return Reply(0, self._rows(ask.statement, ask.values))
+    def send(self, request: SqlRequest) -> Reply:
+        if not request.rows:
+            return Reply(self._execute(request.statement, request.values).rowcount)
+        return Reply(0, self._rows(request.statement, request.values))
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        return [self.send(request) for request in requests]
 
     def _rows(self, statement: str, values: Parameters) -> list[Any]:
         # All of them: a cursor that is not at its end keeps its snapshot, and the WAL could not be emptied.

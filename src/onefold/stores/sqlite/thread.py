@@ -22,7 +22,7 @@ class OneThread:
         self._executor: ThreadPoolExecutor | None = None
         self._pid = 0
 
-    async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def request(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await _awaited(self._running(), partial(call, *args, **kwargs))
 
     async def end(self, last: Callable[[], None]) -> None:

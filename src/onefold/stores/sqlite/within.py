@@ -8,22 +8,22 @@ import sqlite3
 from typing import Any
 
 from onefold._generators import run
-from onefold._model import Claim, Ending, Entry, Gone, Memory, Record
+from onefold._model import Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import NotInTransaction, UsageError
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sqlite.joined import ENDED, AsyncCallersRecords, CallersRecords, JoinedRecords, text_as_str
 from onefold.stores.sqlite.own_column import SqliteRows
 from onefold.transactions import Column
 
 
-def join(connection: sqlite3.Connection, record: Column | None, *, awaited: bool) -> Any:
+def join(connection: sqlite3.Connection, record: Column | None, *, is_async: bool) -> Any:
     """Return the store that works inside this connection's transaction. Raises `NotInTransaction` if there is none."""
     begins = _begins(connection)
-    if begins and not awaited:
+    if begins and not is_async:
         # With the right to write: what is read from now on is still true at the end.
         connection.execute("BEGIN IMMEDIATE")
     joined = JoinedRecords(CallersRecords(connection)) if record is None else ColumnRecords(connection, record)
-    return AsyncCallersRecords(joined, begins=begins) if awaited else joined
+    return AsyncCallersRecords(joined, begins=begins) if is_async else joined
 
 
 def _begins(connection: sqlite3.Connection) -> bool:
@@ -60,18 +60,18 @@ class ColumnRecords(JoinedRecords):
             raise UsageError(ENDED)
         return True
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
         if self._is_inside():
             run(self._rows.unmark(claim), self)
         return True
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         cursor = self.tx.cursor()
         # The connection is the caller's, who may want rows and text in another form.
         cursor.row_factory = None
         with text_as_str(self.tx):
-            cursor.execute(ask.statement, ask.values)
+            cursor.execute(request.statement, request.values)
             return Reply(cursor.rowcount, cursor.fetchall())
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
-        return [self.send(ask) for ask in asks]
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        return [self.send(request) for request in requests]

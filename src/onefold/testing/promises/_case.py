@@ -10,7 +10,7 @@ from unittest import SkipTest
 
 from msgspec.structs import replace
 
-from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Memory, Record, State
+from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.testing.promises._twice import EveryPower, Twice, at_rest
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Case:
         """Return the store itself, for the few promises that count what is sent."""
         return self.store.once
 
-    # The colour: the contract of each adds these.
+    # Sync or async: the contract of each adds these.
 
     def _open(self) -> EveryPower:
         raise NotImplementedError
@@ -87,15 +87,15 @@ class Case:
 
     def entry(self, key: str = "key", **fields: Any) -> Entry:
         """Return a running entry with a new token; the fields change it."""
-        usual: dict[str, Any] = {"address": self.address(key), "lease": self.long, "stay": 2 * self.long}
+        usual: dict[str, Any] = {"address": self.address(key), "lease": self.long, "ttl": 2 * self.long}
         return Entry(**({"token": os.urandom(16)} | usual | fields))
 
     def ending(self, **fields: Any) -> Ending:
-        usual: dict[str, Any] = {"state": State.DONE, "stay": self.long, "result": b"result"}
+        usual: dict[str, Any] = {"state": State.DONE, "ttl": self.long, "result": b"result"}
         return Ending(**(usual | fields))
 
-    def memory(self, **fields: Any) -> Memory:
-        return Memory(**({"stay": self.long, "attempt": 1} | fields))
+    def released(self, **fields: Any) -> Released:
+        return Released(**({"ttl": self.long, "attempt": 1} | fields))
 
     def claimed(self, key: str = "key", **fields: Any) -> Entry:
         """Return an entry that is written."""
@@ -107,7 +107,7 @@ class Case:
         """Return an entry whose record its owner has brought into this state."""
         entry = self.claimed(key, **fields)
         if state is State.OPEN:
-            assert self.store.release(claim_of(entry), self.memory()) is True
+            assert self.store.release(claim_of(entry), self.released()) is True
         elif state is not State.RUNNING:
             assert self.store.finish(claim_of(entry), self.ending(state=state)) is True
         return entry
@@ -115,11 +115,11 @@ class Case:
     def expiring(self, *keys: str) -> list[Entry]:
         """Return entries whose records expire during `wait_out_short`, and not before all are written.
 
-        Their ends are sent once: on a real clock, the second answer may come after the stay.
+        Their ends are sent once: on a real clock, the second answer may come after the TTL.
         """
         entries = [self.claimed(key) for key in keys]
         for entry in entries:
-            assert self.once.finish(claim_of(entry), self.ending(stay=self.short)) is True
+            assert self.once.finish(claim_of(entry), self.ending(ttl=self.short)) is True
         return entries
 
     def taken_over(self, entry: Entry, **fields: Any) -> Entry:
@@ -158,7 +158,7 @@ class Case:
         """Check that the record is unchanged; only time may have passed."""
         after = self.found(before.address)
         assert at_rest(after) == at_rest(before)
-        assert self.about(after.stay_left, before.stay_left)
+        assert self.about(after.ttl_left, before.ttl_left)
         assert self.about(after.age, before.age)
         if before.state is State.RUNNING:
             assert self.about(after.lease_left, before.lease_left)
@@ -174,7 +174,7 @@ class Case:
 
 
 def claim_of(entry: Entry, **fields: Any) -> Claim:
-    return replace(Claim(entry.address, entry.token, entry.lease, entry.stay), **fields)
+    return replace(Claim(entry.address, entry.token, entry.lease, entry.ttl), **fields)
 
 
 def every(states: Iterable[State]) -> list[tuple[State, str]]:

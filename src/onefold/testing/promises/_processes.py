@@ -18,7 +18,7 @@ Pair = tuple[Entry, Record | None]
 
 
 def race_in_processes(
-    source: Any, rivals: Sequence[Sequence[Entry]], seen: Sequence[Record | None], *, awaited: bool
+    source: Any, rivals: Sequence[Sequence[Entry]], seen: Sequence[Record | None], *, is_async: bool
 ) -> list[list[Any]]:
     """Let each process claim its own entries, all from the same moment on; return the answers of each."""
     # Spawned, not forked: a fork would inherit this process's connections.
@@ -27,7 +27,7 @@ def race_in_processes(
     running = []
     for entries in rivals:
         here, there = context.Pipe(duplex=False)
-        claims = _claims_awaited if awaited else _claims
+        claims = _claims_async if is_async else _claims
         pairs = list(zip(entries, seen, strict=True))
         process = context.Process(target=_tell, args=(claims, source, pairs, start, there), daemon=True)
         process.start()
@@ -84,7 +84,7 @@ def _claims(source: Any, pairs: Sequence[Pair], start: Any) -> list[Any]:
         return [store.claim(entry, replacing=record) for entry, record in pairs]
 
 
-def _claims_awaited(source: Any, pairs: Sequence[Pair], start: Any) -> list[Any]:
+def _claims_async(source: Any, pairs: Sequence[Pair], start: Any) -> list[Any]:
     import asyncio
 
     async def claim_each() -> list[Any]:

@@ -23,9 +23,9 @@ from onefold.stores.base import (
     Ending,
     Entry,
     Gone,
-    Memory,
     Query,
     Record,
+    Released,
     Store,
 )
 
@@ -36,14 +36,14 @@ class EveryPower(Store, Batching, Browsable, Protocol):
     """All operations of a store; whether it has a capability is checked before."""
 
 
-class AwaitedPower(AsyncStore, AsyncBatching, AsyncBrowsable, Protocol):
+class AsyncPower(AsyncStore, AsyncBatching, AsyncBrowsable, Protocol):
     """All operations of an async store."""
 
 
 class Blocking:
     """An async store behind a sync interface, on one event loop."""
 
-    def __init__(self, store: AwaitedPower, runner: asyncio.Runner) -> None:
+    def __init__(self, store: AsyncPower, runner: asyncio.Runner) -> None:
         self.store = store
         self._runner = runner
 
@@ -56,8 +56,8 @@ class Blocking:
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return self._wait(self.store.finish(claim, ending))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._wait(self.store.release(claim, memory))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self._wait(self.store.release(claim, released))
 
     def read(self, address: Address) -> Record | None:
         return self._wait(self.store.read(address))
@@ -104,8 +104,8 @@ class Twice:
     def finish(self, claim: Claim, ending: Ending) -> bool:
         return self._agree("finish", self.once.finish(claim, ending), self.once.finish(claim, ending))
 
-    def release(self, claim: Claim, memory: Memory | None = None) -> bool:
-        return self._agree("release", self.once.release(claim, memory), self.once.release(claim, memory))
+    def release(self, claim: Claim, released: Released | None = None) -> bool:
+        return self._agree("release", self.once.release(claim, released), self.once.release(claim, released))
 
     def read(self, address: Address) -> Record | None:
         return self.once.read(address)
@@ -135,4 +135,4 @@ class Twice:
 
 def at_rest(answer: Any) -> Any:
     """Return a record without what changes as time passes; any other answer unchanged."""
-    return replace(answer, lease_left=0.0, stay_left=0.0, age=0.0) if isinstance(answer, Record) else answer
+    return replace(answer, lease_left=0.0, ttl_left=0.0, age=0.0) if isinstance(answer, Record) else answer

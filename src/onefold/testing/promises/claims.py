@@ -112,7 +112,7 @@ class TakeOvers(Case):
     def test_a_take_over_is_refused_if_the_owner_has_left_the_record_open(self) -> None:
         owner = self.claimed()
         seen = self.found(owner)
-        assert self.store.release(claim_of(owner), self.memory()) is True
+        assert self.store.release(claim_of(owner), self.released()) is True
 
         assert self._is_refused(seen, owner).state is State.OPEN
 
@@ -174,7 +174,7 @@ class Marks(Case):
         record = self.found(owner)
         assert (record.token, record.revision, record.state) == (owner.token, seen.revision + 1, State.HELD)
         assert (record.attempt, record.notes, record.fingerprint) == (3, b"notes", b"payload")
-        assert (record.remark, record.stay_left) == ("held", math.inf)
+        assert (record.remark, record.ttl_left) == ("held", math.inf)
 
     def test_marking_held_is_refused_if_the_owner_has_extended(self) -> None:
         owner = self.claimed()
@@ -233,7 +233,7 @@ class Marks(Case):
         self.untouched(before)
 
     def _mark(self, seen: Record) -> Entry:
-        mark = self.entry(token=seen.token, state=State.HELD, lease=0.0, stay=math.inf, remark="held")
+        mark = self.entry(token=seen.token, state=State.HELD, lease=0.0, ttl=math.inf, remark="held")
         return replace(mark, attempt=seen.attempt, notes=seen.notes, fingerprint=seen.fingerprint)
 
     def _mark_is_refused(self, seen: Record, owner: Entry) -> Record:

@@ -13,18 +13,18 @@ from onefold.testing.promises._case import Case, claim_of, every
 class Durations(Case):
     """Reads say how much is left, from the moment of the write that said how long."""
 
-    def test_lease_stay_and_age_are_counted_from_the_claim(self) -> None:
-        owner = self.claimed(lease=self.long, stay=2 * self.long, age=3 * self.long)
+    def test_lease_ttl_and_age_are_counted_from_the_claim(self) -> None:
+        owner = self.claimed(lease=self.long, ttl=2 * self.long, age=3 * self.long)
         before = self.found(owner)
         assert self.about(before.lease_left, self.long)
-        assert self.about(before.stay_left, 2 * self.long)
+        assert self.about(before.ttl_left, 2 * self.long)
         assert self.about(before.age, 3 * self.long)
 
         self.wait_out_short()
 
         after = self.found(owner)
         self._passed(before.lease_left, after.lease_left)
-        self._passed(before.stay_left, after.stay_left)
+        self._passed(before.ttl_left, after.ttl_left)
         self._passed(after.age, before.age)
 
     def test_the_record_in_the_way_is_shown_with_what_is_left_now(self) -> None:
@@ -35,7 +35,7 @@ class Durations(Case):
 
         shown = self.refused_by(self.store.claim(self.entry()), owner)
         self._passed(before.lease_left, shown.lease_left)
-        self._passed(before.stay_left, shown.stay_left)
+        self._passed(before.ttl_left, shown.ttl_left)
         self._passed(shown.age, before.age)
 
     def test_age_goes_on_over_every_write_of_the_owner(self) -> None:
@@ -43,17 +43,17 @@ class Durations(Case):
             owner = self.claimed(key, age=3 * self.long)
             assert self.store.extend(claim_of(owner)) is True
             if state is State.OPEN:
-                assert self.store.release(claim_of(owner), self.memory()) is True
+                assert self.store.release(claim_of(owner), self.released()) is True
             elif state is not State.RUNNING:
                 assert self.store.finish(claim_of(owner), self.ending(state=state)) is True
 
             assert self.about(self.found(owner).age, 3 * self.long)
 
-    def test_a_stay_is_counted_from_the_last_write(self) -> None:
+    def test_a_ttl_is_counted_from_the_last_write(self) -> None:
         for state, key in every((State.DONE, State.FAILED, State.HELD)):
-            owner = self.claimed(key, stay=9 * self.long)
-            assert self.store.finish(claim_of(owner), self.ending(state=state, stay=5 * self.long)) is True
-            assert self.about(self.found(owner).stay_left, 5 * self.long)
+            owner = self.claimed(key, ttl=9 * self.long)
+            assert self.store.finish(claim_of(owner), self.ending(state=state, ttl=5 * self.long)) is True
+            assert self.about(self.found(owner).ttl_left, 5 * self.long)
 
     def test_a_lease_that_is_over_changes_nothing_by_itself(self) -> None:
         owner = self.claimed(lease=self.short)
@@ -80,11 +80,11 @@ class Durations(Case):
         assert self.short < more - less < self.long / 4
 
 
-class Stays(Case):
+class Expirations(Case):
     """An expired record counts as free; whether a read still shows it is up to the store."""
 
-    def test_a_record_past_its_stay_is_free(self) -> None:
-        written = {state: self.claimed(key, state=state, stay=self.short, notes=b"old") for state, key in every(State)}
+    def test_an_expired_record_is_free(self) -> None:
+        written = {state: self.claimed(key, state=state, ttl=self.short, notes=b"old") for state, key in every(State)}
         self.wait_out_short()
 
         for entry in written.values():
@@ -95,11 +95,11 @@ class Stays(Case):
             assert (record.token, record.revision, record.notes) == (next_one.token, 1, None)
             assert not record.is_expired
 
-    def test_the_stay_of_an_ending_and_of_a_memory_ends_too(self) -> None:
-        finished, released = self.claimed("finished", stay=math.inf), self.claimed("released", stay=math.inf)
-        # Sent once: on a real clock, the second answer may come after the stay.
-        assert self.once.finish(claim_of(finished), self.ending(stay=self.short)) is True
-        assert self.once.release(claim_of(released), self.memory(stay=self.short)) is True
+    def test_the_ttl_of_an_ending_and_of_a_release_ends_too(self) -> None:
+        finished, released = self.claimed("finished", ttl=math.inf), self.claimed("released", ttl=math.inf)
+        # Sent once: on a real clock, the second answer may come after the TTL.
+        assert self.once.finish(claim_of(finished), self.ending(ttl=self.short)) is True
+        assert self.once.release(claim_of(released), self.released(ttl=self.short)) is True
 
         self.wait_out_short()
 
@@ -108,24 +108,24 @@ class Stays(Case):
 
     def test_forever_stays(self) -> None:
         claimed, extended, finished, released = (
-            self.claimed(way, stay=math.inf if way == "claimed" else self.long)
+            self.claimed(way, ttl=math.inf if way == "claimed" else self.long)
             for way in ("claimed", "extended", "finished", "released")
         )
-        assert self.store.extend(claim_of(extended, stay=math.inf)) is True
-        assert self.store.finish(claim_of(finished), self.ending(stay=math.inf)) is True
-        assert self.store.release(claim_of(released), self.memory(stay=math.inf)) is True
+        assert self.store.extend(claim_of(extended, ttl=math.inf)) is True
+        assert self.store.finish(claim_of(finished), self.ending(ttl=math.inf)) is True
+        assert self.store.release(claim_of(released), self.released(ttl=math.inf)) is True
 
         self.wait_out_short()
 
         self.store.purge(100)
         for entry in (claimed, extended, finished, released):
-            assert self.found(entry).stay_left == math.inf
+            assert self.found(entry).ttl_left == math.inf
             assert isinstance(self.store.claim(self.entry(entry.address.key)), Record)
 
-    def test_taking_over_a_record_past_its_stay_writes_it_or_finds_it_gone(self) -> None:
+    def test_taking_over_an_expired_record_writes_it_or_finds_it_gone(self) -> None:
         owner = self.claimed()
         seen = self.found(owner)
-        assert self.once.extend(claim_of(owner, stay=self.short)) is True
+        assert self.once.extend(claim_of(owner, ttl=self.short)) is True
         seen = replace(seen, revision=seen.revision + 1)
         self.wait_out_short()
         successor = self.entry()
@@ -143,12 +143,12 @@ class Stays(Case):
 class Purges(Case):
     """A purge removes expired records, up to a limit, and nothing else."""
 
-    def test_purge_removes_only_what_is_past_its_stay(self) -> None:
+    def test_purge_removes_only_what_has_expired(self) -> None:
         needed = [
-            self.claimed("running", lease=self.short, stay=self.long),
-            self.claimed("held", state=State.HELD, stay=math.inf),
-            self.claimed("done", state=State.DONE, stay=self.long),
-            self.claimed("open", state=State.OPEN, stay=self.long),
+            self.claimed("running", lease=self.short, ttl=self.long),
+            self.claimed("held", state=State.HELD, ttl=math.inf),
+            self.claimed("done", state=State.DONE, ttl=self.long),
+            self.claimed("open", state=State.OPEN, ttl=self.long),
         ]
         over = self.expiring("over-1", "over-2", "over-3")
         self.wait_out_short()

@@ -85,8 +85,7 @@ class Addresses(Case):
 
     def _stay_apart(self, addresses: list[Address]) -> None:
         entries = [
-            self.entry(address=address, state=State.DONE, result=address.packed, stay=self.long)
-            for address in addresses
+            self.entry(address=address, state=State.DONE, result=address.packed, ttl=self.long) for address in addresses
         ]
         for entry in entries:
             self.written(self.store.claim(entry))
@@ -135,7 +134,7 @@ class Fields(Case):
             extended, finished, released = (self.claimed(f"{number}-{way}") for way in range(3))
             assert self.store.extend(claim_of(extended), notes) is True
             assert self.store.finish(claim_of(finished), self.ending(notes=notes)) is True
-            assert self.store.release(claim_of(released), self.memory(notes=notes)) is True
+            assert self.store.release(claim_of(released), self.released(notes=notes)) is True
 
             for entry in (claimed, extended, finished, released):
                 assert self.found(entry).notes == notes
@@ -150,4 +149,4 @@ class Fields(Case):
         assert record.omitted is entry.omitted
         assert self.about(record.age, entry.age)
         assert self.about(record.lease_left, entry.lease) or entry.state is not State.RUNNING
-        assert math.isclose(record.stay_left, entry.stay, abs_tol=self.long / 4)
+        assert math.isclose(record.ttl_left, entry.ttl, abs_tol=self.long / 4)

@@ -25,7 +25,7 @@ class Finishing(Case):
             assert (record.token, record.state) == (owner.token, state)
             assert (record.result, record.omitted, record.notes, record.remark) == (b"new", True, b"new", "new")
             assert (record.attempt, record.bypasses, record.fingerprint) == (3, 2, b"payload")
-            assert self.about(record.stay_left, self.long)
+            assert self.about(record.ttl_left, self.long)
 
     def test_finish_clears_what_the_ending_leaves_out(self) -> None:
         owner = self.claimed(notes=b"old", remark="old")
@@ -38,9 +38,9 @@ class Finishing(Case):
     def test_a_held_record_is_finished_forever(self) -> None:
         owner = self.claimed()
 
-        assert self.store.finish(claim_of(owner), self.ending(state=State.HELD, stay=math.inf)) is True
+        assert self.store.finish(claim_of(owner), self.ending(state=State.HELD, ttl=math.inf)) is True
 
-        assert self.found(owner).stay_left == math.inf
+        assert self.found(owner).ttl_left == math.inf
 
     def test_finish_of_an_absent_record_is_refused_and_writes_nothing(self) -> None:
         owner = self.entry()
@@ -53,14 +53,14 @@ class Finishing(Case):
 class Extending(Case):
     """A heartbeat renews what is running, and touches nothing else."""
 
-    def test_extend_renews_lease_and_stay(self) -> None:
+    def test_extend_renews_lease_and_ttl(self) -> None:
         owner = self.claimed(attempt=3, bypasses=2, fingerprint=b"payload", notes=b"notes", remark="remark")
 
         assert self.store.extend(self._renewed(owner)) is True
 
         record = self.found(owner)
         assert self.about(record.lease_left, 5 * self.long)
-        assert self.about(record.stay_left, 7 * self.long)
+        assert self.about(record.ttl_left, 7 * self.long)
         assert (record.token, record.state, record.attempt) == (owner.token, State.RUNNING, 3)
         assert (record.bypasses, record.fingerprint, record.remark) == (2, b"payload", "remark")
 
@@ -87,7 +87,7 @@ class Extending(Case):
             owner = self.claimed(f"held-{held}", notes=b"one")
             assert self.store.extend(claim_of(owner), b"one, two") is True
             if held:
-                ending = self.ending(state=State.HELD, stay=math.inf, notes=b"one, two")
+                ending = self.ending(state=State.HELD, ttl=math.inf, notes=b"one, two")
                 assert self.store.finish(claim_of(owner), ending) is True
 
             assert self.store.extend(claim_of(owner), b"one") is True
@@ -97,7 +97,7 @@ class Extending(Case):
 
     def test_extend_of_a_held_record_keeps_only_the_notes(self) -> None:
         owner = self.claimed(notes=b"old")
-        assert self.store.finish(claim_of(owner), self.ending(state=State.HELD, stay=math.inf, notes=b"old")) is True
+        assert self.store.finish(claim_of(owner), self.ending(state=State.HELD, ttl=math.inf, notes=b"old")) is True
 
         assert self.store.extend(self._renewed(owner)) is True
         assert self.found(owner).notes == b"old"
@@ -105,7 +105,7 @@ class Extending(Case):
 
         record = self.found(owner)
         # A late heartbeat must not give an end to what waits for a person.
-        assert (record.state, record.notes, record.stay_left) == (State.HELD, b"new", math.inf)
+        assert (record.state, record.notes, record.ttl_left) == (State.HELD, b"new", math.inf)
 
     def test_extend_of_an_ended_record_is_refused_and_changes_nothing(self) -> None:
         for state, key in every((State.DONE, State.FAILED, State.OPEN)):
@@ -126,7 +126,7 @@ class Extending(Case):
         self.absent(owner.address)
 
     def _renewed(self, owner: Entry) -> Claim:
-        return claim_of(owner, lease=5 * self.long, stay=7 * self.long)
+        return claim_of(owner, lease=5 * self.long, ttl=7 * self.long)
 
 
 class Releasing(Case):
@@ -155,26 +155,26 @@ class Releasing(Case):
         owner = self.entry()
 
         assert self.store.release(claim_of(owner)) is True
-        assert self.store.release(claim_of(owner), self.memory()) is True
+        assert self.store.release(claim_of(owner), self.released()) is True
 
         self.absent(owner.address)
 
-    def test_release_with_a_memory_leaves_the_record_open(self) -> None:
+    def test_release_with_notes_leaves_the_record_open(self) -> None:
         owner = self.claimed(attempt=2, bypasses=2, fingerprint=b"payload", notes=b"old", remark="old")
 
-        memory = self.memory(attempt=3, notes=b"new", remark="new", stay=5 * self.long)
-        assert self.store.release(claim_of(owner), memory) is True
+        released = self.released(attempt=3, notes=b"new", remark="new", ttl=5 * self.long)
+        assert self.store.release(claim_of(owner), released) is True
 
         record = self.found(owner)
         assert (record.token, record.state) == (owner.token, State.OPEN)
         assert (record.attempt, record.notes, record.remark) == (3, b"new", "new")
         assert (record.bypasses, record.fingerprint, record.result) == (2, b"payload", None)
-        assert self.about(record.stay_left, 5 * self.long)
+        assert self.about(record.ttl_left, 5 * self.long)
 
-    def test_a_memory_without_notes_clears_them(self) -> None:
+    def test_a_release_without_notes_clears_them(self) -> None:
         owner = self.claimed(notes=b"old", remark="old")
 
-        assert self.store.release(claim_of(owner), self.memory(attempt=0)) is True
+        assert self.store.release(claim_of(owner), self.released(attempt=0)) is True
 
         record = self.found(owner)
         assert (record.attempt, record.notes, record.remark) == (0, None, "")
@@ -190,7 +190,7 @@ class Strangers(Case):
 
     def test_a_stale_token_cannot_extend(self) -> None:
         for stale, successor in self._taken_over():
-            renewed = claim_of(stale, lease=5 * self.long, stay=7 * self.long)
+            renewed = claim_of(stale, lease=5 * self.long, ttl=7 * self.long)
             assert self.store.extend(renewed) is False
             assert self.store.extend(renewed, b"stale") is False
             self.untouched(successor)
@@ -198,7 +198,7 @@ class Strangers(Case):
     def test_a_stale_token_cannot_release(self) -> None:
         for stale, successor in self._taken_over():
             assert self.store.release(claim_of(stale)) is False
-            assert self.store.release(claim_of(stale), self.memory(notes=b"stale")) is False
+            assert self.store.release(claim_of(stale), self.released(notes=b"stale")) is False
             self.untouched(successor)
 
     def test_a_token_does_not_come_back_after_its_release(self) -> None:
@@ -246,7 +246,7 @@ class Revisions(Case):
         assert self._revisions(
             owner,
             lambda: self.once.claim(owner) is None,
-            lambda: self.once.release(claim_of(owner), self.memory()),
+            lambda: self.once.release(claim_of(owner), self.released()),
         ) == [1, 2]
 
     def test_a_new_token_counts_from_one(self) -> None:

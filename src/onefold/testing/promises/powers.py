@@ -40,7 +40,7 @@ class Batches(Case):
         self.needs(Batching)
 
         def claims(entries: Sequence[Entry]) -> list[Any]:
-            return [claim_of(entry, lease=5 * self.long, stay=7 * self.long) for entry in entries]
+            return [claim_of(entry, lease=5 * self.long, ttl=7 * self.long) for entry in entries]
 
         self._equal(
             lambda entries: [self.store.extend(claim) for claim in claims(entries)],
@@ -49,7 +49,7 @@ class Batches(Case):
 
     def test_finishing_all_equals_finishing_each(self) -> None:
         self.needs(Batching)
-        ending = self.ending(notes=b"notes", remark="remark", stay=5 * self.long)
+        ending = self.ending(notes=b"notes", remark="remark", ttl=5 * self.long)
 
         self._equal(
             lambda entries: [self.store.finish(claim_of(entry), ending) for entry in entries],
@@ -66,11 +66,11 @@ class Batches(Case):
 
     def test_leaving_all_open_equals_leaving_each_open(self) -> None:
         self.needs(Batching)
-        memory = self.memory(attempt=3, notes=b"notes", remark="remark", stay=5 * self.long)
+        released = self.released(attempt=3, notes=b"notes", remark="remark", ttl=5 * self.long)
 
         self._equal(
-            lambda entries: [self.store.release(claim_of(entry), memory) for entry in entries],
-            lambda entries: self.store.close_all([Close(claim_of(entry), memory) for entry in entries]),
+            lambda entries: [self.store.release(claim_of(entry), released) for entry in entries],
+            lambda entries: self.store.close_all([Close(claim_of(entry), released) for entry in entries]),
         )
 
     def test_closing_all_takes_every_way_to_close_in_one_batch(self) -> None:
@@ -83,7 +83,7 @@ class Batches(Case):
             [
                 Close(claim_of(done), self.ending(result=b"one")),
                 Close(claim_of(self.entry("another")), self.ending(result=b"stale")),
-                Close(claim_of(opened), self.memory(attempt=4)),
+                Close(claim_of(opened), self.released(attempt=4)),
                 Close(claim_of(absent), self.ending()),
                 Close(claim_of(forgotten)),
                 Close(claim_of(failed), self.ending(state=State.FAILED, result=b"two")),
@@ -128,13 +128,13 @@ class Batches(Case):
         entries = {standing: self.entry(f"{prefix}-{standing}") for standing in STANDINGS}
         for standing, entry in entries.items():
             if standing in ("taken", "expired"):
-                self.claimed(entry.address.key, stay=self.short if standing == "expired" else self.long)
+                self.claimed(entry.address.key, ttl=self.short if standing == "expired" else self.long)
             elif standing != "free":
                 self.written(self.store.claim(entry))
         for state in (State.DONE, State.FAILED, State.HELD):
             assert self.store.finish(claim_of(entries[state]), self.ending(state=state)) is True
         assert self.store.extend(claim_of(entries["extended"]), b"notes") is True
-        assert self.store.release(claim_of(entries["open"]), self.memory()) is True
+        assert self.store.release(claim_of(entries["open"]), self.released()) is True
         self.taken_over(entries["stale"])
         return list(entries.values())
 
@@ -142,7 +142,7 @@ class Batches(Case):
         assert self._plain(one) == self._plain(other), standing
         if one is not None and other is not None:
             assert self.about(one.lease_left, other.lease_left) or one.state is not State.RUNNING, standing
-            assert self.about(one.stay_left, other.stay_left), standing
+            assert self.about(one.ttl_left, other.ttl_left), standing
 
     def _plain(self, answer: Any) -> Any:
         """Return an answer without what tells the two sets apart; an expired record may be shown or not."""

@@ -107,7 +107,7 @@ class ProcessRaces(Case):
     def _one_wins_each(self, source: Any, keys: Sequence[str], seen: Sequence[Record | None]) -> None:
         rivals = [[self.entry(key) for key in keys] for _ in range(PROCESSES)]
 
-        answers = race_in_processes(source, rivals, seen, awaited=self._awaited)
+        answers = race_in_processes(source, rivals, seen, is_async=self._awaited)
 
         for number in range(len(keys)):
             racing = [entries[number] for entries in rivals]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from onefold._delivery.steps import Ask, Beginning, Committing, RollingBack
+from onefold._delivery.steps import Beginning, Committing, RollingBack, StoreStep
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._tasks import Cancelled, TaskNode, can_be_cancelled
 from onefold.testing.simulate._transactions import Client, Database, Transaction, Transactions, orphaned
@@ -29,9 +29,9 @@ class Cancellations(Transactions):
 
     def _faults(self, world: Database, who: int, moment: Moment) -> tuple[str, ...]:
         fates: tuple[str, ...] = (
-            FATES if isinstance(moment, Ask) and not isinstance(moment, (Committing, RollingBack)) else FATES[:1]
+            FATES if isinstance(moment, StoreStep) and not isinstance(moment, (Committing, RollingBack)) else FATES[:1]
         )
-        if isinstance(moment, Ask) and self._is_blocked(world, who):
+        if isinstance(moment, StoreStep) and self._is_blocked(world, who):
             # It waits for another transaction.
             fates = (FATES[0], FATES[2])
         cancelled = [f"is cancelled {how}, {fate}" for how in TURNS for fate in fates]
@@ -43,7 +43,7 @@ class Cancellations(Transactions):
                 raise Violation(8, f"{self.plans[who].name} waits for ever after a cancellation")
         return super().actions(world)
 
-    def _ask(self, world: Database, who: int, client: Client, step: Ask, way: str) -> Database:
+    def _ask(self, world: Database, who: int, client: Client, step: StoreStep, way: str) -> Database:
         if not way.startswith("is cancelled"):
             if client.open is None and not isinstance(step, (Beginning, RollingBack)):
                 raise Violation(7, "a statement was sent outside of a transaction, where it is committed by itself")
@@ -59,7 +59,7 @@ class Cancellations(Transactions):
             client = self._executed(world, client, step)
         return self._after(world, who, client, Cancelled(TURNS[how], reply))
 
-    def _executed(self, world: Database, client: Client, step: Ask) -> Client:
+    def _executed(self, world: Database, client: Client, step: StoreStep) -> Client:
         if isinstance(step, Beginning):
             return replace(client, open=Transaction())
         return self._perform(world, client, step)[0]

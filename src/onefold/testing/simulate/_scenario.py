@@ -11,12 +11,12 @@ import msgspec
 from onefold import Policy
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import transact
-from onefold._delivery.migration import looking_back
+from onefold._delivery.migration import read_through
 from onefold._delivery.records import resolve
 from onefold._delivery.seen import look
 from onefold._delivery.steps import Flow
-from onefold._delivery.work import Work
-from onefold._model import Address, Asked, Done, Rerun
+from onefold._delivery.work import Delivery
+from onefold._model import Address, DeliveryRequest, Done, Rerun
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
 from onefold.keys import address
@@ -36,7 +36,13 @@ Left = Literal["nothing", "done", "open", "held", "abandoned"]
 
 WAYS: Final[tuple[Way, ...]] = ("rerun", "hold", "skip", "probe")
 # What the old store knows, and how many faults there are in an everyday run: what can be taken over has more histories.
-MOVING: Final[tuple[tuple[Left, int], ...]] = (("nothing", 2), ("done", 2), ("held", 2), ("abandoned", 2), ("open", 1))
+MIGRATING: Final[tuple[tuple[Left, int], ...]] = (
+    ("nothing", 2),
+    ("done", 2),
+    ("held", 2),
+    ("abandoned", 2),
+    ("open", 1),
+)
 # Under these, nothing runs twice whatever fails.
 CAREFUL: Final[tuple[Way, ...]] = ("hold", "probe")
 
@@ -72,7 +78,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     # The store may lose the record, as a cache that evicts or a replica that was behind does.
     loses: bool = False
     # Two stores between which the workers are moving, and what the old one knows at the beginning.
-    moving: Left | Literal[""] = ""
+    migrating: Left | Literal[""] = ""
     wait: float = 0.0
     store_down: Literal["refuse", "run"] = "refuse"
     store: Callable[..., MemoryStore] = MemoryStore
@@ -87,7 +93,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"{self.workers} workers", f"{self.faults} faults"]
         parts += [f"step {name}" for name in self.steps]
         parts += [f"person says {self.person}"] if self.person else []
-        parts += [f"moving from a store that knows it as {self.moving}"] if self.moving else []
+        parts += [f"moving from a store that knows it as {self.migrating}"] if self.migrating else []
         parts += [word for word, is_on in self._switches() if is_on]
         return ", ".join(parts)
 
@@ -125,17 +131,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             plans.append(
                 Plan(
                     name="the person",
-                    flow=lambda work: resolve(work, resolution, by="maria", reason="looked it up"),
-                    work=lambda: _work("the person", self.policy),
+                    flow=lambda delivery: resolve(delivery, resolution, by="maria", reason="looked it up"),
+                    delivery=lambda: _make_delivery("the person", self.policy),
                 )
             )
         return plans
 
     def plan(self, name: str, *, bypass: bool = False) -> Plan:
         flow: Any = {"claim": deliver, "seen": look, "transactional": transact}[self.mode]
-        if self.moving:
-            flow = _deliver_looking_back
-        return Plan(name=name, flow=flow, work=lambda: _work(name, self.policy, bypass=bypass), steps=self.steps)
+        if self.migrating:
+            flow = _deliver_read_through
+        return Plan(
+            name=name, flow=flow, delivery=lambda: _make_delivery(name, self.policy, bypass=bypass), steps=self.steps
+        )
 
 
 class Silent(Teller):
@@ -143,18 +151,18 @@ class Silent(Teller):
 
     __slots__ = ()
 
-    def warn_each(self, address: Address, words: str) -> None:
+    def warn_each(self, address: Address, text: str) -> None:
         pass
 
 
-def _work(name: str, policy: Policy, *, bypass: bool = False) -> Work:
+def _make_delivery(name: str, policy: Policy, *, bypass: bool = False) -> Delivery:
     tokens = (f"{name} token {number}".encode() for number in count(1))
-    asked = Asked(ADDRESS, bypass=bypass)
-    return Work(asked, policy, _never_called, Any, MsgspecCodec(), Silent(), lambda: next(tokens))
+    request = DeliveryRequest(ADDRESS, bypass=bypass)
+    return Delivery(request, policy, _never_called, Any, MsgspecCodec(), Silent(), lambda: next(tokens))
 
 
-def _deliver_looking_back(work: Work) -> Flow[Any]:
-    return looking_back(deliver(work), old="the other store")
+def _deliver_read_through(delivery: Delivery) -> Flow[Any]:
+    return read_through(deliver(delivery), old="the other store")
 
 
 def _never_called() -> None:
@@ -175,10 +183,10 @@ def _everyday() -> Iterator[Scenario]:
         yield Scenario(after_crash=way, person="done")
         yield Scenario(after_crash=way, person="rerun")
     yield Scenario(store_down="run")
-    for left, faults in MOVING:
-        yield Scenario(after_crash="hold", moving=left, beats=0, faults=faults)
-    yield Scenario(moving="nothing", beats=0)
-    yield from (Scenario(after_crash=way, moving="abandoned", beats=0, faults=1) for way in ("rerun", "probe"))
+    for left, faults in MIGRATING:
+        yield Scenario(after_crash="hold", migrating=left, beats=0, faults=faults)
+    yield Scenario(migrating="nothing", beats=0)
+    yield from (Scenario(after_crash=way, migrating="abandoned", beats=0, faults=1) for way in ("rerun", "probe"))
     yield from (Scenario(mode="seen"), Scenario(mode="seen", workers=3, faults=0))
     yield from (Scenario(mode="transactional"), Scenario(mode="transactional", workers=3, faults=0))
     yield Scenario(mode="transactional", cancels=True, faults=1)
@@ -196,8 +204,8 @@ def _deep() -> Iterator[Scenario]:
     for way in CAREFUL:
         yield Scenario(after_crash=way, person="rerun", steps=("reserve",), late=True)
         yield Scenario(after_crash=way, person="done", ages=True)
-        yield Scenario(after_crash=way, moving="open", beats=0)
-    yield from (Scenario(after_crash=way, moving="abandoned", beats=0) for way in ("rerun", "probe"))
+        yield Scenario(after_crash=way, migrating="open", beats=0)
+    yield from (Scenario(after_crash=way, migrating="abandoned", beats=0) for way in ("rerun", "probe"))
     yield from (Scenario(mode="seen", faults=3), Scenario(mode="seen", workers=3, faults=2))
     yield from (Scenario(mode="transactional", faults=4), Scenario(mode="transactional", workers=3, faults=2))
     yield Scenario(mode="transactional", cancels=True, faults=2)

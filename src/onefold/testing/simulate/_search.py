@@ -94,10 +94,10 @@ def laws_of(scenario: Scenario) -> Laws:
         from onefold.testing.simulate._transactions import Transactions
 
         return Transactions(scenario)
-    if scenario.moving:
-        from onefold.testing.simulate._moving import Moving
+    if scenario.migrating:
+        from onefold.testing.simulate._migration import Migrating
 
-        return Moving(scenario)
+        return Migrating(scenario)
     return Physics(scenario)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from onefold._delivery import carried as _bypass
-from onefold._delivery.steps import Ask, Claiming, Closing, Extending, Finishing, Reading, Releasing
+from onefold._delivery import earlier_ending
+from onefold._delivery.steps import Claiming, Closing, Extending, Finishing, Reading, Releasing, StoreStep
 from onefold._model import Entry, Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
@@ -83,7 +83,7 @@ class Statements:
         if number not in self.scenario.ignoring:
             raise Violation(number, how)
 
-    def asking(self, worker: Worker, step: Ask, past: Past) -> Worker:
+    def asking(self, worker: Worker, step: StoreStep, past: Past) -> Worker:
         if worker.epoch < 0:
             worker = replace(worker, epoch=past.epoch)
         if isinstance(step, Releasing) and self.careful and worker.doubt:
@@ -92,7 +92,7 @@ class Statements:
             return replace(worker, late=True)
         return replace(worker, inside=False) if isinstance(step, Closing) else worker
 
-    def performed(self, past: Past, step: Ask, before: Row | None, after: Row | None, reply: Any) -> Past:
+    def performed(self, past: Past, step: StoreStep, before: Row | None, after: Row | None, reply: Any) -> Past:
         """Check an operation of the store: statement 6, and what it changed."""
         if isinstance(step, Claiming):
             return self._asked(past, step, before, after, reply)
@@ -110,7 +110,9 @@ class Statements:
             if before is None or before.state not in (State.RUNNING, State.HELD):
                 self._broken(6, "a late heartbeat changed a record that had ended")
             if step.notes:
-                return replace(past, steps=past.steps | (set(msgspec.msgpack.decode(step.notes)) - {_bypass.EARLIER}))
+                return replace(
+                    past, steps=past.steps | (set(msgspec.msgpack.decode(step.notes)) - {earlier_ending.EARLIER})
+                )
         return past
 
     def _asked(self, past: Past, step: Claiming, before: Row | None, after: Row | None, reply: Any) -> Past:
@@ -134,7 +136,7 @@ class Statements:
         """Check a claim after done: a bypass, or its restored outcome."""
         if entry.state is State.DONE and _value(entry.result) == past.done:
             return past
-        if not _bypass.is_bypass(entry):
+        if not earlier_ending.is_bypass(entry):
             self._broken(4, f"a claim ({entry.state}) was written after done")
         if _value(entry.result) != past.done:
             self._broken(10, "a bypass does not carry what it has to put back")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold._delivery.steps import Ask, Claiming
+from onefold._delivery.steps import Claiming, StoreStep
 from onefold._model import State
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import NOW
@@ -31,7 +31,7 @@ def told(who: str, moment: Moment, way: str, then: Moment | None, rows: tuple[Ro
     line = f"{who} {what}{f', and {way}' if way.startswith(CANCELLED) else FAULTS.get(way, '')}"
     if rows is not None and rows[0] != rows[1]:
         line += f" [{_seen(rows[1])}]"
-    elif rows is not None and isinstance(moment, Ask) and way == "goes on":
+    elif rows is not None and isinstance(moment, StoreStep) and way == "goes on":
         line += " [nothing changed]"
     return f"{line}; it {then.story}" if isinstance(then, End) else line
 

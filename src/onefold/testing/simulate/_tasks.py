@@ -16,10 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold._delivery.drive import drive_async
-from onefold._delivery.steps import Ask, Beginning, Claiming, Committing, Finishing, Releasing, RollingBack
-from onefold._guard.context import Toolbox
-from onefold._model import Claim, Commit, Ending, Entry, Memory, Record
-from onefold.stores.sql.connection import Database, Kind, Standing, Trouble
+from onefold._delivery.steps import Beginning, Claiming, Committing, Finishing, Releasing, RollingBack, StoreStep
+from onefold._guard.context import DeliveryContext
+from onefold._model import Claim, Commit, Ending, Entry, Record, Released
+from onefold.stores.sql.connection import Database, ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.pool import AsyncPool
 from onefold.stores.sql.store import AsyncSqlStore
 from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Plan, Raised, Start, refusal
@@ -78,20 +78,20 @@ class Spoken:
     def finish_joined(self, claim: Claim, ending: Ending) -> Generator[Any, Any, Any]:
         return (yield Finishing(claim, ending))
 
-    def release(self, claim: Claim, memory: Memory | None) -> Generator[Any, Any, Any]:
+    def release(self, claim: Claim, memory: Released | None) -> Generator[Any, Any, Any]:
         return (yield Releasing(claim, memory))
 
 
-def _trouble(error: BaseException) -> Trouble | None:
+def _trouble(error: BaseException) -> ErrorInfo | None:
     if isinstance(error, Lost):
-        return Trouble(Kind.LOST, "the connection was lost")
-    return Trouble(Kind.CONFLICT, "a conflict") if isinstance(error, Conflict) else None
+        return ErrorInfo(ErrorClass.LOST, "the connection was lost")
+    return ErrorInfo(ErrorClass.CONFLICT, "a conflict") if isinstance(error, Conflict) else None
 
 
 DATABASE: Final = Database(Spoken(), "the simulated database", _trouble, purges=False)  # type: ignore[arg-type]
 
 
-class SimulatedLink:
+class SimulatedConnection:
     """A connection whose every message is a moment. What was interrupted on it is not known, as with the real ones."""
 
     spoils_gently = False
@@ -99,23 +99,23 @@ class SimulatedLink:
     def __init__(self, stage: Stage) -> None:
         self.connection = None
         self._stage = stage
-        self._standing = Standing.IDLE
+        self._transaction_status = TransactionStatus.IDLE
 
-    async def send(self, ask: Any) -> Any:
+    async def send(self, request: Any) -> Any:
         with self._marked():
-            reply = await self._stage.moment(ask)
+            reply = await self._stage.moment(request)
         if isinstance(reply, Fails):
-            self._standing = Standing.ABORTED
+            self._transaction_status = TransactionStatus.ABORTED
             raise Conflict
         return reply
 
-    async def send_all(self, asks: list[Any]) -> list[Any]:
-        return [await self.send(ask) for ask in asks]
+    async def send_all(self, requests: list[Any]) -> list[Any]:
+        return [await self.send(request) for request in requests]
 
     async def begin(self) -> None:
         with self._marked():
             await self._stage.moment(Beginning())
-        self._standing = Standing.OPEN
+        self._transaction_status = TransactionStatus.OPEN
 
     async def run(self, statement: str) -> None:
         raise AssertionError(f"no savepoint is simulated: {statement}")
@@ -123,17 +123,17 @@ class SimulatedLink:
     async def commit(self) -> None:
         with self._marked():
             reply = await self._stage.moment(Committing())
-        self._standing = Standing.BROKEN if reply is Commit.UNKNOWN else Standing.IDLE
+        self._transaction_status = TransactionStatus.BROKEN if reply is Commit.UNKNOWN else TransactionStatus.IDLE
         if reply is not Commit.DONE:
             raise Lost if reply is Commit.UNKNOWN else Conflict
 
     async def rollback(self) -> None:
         with self._marked():
             await self._stage.moment(RollingBack(UNDO))
-        self._standing = Standing.IDLE
+        self._transaction_status = TransactionStatus.IDLE
 
-    def standing(self) -> Standing:
-        return self._standing
+    def transaction_status(self) -> TransactionStatus:
+        return self._transaction_status
 
     async def close(self) -> None:
         self.abandon()
@@ -142,7 +142,7 @@ class SimulatedLink:
         self.abandon()
 
     def abandon(self) -> None:
-        self._standing = Standing.BROKEN
+        self._transaction_status = TransactionStatus.BROKEN
         self._stage.closed += 1
 
     @contextmanager
@@ -152,7 +152,7 @@ class SimulatedLink:
         except Exception:
             raise
         except BaseException:
-            self._standing = Standing.BROKEN
+            self._transaction_status = TransactionStatus.BROKEN
             raise
 
 
@@ -194,12 +194,14 @@ class Stage:
         store = AsyncSqlStore(DATABASE, AsyncPool(self._connected))
         store._looked = True
         async with store.transaction() as transaction:
-            work = replace(self._plan.work(), call=self._handle)
-            hands = Toolbox(transaction, work.codec, work.tell, drive_async, awaits=True, transaction=transaction)
-            return await drive_async(self._plan.flow(work), hands)
+            delivery = replace(self._plan.delivery(), call=self._handle)
+            context = DeliveryContext(
+                transaction, delivery.codec, delivery.tell, drive_async, awaits=True, transaction=transaction
+            )
+            return await drive_async(self._plan.flow(delivery), context)
 
-    async def _connected(self) -> SimulatedLink:
-        return SimulatedLink(self)
+    async def _connected(self) -> SimulatedConnection:
+        return SimulatedConnection(self)
 
     async def _handle(self) -> str:
         await self.moment(Start(1))
@@ -285,4 +287,4 @@ class TaskNode(Node):
 
 
 def can_be_cancelled(moment: Moment) -> bool:
-    return isinstance(moment, (Ask, Start, Effect, Choose))
+    return isinstance(moment, (StoreStep, Start, Effect, Choose))

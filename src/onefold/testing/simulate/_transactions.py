@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold import StoreUnavailable
-from onefold._delivery.steps import Ask, Beginning, Claiming, Committing, RollingBack, StillOpen
+from onefold._delivery.steps import Beginning, Claiming, Committing, RollingBack, StillOpen, StoreStep
 from onefold._model import Commit
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, NOW, Scenario
@@ -117,7 +117,7 @@ class Transactions:
         if action.way == "dies":
             return _put(orphaned(world, client.open), action.who, replace(client, dead=True, open=None))
         moment = client.at
-        if isinstance(moment, Ask):
+        if isinstance(moment, StoreStep):
             return self._ask(world, action.who, client, moment, action.way)
         return self._decided(world, action.who, client, moment, action.way)
 
@@ -135,7 +135,7 @@ class Transactions:
         world = replace(world, orphans=orphans)
         return self._commit(world, orphan) if verb == "commits" else world
 
-    def _ask(self, world: Database, who: int, client: Client, step: Ask, way: str) -> Database:
+    def _ask(self, world: Database, who: int, client: Client, step: StoreStep, way: str) -> Database:
         reply: Any = None
         if isinstance(step, Beginning):
             client = replace(client, open=Transaction())
@@ -176,7 +176,7 @@ class Transactions:
             raise Violation(7, "an effect was committed without its record")
         return replace(world, effects=effects, row=transaction.row or world.row)
 
-    def _perform(self, world: Database, client: Client, step: Ask) -> tuple[Client, Any]:
+    def _perform(self, world: Database, client: Client, step: StoreStep) -> tuple[Client, Any]:
         """Perform one statement of the production store, on what this transaction sees."""
         assert client.open is not None
         seen = client.open.row or world.row

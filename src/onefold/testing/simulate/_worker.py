@@ -15,7 +15,6 @@ from onefold import StoreUnavailable
 from onefold._delivery.handler_steps.flow import StepLog, take_step
 from onefold._delivery.handler_steps.log_writes import Logging
 from onefold._delivery.steps import (
-    Ask,
     Elsewhere,
     Ended,
     Extending,
@@ -23,11 +22,12 @@ from onefold._delivery.steps import (
     LeaseLeft,
     Pausing,
     Running,
+    StoreStep,
     Took,
     Unwatching,
     Watching,
 )
-from onefold._delivery.work import Work
+from onefold._delivery.work import Delivery
 from onefold._model import Done, NotDone, Unknown, downstream
 
 
@@ -57,7 +57,7 @@ class Choose(msgspec.Struct, frozen=True):
     ways: tuple[str, ...]
 
 
-class Watch(msgspec.Struct, frozen=True):
+class Watched(msgspec.Struct, frozen=True):
     """From here on the heartbeat may beat."""
 
 
@@ -92,7 +92,7 @@ class Raised(Exception):
     """The handler's own error in a simulation."""
 
 
-Moment = Ask | Start | Effect | Returned | Choose | Watch | Pause | LeaseLeft | End
+Moment = StoreStep | Start | Effect | Returned | Choose | Watched | Pause | LeaseLeft | End
 Script = Generator[Any, Any, End]
 
 
@@ -100,15 +100,15 @@ class Plan(msgspec.Struct, frozen=True):
     """The task of one worker: which flow, and what its handler does."""
 
     name: str
-    flow: Callable[[Work], Flow[Any]]
-    work: Callable[[], Work]
+    flow: Callable[[Delivery], Flow[Any]]
+    delivery: Callable[[], Delivery]
     steps: tuple[str, ...] = ()
 
 
 def script(plan: Plan) -> Script:
     """Return the production flow, its steps turned into moments."""
-    work = plan.work()
-    flow = plan.flow(work)
+    delivery = plan.delivery()
+    flow = plan.flow(delivery)
     reply: Any = None
     failure: Exception | None = None
     while True:
@@ -120,9 +120,9 @@ def script(plan: Plan) -> Script:
             return refusal(error)
         reply = failure = None
         if isinstance(step, Running):
-            reply = yield from _run(plan, work, step)
+            reply = yield from _run(plan, delivery, step)
         elif isinstance(step, Watching):
-            reply = yield Watch()
+            reply = yield Watched()
         elif isinstance(step, Unwatching):
             # A renewal may be on its way: here the heartbeat may beat until the delivery ends.
             continue
@@ -143,13 +143,13 @@ def _unavailable(step: Any) -> StoreUnavailable:
     return StoreUnavailable.unreached("no answer") if isinstance(step, Elsewhere) else StoreUnavailable("no answer")
 
 
-def _run(plan: Plan, work: Work, running: Running) -> Generator[Any, Any, Ended]:
+def _run(plan: Plan, delivery: Delivery, running: Running) -> Generator[Any, Any, Ended]:
     assert running.entry is not None
     entry = running.entry
     if running.probing:
         return _probed((yield Choose("the probe says", ("done", "not done", "unknown", "nothing: it raises"))))
     yield Start(entry.attempt)
-    log = StepLog(entry, work.codec, work.tell)
+    log = StepLog(entry, delivery.codec, delivery.tell)
     for name in plan.steps:
         try:
             yield from _take(log, name, downstream(entry.address, name, entry.bypasses))

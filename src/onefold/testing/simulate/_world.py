@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from onefold._delivery import carried as _bypass
-from onefold._delivery.steps import Ask, Claiming, Extending, LeaseLeft
+from onefold._delivery import earlier_ending
+from onefold._delivery.steps import Claiming, Extending, LeaseLeft, StoreStep
 from onefold._model import Claim, Entry, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
 from onefold.testing.simulate._statements import Past, Statements
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Returned, Start, Watch
+from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Returned, Start, Watched
 
 # Not a worker: time, the network.
 NATURE = -1
@@ -86,7 +86,7 @@ class World(msgspec.Struct, frozen=True):
     past: Past
     faults: int
     # Requests whose senders have given up, and which may still arrive.
-    late: tuple[Ask, ...] = ()
+    late: tuple[StoreStep, ...] = ()
     # Whether the long time may still pass.
     ages: bool = False
 
@@ -111,7 +111,7 @@ class Physics:
 
     def _done_before(self) -> Row:
         result = MsgspecCodec().encode(EARLIER, Any)
-        entry = Entry(address=ADDRESS, token=b"an earlier run", state=State.DONE, stay=KEEP, result=result)
+        entry = Entry(address=ADDRESS, token=b"an earlier run", state=State.DONE, ttl=KEEP, result=result)
         assert self.store.claim(entry) is None
         return replace(self.store._rows[ADDRESS], began=0.0)
 
@@ -145,7 +145,7 @@ class Physics:
         if not faulty:
             return
         yield Action(who, "dies", fault=True)
-        if isinstance(moment, Ask):
+        if isinstance(moment, StoreStep):
             for way in ("no answer", "answer lost", "sent twice"):
                 yield Action(who, way, fault=True)
             if self.scenario.late:
@@ -175,7 +175,7 @@ class Physics:
         if action.way == "beats":
             return self._beat(world, action.who, worker)
         moment = worker.at
-        if isinstance(moment, Ask):
+        if isinstance(moment, StoreStep):
             return self._ask(world, action.who, worker, moment, action.way)
         return self._go_on(world, action.who, worker, moment, action.way)
 
@@ -206,7 +206,7 @@ class Physics:
         lapsed = worker.lapsed if not ours else world.row is None or world.row.leased_until <= NOW
         return _put(world, who, replace(worker, beats=worker.beats - 1, lost=not ours, lapsed=lapsed))
 
-    def _ask(self, world: World, who: int, worker: Worker, step: Ask, way: str) -> World:
+    def _ask(self, world: World, who: int, worker: Worker, step: StoreStep, way: str) -> World:
         worker = self.statements.asking(worker, step, world.past)
         reply: Any = Fails()
         if way == "arrives late":
@@ -219,14 +219,14 @@ class Physics:
                 reply = Fails()
         if isinstance(step, Claiming) and reply is None and step.entry.state is State.RUNNING and worker.claim is None:
             entry = step.entry
-            claim = Claim(ADDRESS, entry.token, entry.lease, entry.stay)
+            claim = Claim(ADDRESS, entry.token, entry.lease, entry.ttl)
             doubt = step.replacing is not None and step.replacing.state is State.RUNNING
-            bypass = _bypass.is_bypass(entry)
+            bypass = earlier_ending.is_bypass(entry)
             worker = replace(worker, claim=claim, order=world.past.claims, steps=world.past.steps, doubt=doubt)
             worker = replace(worker, bypass=bypass, doubt=doubt and not bypass)
         return self._after(world, who, worker, reply)
 
-    def _perform(self, world: World, step: Ask) -> tuple[World, Any]:
+    def _perform(self, world: World, step: StoreStep) -> tuple[World, Any]:
         """Perform one operation of the production store."""
         rows = self.store._rows
         rows.clear()
@@ -256,7 +256,7 @@ class Physics:
             past = self.statements.happened(past, worker, moment)
         elif isinstance(moment, Returned):
             past = self.statements.returned(past, worker, moment)
-        elif isinstance(moment, Watch):
+        elif isinstance(moment, Watched):
             worker = replace(worker, watched=True)
             reply = 0.0 if worker.lapsed else LEASE
         elif isinstance(moment, LeaseLeft):

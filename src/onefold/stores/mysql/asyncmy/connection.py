@@ -1,4 +1,4 @@
-"""asyncmy: the adapters of PyMySQL, awaited. Connections belong to the event loop in which they were opened."""
+"""asyncmy: the adapters of PyMySQL, async. Connections belong to the event loop in which they were opened."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from onefold._interrupts import heard
 from onefold.stores.mysql import connection as mysql
 from onefold.stores.mysql.errors import meaning, not_connected
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION
-from onefold.stores.mysql.urls import READ_TIMEOUT, Place, unverified
-from onefold.stores.sql.connection import Standing, Trouble
+from onefold.stores.mysql.urls import READ_TIMEOUT, Settings, unverified
+from onefold.stores.sql.connection import ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _DECODERS: Final[Any] = {kind: decode for kind, decode in conversions.items() if isinstance(kind, int)}
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     return meaning(error) if isinstance(error, MySQLError) else None
 
 
@@ -53,12 +53,12 @@ class Watched(mysql.Watched, _Connection):  # type: ignore[misc]
             self._ssl_context = self._preferred
             self._client_flag |= CLIENT.SSL
 
-    async def _seen(self, ask: Callable[..., Awaitable[T]], *values: Any) -> T:
+    async def _seen(self, request: Callable[..., Awaitable[T]], *values: Any) -> T:
         try:
             # Where there is a time-out for reading, asyncmy waits by `asyncio.wait_for`, which may swallow.
-            return await heard(ask(*values))
+            return await heard(request(*values))
         except MySQLError as error:
-            self.watch.failed(error)
+            self.monitor.failed(error)
             raise
         except BaseException:
             # Cancelled between a question and its answer: the next one who asks would get that answer.
@@ -69,7 +69,7 @@ class Watched(mysql.Watched, _Connection):  # type: ignore[misc]
 def break_off(connection: Any) -> None:
     """Close a connection at once; asyncmy's own `close` lets it still pass as connected."""
     if isinstance(connection, Watched):
-        connection.watch.broken = True
+        connection.monitor.broken = True
     connection._close_on_cancel()
 
 
@@ -87,8 +87,8 @@ def is_closed(connection: Any) -> bool:
     return connection._transport is None and connection._close_reason is None
 
 
-class AsyncmyLink(mysql.Adapter):
-    """An `AsyncLink` on a connection whose transactions are its owner's."""
+class AsyncmyConnection(mysql.Adapter):
+    """An `AsyncConnection` on a connection whose transactions are its owner's."""
 
     spoils_gently = False
     _run = staticmethod(run_async)
@@ -119,13 +119,13 @@ class AsyncmyLink(mysql.Adapter):
         finally:
             connection._decoders, connection._use_unicode = wanted
 
-    def standing(self) -> Standing:
-        return self._lost() or (Standing.OPEN if in_transaction(self.connection) else Standing.IDLE)
+    def transaction_status(self) -> TransactionStatus:
+        return self._lost() or (TransactionStatus.OPEN if in_transaction(self.connection) else TransactionStatus.IDLE)
 
-    def _lost(self) -> Standing | None:
+    def _lost(self) -> TransactionStatus | None:
         if is_closed(self.connection):
-            return Standing.CLOSED
-        return None if self.connection.connected else Standing.BROKEN
+            return TransactionStatus.CLOSED
+        return None if self.connection.connected else TransactionStatus.BROKEN
 
     async def close(self) -> None:
         await self.connection.ensure_closed()
@@ -134,27 +134,27 @@ class AsyncmyLink(mysql.Adapter):
         break_off(self.connection)
 
 
-class OwnLink(mysql.OwnAdapter, AsyncmyLink):
-    """An `AsyncLink` on a connection of our own."""
+class OwnConnection(mysql.OwnAdapter, AsyncmyConnection):
+    """An `AsyncConnection` on a connection of our own."""
 
     connection: Watched
 
 
-class TransactionLink(mysql.TransactionAdapter, OwnLink):
-    """An `AsyncLink` for transactions of our own."""
+class TransactionConnection(mysql.TransactionAdapter, OwnConnection):
+    """An `AsyncConnection` for transactions of our own."""
 
 
-async def for_operations(place: Place) -> OwnLink:
-    return OwnLink(await _connected(place, autocommit=True, read_timeout=place.read_timeout))
+async def for_operations(settings: Settings) -> OwnConnection:
+    return OwnConnection(await _connected(settings, autocommit=True, read_timeout=settings.read_timeout))
 
 
-async def for_transactions(place: Place) -> TransactionLink:
-    return TransactionLink(
-        await _connected(place, autocommit=False, init_command=place.isolation_statement), place.database
+async def for_transactions(settings: Settings) -> TransactionConnection:
+    return TransactionConnection(
+        await _connected(settings, autocommit=False, init_command=settings.isolation_statement), settings.database
     )
 
 
-async def beside(connection: Any, database: str) -> OwnLink:
+async def beside(connection: Any, database: str) -> OwnConnection:
     """On another connection to where this one is: for what must not be done in a caller's transaction."""
     other = Watched(
         host=connection._host,
@@ -173,28 +173,28 @@ async def beside(connection: Any, database: str) -> OwnLink:
         server_public_key=connection._server_public_key,
     )
     await other.connect()
-    return OwnLink(other)
+    return OwnConnection(other)
 
 
-async def _connected(place: Place, **options: Any) -> Watched:
+async def _connected(settings: Settings, **options: Any) -> Watched:
     connection = Watched(
-        host=place.host,
-        port=place.port,
-        unix_socket=place.unix_socket,
-        user=place.user,
-        password=place.password.encode(),
-        database=place.database,
+        host=settings.host,
+        port=settings.port,
+        unix_socket=settings.unix_socket,
+        user=settings.user,
+        password=settings.password.encode(),
+        database=settings.database,
         charset="utf8mb4",
         program_name="onefold",
-        connect_timeout=place.connect_timeout,
-        ssl=place.tls,
+        connect_timeout=settings.connect_timeout,
+        ssl=settings.tls,
         **options,
     )
-    if place.tls_mode == "preferred" and place.unix_socket is None:
+    if settings.tls_mode == "preferred" and settings.unix_socket is None:
         connection.prefer_tls(unverified())
     try:
         # It bounds the greeting, too, which asyncmy's own connect_timeout does not.
-        async with asyncio.timeout(place.connect_timeout):
+        async with asyncio.timeout(settings.connect_timeout):
             await connection.connect()
     except TimeoutError as error:
         raise OperationalError(*not_connected(error)) from error

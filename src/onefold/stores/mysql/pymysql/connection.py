@@ -18,8 +18,8 @@ from onefold._generators import run
 from onefold.stores.mysql import connection as mysql
 from onefold.stores.mysql.errors import meaning, not_connected
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION, is_torn
-from onefold.stores.mysql.urls import READ_TIMEOUT, Place, unverified
-from onefold.stores.sql.connection import Standing, Trouble
+from onefold.stores.mysql.urls import READ_TIMEOUT, Settings, unverified
+from onefold.stores.sql.connection import ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _DECODERS: Final[Any] = {kind: decode for kind, decode in conversions.items() if isinstance(kind, int)}
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     return meaning(error) if isinstance(error, MySQLError) else None
 
 
@@ -39,11 +39,11 @@ class Watched(mysql.Watched, Connection):
     ctx: ssl.SSLContext
     _read_timeout: float | None
 
-    def _seen(self, ask: Callable[..., T], *values: Any) -> T:
+    def _seen(self, request: Callable[..., T], *values: Any) -> T:
         try:
-            return ask(*values)
+            return request(*values)
         except MySQLError as error:
-            self.watch.failed(error)
+            self.monitor.failed(error)
             raise
         except BaseException:
             break_off(self)
@@ -60,8 +60,8 @@ def break_off(connection: Connection[Any]) -> None:
         connection.close()
 
 
-class PymysqlLink(mysql.Adapter):
-    """A `Link` on a connection whose transactions are its owner's."""
+class PymysqlConnection(mysql.Adapter):
+    """A `Connection` on a connection whose transactions are its owner's."""
 
     _run = staticmethod(run)
     _errors = err
@@ -101,18 +101,18 @@ class PymysqlLink(mysql.Adapter):
         finally:
             connection.decoders, connection.use_unicode = wanted
 
-    def standing(self) -> Standing:
+    def transaction_status(self) -> TransactionStatus:
         lost = self._lost()
         if lost is not None:
             return lost
         if self.is_torn:
-            return Standing.ABORTED
-        return Standing.OPEN if in_transaction(self.connection) else Standing.IDLE
+            return TransactionStatus.ABORTED
+        return TransactionStatus.OPEN if in_transaction(self.connection) else TransactionStatus.IDLE
 
-    def _lost(self) -> Standing | None:
+    def _lost(self) -> TransactionStatus | None:
         if self.connection.open:
             return None
-        return Standing.CLOSED if self.connection._closed else Standing.BROKEN
+        return TransactionStatus.CLOSED if self.connection._closed else TransactionStatus.BROKEN
 
     @property
     def is_torn(self) -> bool:
@@ -125,29 +125,33 @@ class PymysqlLink(mysql.Adapter):
         break_off(self.connection)
 
 
-class OwnLink(mysql.OwnAdapter, PymysqlLink):
-    """A `Link` on a connection of our own."""
+class OwnConnection(mysql.OwnAdapter, PymysqlConnection):
+    """A `Connection` on a connection of our own."""
 
     connection: Watched
 
 
-class TransactionLink(mysql.TransactionAdapter, OwnLink):
-    """A `Link` for transactions of our own."""
+class TransactionConnection(mysql.TransactionAdapter, OwnConnection):
+    """A `Connection` for transactions of our own."""
 
 
-def for_operations(place: Place) -> OwnLink:
+def for_operations(settings: Settings) -> OwnConnection:
     # Several statements in one message; safe where nobody else writes any.
-    return OwnLink(_connected(place, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS, timeout=place.read_timeout))
+    return OwnConnection(
+        _connected(settings, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS, timeout=settings.read_timeout)
+    )
 
 
-def for_transactions(place: Place) -> TransactionLink:
-    return TransactionLink(_connected(place, autocommit=False, init_command=place.isolation_statement), place.database)
+def for_transactions(settings: Settings) -> TransactionConnection:
+    return TransactionConnection(
+        _connected(settings, autocommit=False, init_command=settings.isolation_statement), settings.database
+    )
 
 
-def beside(connection: Any, database: str) -> OwnLink:
+def beside(connection: Any, database: str) -> OwnConnection:
     """On another connection to where this one is: for what must not be done in a caller's transaction."""
     tls: dict[str, Any] = {"ssl": connection.ctx} if connection._secure and connection.ssl else {"ssl_disabled": True}
-    return OwnLink(
+    return OwnConnection(
         Watched(
             host=connection.host,
             port=connection.port,
@@ -167,25 +171,25 @@ def beside(connection: Any, database: str) -> OwnLink:
     )
 
 
-def _connected(place: Place, *, timeout: float | None = None, **options: Any) -> Watched:
+def _connected(settings: Settings, *, timeout: float | None = None, **options: Any) -> Watched:
     connection = Watched(
-        host=place.host,
-        port=place.port,
-        unix_socket=place.unix_socket,
-        user=place.user,
-        password=place.password.encode(),
-        database=place.database,
+        host=settings.host,
+        port=settings.port,
+        unix_socket=settings.unix_socket,
+        user=settings.user,
+        password=settings.password.encode(),
+        database=settings.database,
         charset="utf8mb4",
         program_name="onefold",
-        connect_timeout=place.connect_timeout,
+        connect_timeout=settings.connect_timeout,
         # It bounds the greeting, too, which connect_timeout does not.
-        read_timeout=place.connect_timeout,
-        ssl=place.tls,
-        ssl_disabled=place.tls is None,
+        read_timeout=settings.connect_timeout,
+        ssl=settings.tls,
+        ssl_disabled=settings.tls is None,
         defer_connect=True,
         **options,
     )
-    if place.tls_mode == "preferred":
+    if settings.tls_mode == "preferred":
         # As PyMySQL does it by itself, but for a context that is made once: reading certificates takes long.
         connection.ssl, connection.ctx = True, unverified()
     try:

@@ -10,7 +10,7 @@ from onefold.stores.sql.statements import columns, values
 
 # The server's own clock in seconds, with microseconds. In UTC, because the hour in which local clocks are set back
 # comes twice. The beginning of the statement, because each mention of SYSDATE() is another moment: a record could be
-# past its stay in one column and not yet in the next. A statement that waits for a row counts its lease from before the
+# expired in one column and not yet in the next. A statement that waits for a row counts its lease from before the
 # wait, as its worker does.
 NOW: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
 
@@ -19,7 +19,7 @@ _KEY: Final = re.compile(r"(?<![:\w`])key\b")
 _WORD: Final = re.compile(r"(?<!\w)'(\w+)'")
 
 
-def spelled(statement: str) -> str:
+def render(statement: str) -> str:
     """With the server's clock, with `key` quoted, and with words that are bytes whatever the session's charset."""
     return _WORD.sub(r"_binary'\1'", _KEY.sub("`key`", _CLOCK.sub(NOW, statement)))
 
@@ -30,8 +30,8 @@ _UNLESS_ALIVE: Final = ", ".join(
     for column in sorted(WRITTEN, key=lambda column: column == "expires")
 )
 
-INTO: Final = spelled(f"INSERT INTO {TABLE} ({columns()}) VALUES")
-ROW: Final = spelled(f"({values()})")
-OR_LEAVE: Final = spelled(f"ON DUPLICATE KEY UPDATE {_UNLESS_ALIVE}")
-ADDRESSED: Final = spelled(", ".join((*ADDRESS, *READ.values())))
-IN_THE_WAY: Final = spelled(f"WHERE {AT} AND {ALIVE}")
+INTO: Final = render(f"INSERT INTO {TABLE} ({columns()}) VALUES")
+ROW: Final = render(f"({values()})")
+OR_LEAVE: Final = render(f"ON DUPLICATE KEY UPDATE {_UNLESS_ALIVE}")
+ADDRESSED: Final = render(", ".join((*ADDRESS, *READ.values())))
+IN_THE_WAY: Final = render(f"WHERE {AT} AND {ALIVE}")

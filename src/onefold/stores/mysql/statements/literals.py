@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX
 from onefold.errors import UsageError
 from onefold.stores.mysql.errors import DUPLICATE, number_of
-from onefold.stores.sql.dialect import Ask, Reply, Talk
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.records import KINDS_READ, PLACE, TABLE, Parameters, located
 
 T = TypeVar("T")
@@ -31,15 +31,15 @@ PACKET_SURE: Final = 1_000_000
 LONGEST: Final = {"scope": SCOPE_MAX, "operation": OPERATION_MAX, "key": KEY_MAX}
 
 
-def filled(ask: Ask, where: str = "") -> str:
+def filled(request: SqlRequest, where: str = "") -> str:
     """The statement with its values in it: there is nothing left that a driver or a session could interpret.
 
     `where` is as in `located`.
     """
-    if not ask.values:
-        return located(ask.statement, where)
-    parts = list(_parts(ask.statement, where))
-    parts[1::2] = [_checked(name, ask.values[name]) for name in parts[1::2]]
+    if not request.values:
+        return located(request.statement, where)
+    parts = list(_parts(request.statement, where))
+    parts[1::2] = [_checked(name, request.values[name]) for name in parts[1::2]]
     return "".join(parts)
 
 
@@ -95,7 +95,7 @@ class Many(NamedTuple):
     after: str
 
 
-def many(halves: Many, rows: Sequence[Parameters], *, back: bool = False) -> list[Ask]:
+def many(halves: Many, rows: Sequence[Parameters], *, back: bool = False) -> list[SqlRequest]:
     """The statement for many records: what stood for a value becomes a column of a table that is sent along.
 
     Records are looked up, and locked, in the order of the rows: two batches that overlap do not wait for each other.
@@ -105,13 +105,13 @@ def many(halves: Many, rows: Sequence[Parameters], *, back: bool = False) -> lis
     selects = (f"SELECT {', '.join(_typed(_checked(name, row[name])) for name in names)}" for row in rows)
     named = ", ".join(f"NULL AS asked_{name}" for name in names)
     return [
-        Ask(
-            f"{before} (SELECT {named} FROM DUAL WHERE FALSE UNION ALL {' UNION ALL '.join(portion)}) AS asked "
+        SqlRequest(
+            f"{before} (SELECT {named} FROM DUAL WHERE FALSE UNION ALL {' UNION ALL '.join(batch)}) AS asked "
             f"STRAIGHT_JOIN {TABLE} {after}",
             {},
             rows=back,
         )
-        for portion in portions(selects)
+        for batch in batches_due(selects)
     ]
 
 
@@ -120,18 +120,18 @@ def _typed(text: str) -> str:
     return f"_binary {text}" if text.startswith("X") else text
 
 
-def portions(texts: Iterable[str]) -> Iterator[list[str]]:
+def batches_due(texts: Iterable[str]) -> Iterator[list[str]]:
     """Parts of a batch, each small enough for one statement."""
-    portion: list[str] = []
+    batch: list[str] = []
     size = 0
     for text in texts:
-        if portion and size + len(text) > STATEMENT_BYTES:
-            yield portion
-            portion, size = [], 0
-        portion.append(text)
+        if batch and size + len(text) > STATEMENT_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
         size += len(text)
-    if portion:
-        yield portion
+    if batch:
+        yield batch
 
 
 def in_one(*statements: str) -> str:
@@ -142,18 +142,18 @@ def in_one(*statements: str) -> str:
 # From rows to records.
 
 
-def read_well(talk: Talk[T]) -> Talk[T]:
-    """Between a talk about records and its link: rows are brought into their form, and a duplicate is an answer."""
+def read_well(flow: SqlFlow[T]) -> SqlFlow[T]:
+    """Between a flow and its connection: rows are brought into their form, and a duplicate is an answer."""
     try:
-        ask = next(talk)
+        request = next(flow)
         while True:
             try:
-                reply: Reply = yield ask
+                reply: Reply = yield request
             except Exception as error:
                 if number_of(error) != DUPLICATE:
                     raise
                 reply = Reply(0)
-            ask = talk.send(Reply(reply.written, [as_read(row) for row in reply.rows]))
+            request = flow.send(Reply(reply.written, [as_read(row) for row in reply.rows]))
     except StopIteration as end:
         return cast("T", end.value)
 
@@ -178,5 +178,5 @@ _ADDRESSED: Final = (_text, _text, _text, *_RECORD)
 def as_read(row: Sequence[Any]) -> list[Any]:
     """The columns of a record in their form, whatever converters the connection has."""
     forms = _ADDRESSED if len(row) >= len(_ADDRESSED) else _RECORD
-    # A column more is for the link.
+    # A column more is for the connection.
     return [None if cell is None else form(cell) for cell, form in zip(row, forms, strict=False)]

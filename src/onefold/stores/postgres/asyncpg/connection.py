@@ -1,4 +1,4 @@
-"""asyncpg: a link on a connection of our own, on one that a caller's pool lends, or on a caller's.
+"""asyncpg: an adapter around a connection of our own, on one that a caller's pool lends, or on a caller's.
 
 asyncpg has no public way to ask around the codecs that a caller has set, and none to learn what the server answered to
 a COMMIT. The few private names that this takes are here, and in `_asyncpg_pools` and `transactions/asyncpg.py`.
@@ -15,8 +15,8 @@ import asyncpg
 from onefold._driver_connections import register
 from onefold.errors import UsageError
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
-from onefold.stores.sql.connection import Kind, Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.records import in_numbers, located
 
@@ -38,8 +38,8 @@ class Own(asyncpg.Connection):
         super().terminate()
 
 
-class AsyncpgLink:
-    """A link on a connection. asyncpg is always in autocommit mode, but for transactions that are begun."""
+class AsyncpgConnection:
+    """An adapter around a connection. asyncpg is always in autocommit mode, but for transactions that are begun."""
 
     spoils_gently = True
 
@@ -53,14 +53,14 @@ class AsyncpgLink:
         # Somebody was interrupted while the server was at work: what it did is not known.
         self._interrupted = False
 
-    async def send(self, ask: Ask) -> Reply:
-        statement, names = in_numbers(ask.statement, self._where)
+    async def send(self, request: SqlRequest) -> Reply:
+        statement, names = in_numbers(request.statement, self._where)
         self._check_open()
         try:
             with self._marked():
                 rows, status, _ = await self._inner._execute(
                     statement,
-                    [ask.values[name] for name in names],
+                    [request.values[name] for name in names],
                     0,
                     None,
                     return_status=True,
@@ -71,13 +71,13 @@ class AsyncpgLink:
             # asyncpg does not tell by itself that a statement has failed before.
             raise UsageError(ABORTED) from error
         # The last word of `UPDATE 1`.
-        return Reply(0, rows) if ask.rows else Reply(_number(status.decode()))
+        return Reply(0, rows) if request.rows else Reply(_number(status.decode()))
 
-    async def send_all(self, asks: list[Ask]) -> list[Reply]:
-        if self.standing() is not Standing.IDLE:
-            return [await self.send(ask) for ask in asks]
+    async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
+        if self.transaction_status() is not TransactionStatus.IDLE:
+            return [await self.send(request) for request in requests]
         await self.begin()
-        replies = [await self.send(ask) for ask in asks]
+        replies = [await self.send(request) for request in requests]
         await self.commit()
         return replies
 
@@ -140,16 +140,18 @@ class AsyncpgLink:
             self._interrupted = True
             raise
 
-    def standing(self) -> Standing:
+    def transaction_status(self) -> TransactionStatus:
         if self._interrupted:
-            return Standing.BROKEN
+            return TransactionStatus.BROKEN
         if self._inner.is_closed():
-            return Standing.CLOSED if getattr(self._inner, "closed_by_hand", False) else Standing.BROKEN
+            return (
+                TransactionStatus.CLOSED if getattr(self._inner, "closed_by_hand", False) else TransactionStatus.BROKEN
+            )
         # It does not say whether a statement has failed in it.
-        return Standing.OPEN if self._inner.is_in_transaction() else Standing.IDLE
+        return TransactionStatus.OPEN if self._inner.is_in_transaction() else TransactionStatus.IDLE
 
     async def close(self) -> None:
-        if self.standing() in (Standing.BROKEN, Standing.CLOSED):
+        if self.transaction_status() in (TransactionStatus.BROKEN, TransactionStatus.CLOSED):
             self._inner.terminate()
         else:
             await self._inner.close(timeout=CLOSE_SECONDS)
@@ -186,14 +188,14 @@ def inner(connection: Any) -> Any:
 register("asyncpg", inner)
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     """What an error of asyncpg means; None: it is not asyncpg's."""
     if isinstance(error, asyncpg.PostgresError):
         return meaning(error.sqlstate, str(error))
     if isinstance(error, asyncpg.InternalClientError):
-        return Trouble(Kind.LOST, f"asyncpg has lost track of the connection: {one_line(str(error))}")
+        return ErrorInfo(ErrorClass.LOST, f"asyncpg has lost track of the connection: {one_line(str(error))}")
     if isinstance(error, asyncpg.InterfaceError):
-        return Trouble(Kind.MISTAKE, f"asyncpg says: {one_line(str(error))}")
+        return ErrorInfo(ErrorClass.MISTAKE, f"asyncpg says: {one_line(str(error))}")
     return None
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import asyncpg
 
 from onefold.errors import UsageError
-from onefold.stores.postgres.asyncpg.connection import AsyncpgLink, inner, trouble
+from onefold.stores.postgres.asyncpg.connection import AsyncpgConnection, classify, inner
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
-from onefold.stores.postgres.joined import AsyncCallersRecords, Place, not_in_transaction
+from onefold.stores.postgres.joined import AsyncCallersRecords, DatabaseId, not_in_transaction
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.joined import AsyncJoinedRecords
@@ -21,30 +21,30 @@ from onefold.transactions import Column
 CONNECT_SECONDS: Final = 5.0
 
 
-def join(connection: Any, record: Column | None, *, awaited: bool) -> AsyncJoinedRecords:
+def join(connection: Any, record: Column | None, *, is_async: bool) -> AsyncJoinedRecords:
     """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
-    if not awaited:
+    if not is_async:
         raise UsageError(f"within({type(connection).__name__}): asyncpg is for an AsyncGuard. Nothing ran")
     if isinstance(connection, asyncpg.Pool):
         raise UsageError("within(Pool): pass one of its connections: `async with pool.acquire() as connection`")
     if not connection.is_in_transaction():
         not_in_transaction("Enter `async with connection.transaction()` before")
-    place = _place(inner(connection))
-    database = Database(POSTGRES, f"postgresql://{place[0]}/{place[1]}", trouble, lock=LOCK)
-    link = AsyncpgLink(connection)
+    settings = _database_id(inner(connection))
+    database = Database(POSTGRES, f"postgresql://{settings[0]}/{settings[1]}", classify, lock=LOCK)
+    conn = AsyncpgConnection(connection)
     if record is not None:
-        return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), link)
-    return AsyncCallersRecords(database, link, place, AsyncOneOff(partial(_beside, inner(connection))))
+        return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), conn)
+    return AsyncCallersRecords(database, conn, settings, AsyncOneOff(partial(_beside, inner(connection))))
 
 
-def _place(connection: Any) -> Place:
+def _database_id(connection: Any) -> DatabaseId:
     """What asyncpg remembers of how it was opened."""
     parameters, address = connection._params, connection._addr
     server = ":".join(map(str, address)) if isinstance(address, tuple) else str(address)
     return server, parameters.database, parameters.user
 
 
-async def _beside(connection: Any) -> AsyncpgLink:
+async def _beside(connection: Any) -> AsyncpgConnection:
     parameters, address = connection._params, connection._addr
     host, port = address if isinstance(address, tuple) else (address, None)
     other = await asyncpg.connect(
@@ -58,7 +58,7 @@ async def _beside(connection: Any) -> AsyncpgLink:
         # Behind a pooler nothing must be prepared.
         statement_cache_size=0,
     )
-    return AsyncpgLink(other)
+    return AsyncpgConnection(other)
 
 
 def _encryption(parameters: Any) -> Any:

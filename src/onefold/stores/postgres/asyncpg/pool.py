@@ -9,14 +9,14 @@ from typing import Any, Final
 import asyncpg
 
 from onefold.errors import StoreUnavailable
-from onefold.stores.postgres.asyncpg.connection import CLOSE_SECONDS, AsyncpgLink, Own, trouble
+from onefold.stores.postgres.asyncpg.connection import CLOSE_SECONDS, AsyncpgConnection, Own, classify
 from onefold.stores.postgres.errors import meaning, one_line
 from onefold.stores.postgres.session import QUESTION, Session
-from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
-from onefold.stores.sql.connection import Standing
+from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Settings, check_options, unreadable
+from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.pool import PATIENCE, AsyncReserve
 
-__all__ = ["AsyncOpener", "LentByPool", "trouble"]
+__all__ = ["AsyncOpener", "CallersPool", "classify"]
 
 # How many statements a connection keeps prepared, as asyncpg has it by itself.
 PREPARED_MAX: Final = 100
@@ -32,13 +32,13 @@ URL_OPTIONS: Final = (
 class AsyncOpener:
     """Opens connections."""
 
-    def __init__(self, place: Place) -> None:
-        check_options(place, list(URL_OPTIONS))
-        self._place = place
-        self._isolation = place.isolation and place.isolation.replace(" ", "_")
-        self._session = Session(place)
+    def __init__(self, settings: Settings) -> None:
+        check_options(settings, list(URL_OPTIONS))
+        self._place = settings
+        self._isolation = settings.isolation and settings.isolation.replace(" ", "_")
+        self._session = Session(settings)
 
-    async def __call__(self) -> AsyncpgLink:
+    async def __call__(self) -> AsyncpgConnection:
         session = self._session
         # Without a cache until it is known: behind a pooler there must be none.
         prepares = bool(session.prepare)
@@ -52,7 +52,7 @@ class AsyncOpener:
         if session.prepare and not prepares:
             await connection.close(timeout=CLOSE_SECONDS)
             connection = await self._connected(prepare=True)
-        return AsyncpgLink(connection, self._isolation, session.where)
+        return AsyncpgConnection(connection, self._isolation, session.where)
 
     async def _connected(self, *, prepare: bool) -> Any:
         try:
@@ -70,24 +70,24 @@ class AsyncOpener:
             raise unreachable(self._place.name, error) from error
 
 
-class LentByPool:
+class CallersPool:
     """A pool of the caller's. What it gets back it resets by itself, for one more message."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncpgLink]:
-        link = AsyncpgLink(await self._taken())
+    async def acquire(self) -> AsyncIterator[AsyncpgConnection]:
+        conn = AsyncpgConnection(await self._taken())
         try:
-            yield link
+            yield conn
         finally:
-            link.forget_transaction()
-            if link.standing() is not Standing.IDLE:
+            conn.forget_transaction()
+            if conn.transaction_status() is not TransactionStatus.IDLE:
                 # The pool replaces what is closed.
-                link.abandon()
+                conn.abandon()
             # Shielded by the pool itself.
-            await self._pool.release(link.connection)
+            await self._pool.release(conn.connection)
 
     async def _taken(self) -> Any:
         try:
@@ -107,7 +107,7 @@ class LentByPool:
         """Return a connection outside of the pool, opened by its settings."""
         return AsyncReserve(self._opened)
 
-    async def _opened(self) -> AsyncpgLink:
+    async def _opened(self) -> AsyncpgConnection:
         pool = self._pool
         try:
             connection = await pool._get_new_connection()
@@ -120,18 +120,18 @@ class LentByPool:
             except BaseException:
                 connection.terminate()
                 raise
-        return AsyncpgLink(connection)
+        return AsyncpgConnection(connection)
 
 
 def unreachable(name: str, error: Exception) -> StoreUnavailable:
     """A connection that could not be opened."""
     if isinstance(error, asyncpg.PostgresError):
-        words = meaning(error.sqlstate, str(error)).words
+        message = meaning(error.sqlstate, str(error)).message
     elif isinstance(error, TimeoutError):
-        words = f"no answer within {CONNECT_SECONDS:g} s"
+        message = f"no answer within {CONNECT_SECONDS:g} s"
     else:
-        words = one_line(str(error))
+        message = one_line(str(error))
     return StoreUnavailable.unreached(
-        f"{name}: {words}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
+        f"{name}: {message}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "
         "right?"
     )

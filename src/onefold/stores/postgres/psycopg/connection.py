@@ -1,4 +1,5 @@
-"""psycopg 3, in both colours: links on connections of our own, on those that a caller's pool lends, and to a caller's.
+"""psycopg 3, sync and async: adapters around connections of our own, on those that a caller's pool lends, and to a
+caller's.
 
 Statements go through cursors of our own, so that a caller's row factories, adapters and cursor classes do not matter.
 """
@@ -14,21 +15,21 @@ import psycopg
 from psycopg.adapt import AdaptersMap
 from psycopg.postgres import register_default_adapters
 from psycopg.postgres import types as postgres_types
-from psycopg.pq import TransactionStatus
+from psycopg.pq import TransactionStatus as PqStatus
 from psycopg.rows import tuple_row
 
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
-from onefold.stores.sql.connection import Kind, Standing, Trouble
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.records import in_numbers, located
 
 Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
 
 _STANDINGS: Final = {
-    TransactionStatus.IDLE: Standing.IDLE,
-    TransactionStatus.INTRANS: Standing.OPEN,
-    TransactionStatus.INERROR: Standing.ABORTED,
+    PqStatus.IDLE: TransactionStatus.IDLE,
+    PqStatus.INTRANS: TransactionStatus.OPEN,
+    PqStatus.INERROR: TransactionStatus.ABORTED,
 }
 
 # As psycopg has them by itself: others may have changed those of a connection, or those of all.
@@ -57,7 +58,7 @@ def _numbered(statement: str, where: str) -> tuple[bytes, tuple[str, ...]]:
 
 
 class _Shared:
-    """What is the same in both colours: where the connection stands, and a transaction that is yet to be begun."""
+    """What is the same sync and async: where the connection stands, and a transaction that is yet to be begun."""
 
     connection: Any
     # In front of our tables; empty: they are where the session looks first.
@@ -69,17 +70,21 @@ class _Shared:
     # Somebody was interrupted while the server was at work: what it did is not known.
     _interrupted: bool = False
 
-    def standing(self) -> Standing:
+    def transaction_status(self) -> TransactionStatus:
         if self._interrupted:
-            return Standing.BROKEN
+            return TransactionStatus.BROKEN
         if self._waiting:
-            return Standing.OPEN
+            return TransactionStatus.OPEN
         found = _STANDINGS.get(self.connection.pgconn.transaction_status)
         if found is None:
-            return Standing.CLOSED if self.connection.closed and not self.connection.broken else Standing.BROKEN
-        if found is Standing.IDLE and self._lent:
+            return (
+                TransactionStatus.CLOSED
+                if self.connection.closed and not self.connection.broken
+                else TransactionStatus.BROKEN
+            )
+        if found is TransactionStatus.IDLE and self._lent:
             # The handler has ended our transaction: nobody knows how it has left the session, so it is not used again.
-            return Standing.CLOSED
+            return TransactionStatus.CLOSED
         return found
 
     def _lend(self) -> None:
@@ -99,37 +104,37 @@ class _Shared:
 
     def _cannot_be_committed(self) -> bool:
         """Whether that is certain: no transaction is open, or the server has given it up."""
-        return self.connection.pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
+        return self.connection.pgconn.transaction_status in (PqStatus.IDLE, PqStatus.INERROR)
 
     def _is_at_rest(self) -> bool:
         """Whether the server waits for the next statement, after an answer that was read to its end."""
         connection = self.connection.pgconn
-        return connection.transaction_status == TransactionStatus.INTRANS and not connection.pipeline_status
+        return connection.transaction_status == PqStatus.INTRANS and not connection.pipeline_status
 
     def abandon(self) -> None:
         self._interrupted = True
         self.connection.pgconn.finish()
 
-    def _spelled(self, ask: Ask) -> tuple[bytes, Sequence[Any]]:
-        statement, names = _numbered(ask.statement, self._where)
-        return statement, [ask.values[name] for name in names]
+    def _rendered(self, request: SqlRequest) -> tuple[bytes, Sequence[Any]]:
+        statement, names = _numbered(request.statement, self._where)
+        return statement, [request.values[name] for name in names]
 
     def _commit_after(self, check: str) -> bytes:
         return f"{located(check, self._where)}; COMMIT".encode()
 
 
-class PsycopgLink(_Shared):
-    """A link on a connection in autocommit mode, or on one whose transaction is its caller's."""
+class PsycopgConnection(_Shared):
+    """An adapter around a connection in autocommit mode, or on one whose transaction is its caller's."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._cursor = _Cursor(connection, row_factory=tuple_row)
 
-    def send(self, ask: Ask) -> Reply:
+    def send(self, request: SqlRequest) -> Reply:
         if self._waiting:
-            return self.send_all([ask])[0]
+            return self.send_all([request])[0]
         try:
-            return _reply(self._sent(self._cursor, ask), ask)
+            return _reply(self._sent(self._cursor, request), request)
         except psycopg.Error:
             raise
         except BaseException:
@@ -137,35 +142,35 @@ class PsycopgLink(_Shared):
             self._interrupted = True
             raise
 
-    def send_all(self, asks: list[Ask]) -> list[Reply]:
+    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         try:
-            return self._piped(asks) if PIPELINES else self._one_by_one(asks)
+            return self._piped(requests) if PIPELINES else self._one_by_one(requests)
         except psycopg.Error:
             raise
         except BaseException:
             self._interrupted = True
             raise
 
-    def _piped(self, asks: list[Ask]) -> list[Reply]:
-        cursors = [_Cursor(self.connection, row_factory=tuple_row) for _ in asks]
+    def _piped(self, requests: list[SqlRequest]) -> list[Reply]:
+        cursors = [_Cursor(self.connection, row_factory=tuple_row) for _ in requests]
         with self.connection.pipeline():
             begins = self._waited()
             if begins:
                 self._cursor.execute(begin_on(self.connection), prepare=False)
-            for cursor, ask in zip(cursors, asks, strict=True):
-                self._sent(cursor, ask)
+            for cursor, request in zip(cursors, requests, strict=True):
+                self._sent(cursor, request)
         if begins:
             self._lend()
-        return [_reply(cursor, ask) for cursor, ask in zip(cursors, asks, strict=True)]
+        return [_reply(cursor, request) for cursor, request in zip(cursors, requests, strict=True)]
 
-    def _one_by_one(self, asks: list[Ask]) -> list[Reply]:
+    def _one_by_one(self, requests: list[SqlRequest]) -> list[Reply]:
         if self._waited():
             self._cursor.execute(begin_on(self.connection), prepare=False)
             self._lend()
-        return [self.send(ask) for ask in asks]
+        return [self.send(request) for request in requests]
 
-    def _sent(self, cursor: _Cursor, ask: Ask) -> _Cursor:
-        return cursor.execute(*self._spelled(ask), binary=True)
+    def _sent(self, cursor: _Cursor, request: SqlRequest) -> _Cursor:
+        return cursor.execute(*self._rendered(request), binary=True)
 
     def begin(self) -> None:
         self._waiting = True
@@ -199,8 +204,8 @@ class PsycopgLink(_Shared):
             self.abandon()
 
 
-class AsyncPsycopgLink(_Shared):
-    """The same, awaited."""
+class AsyncPsycopgConnection(_Shared):
+    """The async counterpart."""
 
     spoils_gently = True
 
@@ -208,46 +213,46 @@ class AsyncPsycopgLink(_Shared):
         self.connection = connection
         self._cursor = _AsyncCursor(connection, row_factory=tuple_row)
 
-    async def send(self, ask: Ask) -> Reply:
+    async def send(self, request: SqlRequest) -> Reply:
         if self._waiting:
-            return (await self.send_all([ask]))[0]
+            return (await self.send_all([request]))[0]
         try:
-            return await _awaited_reply(await self._sent(self._cursor, ask), ask)
+            return await _reply_async(await self._sent(self._cursor, request), request)
         except psycopg.Error:
             raise
         except BaseException:
             self._interrupted = True
             raise
 
-    async def send_all(self, asks: list[Ask]) -> list[Reply]:
+    async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         try:
-            return await (self._piped(asks) if PIPELINES else self._one_by_one(asks))
+            return await (self._piped(requests) if PIPELINES else self._one_by_one(requests))
         except psycopg.Error:
             raise
         except BaseException:
             self._interrupted = True
             raise
 
-    async def _piped(self, asks: list[Ask]) -> list[Reply]:
-        cursors = [_AsyncCursor(self.connection, row_factory=tuple_row) for _ in asks]
+    async def _piped(self, requests: list[SqlRequest]) -> list[Reply]:
+        cursors = [_AsyncCursor(self.connection, row_factory=tuple_row) for _ in requests]
         async with self.connection.pipeline():
             begins = self._waited()
             if begins:
                 await self._cursor.execute(begin_on(self.connection), prepare=False)
-            for cursor, ask in zip(cursors, asks, strict=True):
-                await self._sent(cursor, ask)
+            for cursor, request in zip(cursors, requests, strict=True):
+                await self._sent(cursor, request)
         if begins:
             self._lend()
-        return [await _awaited_reply(cursor, ask) for cursor, ask in zip(cursors, asks, strict=True)]
+        return [await _reply_async(cursor, request) for cursor, request in zip(cursors, requests, strict=True)]
 
-    async def _one_by_one(self, asks: list[Ask]) -> list[Reply]:
+    async def _one_by_one(self, requests: list[SqlRequest]) -> list[Reply]:
         if self._waited():
             await self._cursor.execute(begin_on(self.connection), prepare=False)
             self._lend()
-        return [await self.send(ask) for ask in asks]
+        return [await self.send(request) for request in requests]
 
-    async def _sent(self, cursor: _AsyncCursor, ask: Ask) -> _AsyncCursor:
-        return await cursor.execute(*self._spelled(ask), binary=True)
+    async def _sent(self, cursor: _AsyncCursor, request: SqlRequest) -> _AsyncCursor:
+        return await cursor.execute(*self._rendered(request), binary=True)
 
     async def begin(self) -> None:
         self._waiting = True
@@ -280,12 +285,12 @@ class AsyncPsycopgLink(_Shared):
             self.abandon()
 
 
-def _reply(cursor: _Cursor, ask: Ask) -> Reply:
-    return Reply(cursor.rowcount, cursor.fetchall() if ask.rows else ())
+def _reply(cursor: _Cursor, request: SqlRequest) -> Reply:
+    return Reply(cursor.rowcount, cursor.fetchall() if request.rows else ())
 
 
-async def _awaited_reply(cursor: _AsyncCursor, ask: Ask) -> Reply:
-    return Reply(cursor.rowcount, await cursor.fetchall() if ask.rows else ())
+async def _reply_async(cursor: _AsyncCursor, request: SqlRequest) -> Reply:
+    return Reply(cursor.rowcount, await cursor.fetchall() if request.rows else ())
 
 
 def begin_on(connection: Connection | AsyncConnection) -> bytes:
@@ -294,7 +299,7 @@ def begin_on(connection: Connection | AsyncConnection) -> bytes:
     return b"BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}".encode()
 
 
-def trouble(error: BaseException) -> Trouble | None:
+def classify(error: BaseException) -> ErrorInfo | None:
     """What an error of psycopg means; None: it is not psycopg's."""
     if not isinstance(error, psycopg.Error):
         return None
@@ -303,5 +308,5 @@ def trouble(error: BaseException) -> Trouble | None:
     if isinstance(error, (psycopg.OperationalError, psycopg.InternalError)):
         # The server could not say anything any more. Or it, or a pooler before it, has said more than was asked: that
         # the process behind has died, and then the answer.
-        return Trouble(Kind.LOST, f"the connection was lost: {one_line(str(error))}")
-    return Trouble(Kind.MISTAKE, f"psycopg says: {one_line(str(error))}")
+        return ErrorInfo(ErrorClass.LOST, f"the connection was lost: {one_line(str(error))}")
+    return ErrorInfo(ErrorClass.MISTAKE, f"psycopg says: {one_line(str(error))}")

@@ -1,4 +1,4 @@
-"""psycopg 3: inside the transaction of a caller's connection, in both colours."""
+"""psycopg 3: inside the transaction of a caller's connection, sync and async."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from onefold.stores.postgres.joined import (
     FAILED_BEFORE,
     AsyncCallersRecords,
     CallersRecords,
-    Place,
+    DatabaseId,
     not_in_transaction,
 )
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.postgres.psycopg.connection import (
     AsyncConnection,
-    AsyncPsycopgLink,
+    AsyncPsycopgConnection,
     Connection,
-    PsycopgLink,
-    trouble,
+    PsycopgConnection,
+    classify,
 )
 from onefold.stores.sql.connection import Database
-from onefold.stores.sql.dialect import Ask, Reply
+from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
 from onefold.transactions import Column
@@ -36,22 +36,22 @@ from onefold.transactions import Column
 CONNECT_SECONDS: Final = 5
 
 
-def join(connection: Any, record: Column | None, *, awaited: bool) -> JoinedRecords | AsyncJoinedRecords:
+def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRecords | AsyncJoinedRecords:
     """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
-    if isinstance(connection, psycopg.AsyncConnection) is not awaited:
-        mine = "an AsyncGuard joins a psycopg.AsyncConnection" if awaited else "a Guard joins a psycopg.Connection"
+    if isinstance(connection, psycopg.AsyncConnection) is not is_async:
+        mine = "an AsyncGuard joins a psycopg.AsyncConnection" if is_async else "a Guard joins a psycopg.Connection"
         raise UsageError(f"within({type(connection).__name__}): {mine}. Nothing ran")
     _check_inside(connection)
-    place, database = _met.get(connection) or _meet(connection)
+    settings, database = _met.get(connection) or _meet(connection)
     if record is not None:
         database = database._replace(sql=PostgresRows(record))
-        if awaited:
-            return AsyncJoinedRecords(database, AsyncCallersLink(connection))
-        return JoinedRecords(database, CallersLink(connection))
-    if awaited:
-        other = AsyncOneOff(partial(_beside_awaited, connection))
-        return AsyncCallersRecords(database, AsyncCallersLink(connection), place, other)
-    return CallersRecords(database, CallersLink(connection), place, OneOff(partial(_beside, connection)))
+        if is_async:
+            return AsyncJoinedRecords(database, AsyncCallersConnection(connection))
+        return JoinedRecords(database, CallersConnection(connection))
+    if is_async:
+        other = AsyncOneOff(partial(_beside_async, connection))
+        return AsyncCallersRecords(database, AsyncCallersConnection(connection), settings, other)
+    return CallersRecords(database, CallersConnection(connection), settings, OneOff(partial(_beside, connection)))
 
 
 def _check_inside(connection: Connection | AsyncConnection) -> None:
@@ -69,37 +69,41 @@ def _check_inside(connection: Connection | AsyncConnection) -> None:
 
 
 # Who was joined before: to ask libpq where a connection leads takes longer than the rest of a join.
-_met: WeakKeyDictionary[Any, tuple[Place, Database]] = WeakKeyDictionary()
+_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database]] = WeakKeyDictionary()
 
 
-def _meet(connection: Connection | AsyncConnection) -> tuple[Place, Database]:
+def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database]:
     info = connection.info
-    place = info.host, info.port, info.dbname, info.user
+    settings = info.host, info.port, info.dbname, info.user
     name = f"postgresql://{info.host}:{info.port}/{info.dbname}"
-    _met[connection] = met = place, Database(POSTGRES, name, trouble, lock=LOCK)
+    _met[connection] = met = settings, Database(POSTGRES, name, classify, lock=LOCK)
     return met
 
 
-class CallersLink(PsycopgLink):
+class CallersConnection(PsycopgConnection):
     """On a connection that may be in pipeline mode, where answers have to be asked for."""
 
-    def send(self, ask: Ask) -> Reply:
-        return self.send_all([ask])[0] if self.connection.pgconn.pipeline_status else super().send(ask)
+    def send(self, request: SqlRequest) -> Reply:
+        return self.send_all([request])[0] if self.connection.pgconn.pipeline_status else super().send(request)
 
 
-class AsyncCallersLink(AsyncPsycopgLink):
-    """The same, awaited."""
+class AsyncCallersConnection(AsyncPsycopgConnection):
+    """The async counterpart."""
 
-    async def send(self, ask: Ask) -> Reply:
-        return (await self.send_all([ask]))[0] if self.connection.pgconn.pipeline_status else await super().send(ask)
+    async def send(self, request: SqlRequest) -> Reply:
+        return (
+            (await self.send_all([request]))[0]
+            if self.connection.pgconn.pipeline_status
+            else await super().send(request)
+        )
 
 
-def _beside(connection: Connection) -> PsycopgLink:
-    return PsycopgLink(psycopg.Connection.connect(autocommit=True, **_parameters(connection)))
+def _beside(connection: Connection) -> PsycopgConnection:
+    return PsycopgConnection(psycopg.Connection.connect(autocommit=True, **_parameters(connection)))
 
 
-async def _beside_awaited(connection: AsyncConnection) -> AsyncPsycopgLink:
-    return AsyncPsycopgLink(await psycopg.AsyncConnection.connect(autocommit=True, **_parameters(connection)))
+async def _beside_async(connection: AsyncConnection) -> AsyncPsycopgConnection:
+    return AsyncPsycopgConnection(await psycopg.AsyncConnection.connect(autocommit=True, **_parameters(connection)))
 
 
 def _parameters(connection: Connection | AsyncConnection) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""psycopg's connections, in both colours: opened for a pool of ours, or lent by a pool of the caller's."""
+"""psycopg's connections, sync and async: opened for a pool of ours, or lent by a pool of the caller's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from onefold.errors import StoreUnavailable
 from onefold.stores.postgres.errors import one_line
 from onefold.stores.postgres.psycopg.connection import (
     AsyncConnection,
-    AsyncPsycopgLink,
+    AsyncPsycopgConnection,
     Connection,
-    PsycopgLink,
-    trouble,
+    PsycopgConnection,
+    classify,
 )
 from onefold.stores.postgres.session import QUESTION, Session
-from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Place, check_options, unreadable
-from onefold.stores.sql.connection import Standing
+from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Settings, check_options, unreadable
+from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.pool import AsyncReserve, Reserve
 
-__all__ = ["AsyncOpener", "LentByAsyncPool", "LentByPool", "Opener", "trouble"]
+__all__ = ["AsyncOpener", "CallersAsyncPool", "CallersPool", "Opener", "classify"]
 
 # Statements are prepared when they have been used so often, as psycopg has it by itself.
 PREPARE_AFTER: Final = 5
@@ -39,13 +39,13 @@ POOLED: Final = "PostgreSQL, by the settings of your pool"
 class Opener:
     """Opens connections, blocking."""
 
-    def __init__(self, place: Place) -> None:
-        self._name = place.name
-        self._parameters = _parameters(place)
-        self._level = place.isolation and IsolationLevel[place.isolation.upper().replace(" ", "_")]
-        self._session = Session(place)
+    def __init__(self, settings: Settings) -> None:
+        self._name = settings.name
+        self._parameters = _parameters(settings)
+        self._level = settings.isolation and IsolationLevel[settings.isolation.upper().replace(" ", "_")]
+        self._session = Session(settings)
 
-    def __call__(self) -> PsycopgLink:
+    def __call__(self) -> PsycopgConnection:
         try:
             connection: Connection = psycopg.Connection.connect(autocommit=True, **self._parameters)
         except psycopg.OperationalError as error:
@@ -60,13 +60,13 @@ class Opener:
                 raise
             session.learn(answer, connection.info.backend_pid)
         connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
-        return OwnLink(connection, session.where)
+        return OwnConnection(connection, session.where)
 
 
 class AsyncOpener(Opener):
-    """The same, awaited."""
+    """The async counterpart."""
 
-    async def __call__(self) -> AsyncPsycopgLink:  # type: ignore[override]
+    async def __call__(self) -> AsyncPsycopgConnection:  # type: ignore[override]
         try:
             connection: AsyncConnection = await psycopg.AsyncConnection.connect(autocommit=True, **self._parameters)
         except psycopg.OperationalError as error:
@@ -81,14 +81,14 @@ class AsyncOpener(Opener):
                 raise
             session.learn(answer, connection.info.backend_pid)
         connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
-        return AsyncOwnLink(connection, session.where)
+        return AsyncOwnConnection(connection, session.where)
 
 
-def _parameters(place: Place) -> dict[str, Any]:
+def _parameters(settings: Settings) -> dict[str, Any]:
     """What libpq is told."""
-    check_options(place, [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()])
+    check_options(settings, [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()])
     try:
-        found: dict[str, Any] = conninfo_to_dict(place.url)
+        found: dict[str, Any] = conninfo_to_dict(settings.url)
     except psycopg.ProgrammingError:
         # Without its cause, which quotes the URL.
         raise unreadable() from None
@@ -96,7 +96,7 @@ def _parameters(place: Place) -> dict[str, Any]:
     return usual | found
 
 
-class OwnLink(PsycopgLink):
+class OwnConnection(PsycopgConnection):
     """On a connection of ours. Handlers may have left their session anywhere, and classes of their own."""
 
     def __init__(self, connection: Connection, where: str) -> None:
@@ -108,8 +108,8 @@ class OwnLink(PsycopgLink):
         self.connection.row_factory, self.connection.cursor_factory = tuple_row, psycopg.Cursor
 
 
-class AsyncOwnLink(AsyncPsycopgLink):
-    """The same, awaited."""
+class AsyncOwnConnection(AsyncPsycopgConnection):
+    """The async counterpart."""
 
     def __init__(self, connection: AsyncConnection, where: str) -> None:
         super().__init__(connection)
@@ -120,22 +120,22 @@ class AsyncOwnLink(AsyncPsycopgLink):
         self.connection.row_factory, self.connection.cursor_factory = tuple_row, psycopg.AsyncCursor
 
 
-class LentByPool:
+class CallersPool:
     """A pool of the caller's: its connections are in autocommit mode while we have them, and then as they were."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     @contextmanager
-    def lend(self) -> Iterator[PsycopgLink]:
+    def acquire(self) -> Iterator[PsycopgConnection]:
         connection = self._taken()
-        before, link = connection.autocommit, None
+        before, conn = connection.autocommit, None
         try:
             connection.autocommit = True
-            link = PsycopgLink(connection)
-            yield link
+            conn = PsycopgConnection(connection)
+            yield conn
         finally:
-            if link is not None and link.standing() is Standing.IDLE:
+            if conn is not None and conn.transaction_status() is TransactionStatus.IDLE:
                 connection.autocommit = before
             else:
                 # The pool replaces what is closed.
@@ -157,7 +157,7 @@ class LentByPool:
         """Return a connection outside of the pool, opened by its settings."""
         return Reserve(self._opened)
 
-    def _opened(self) -> PsycopgLink:
+    def _opened(self) -> PsycopgConnection:
         pool = self._pool
         conninfo, kwargs = _now(pool.conninfo), _now(pool.kwargs)
         try:
@@ -172,32 +172,32 @@ class LentByPool:
         except BaseException:
             connection.close()
             raise
-        return PsycopgLink(connection)
+        return PsycopgConnection(connection)
 
 
-class LentByAsyncPool:
-    """The same, awaited."""
+class CallersAsyncPool:
+    """The async counterpart."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncPsycopgLink]:
+    async def acquire(self) -> AsyncIterator[AsyncPsycopgConnection]:
         connection = await self._taken()
-        before, link = connection.autocommit, AsyncPsycopgLink(connection)
+        before, conn = connection.autocommit, AsyncPsycopgConnection(connection)
         try:
             await connection.set_autocommit(True)
-            yield link
+            yield conn
         finally:
-            await brought_to_its_end(self._given_back(link, autocommit=before), link.abandon)
+            await brought_to_its_end(self._given_back(conn, autocommit=before), conn.abandon)
 
-    async def _given_back(self, link: AsyncPsycopgLink, *, autocommit: bool) -> None:
-        if link.standing() is Standing.IDLE:
-            await link.connection.set_autocommit(autocommit)
+    async def _given_back(self, conn: AsyncPsycopgConnection, *, autocommit: bool) -> None:
+        if conn.transaction_status() is TransactionStatus.IDLE:
+            await conn.connection.set_autocommit(autocommit)
         else:
             # The pool replaces what is closed.
-            link.abandon()
-        await self._pool.putconn(link.connection)
+            conn.abandon()
+        await self._pool.putconn(conn.connection)
 
     async def _taken(self) -> AsyncConnection:
         try:
@@ -213,9 +213,9 @@ class LentByAsyncPool:
         """Return a connection outside of the pool, opened by its settings."""
         return AsyncReserve(self._opened)
 
-    async def _opened(self) -> AsyncPsycopgLink:
+    async def _opened(self) -> AsyncPsycopgConnection:
         pool = self._pool
-        conninfo, kwargs = await _now_awaited(pool.conninfo), await _now_awaited(pool.kwargs)
+        conninfo, kwargs = await _now_async(pool.conninfo), await _now_async(pool.kwargs)
         try:
             connection: AsyncConnection = await pool.connection_class.connect(conninfo or "", **(kwargs or {}))
         except psycopg.OperationalError as error:
@@ -227,7 +227,7 @@ class LentByAsyncPool:
         except BaseException:
             await connection.close()
             raise
-        return AsyncPsycopgLink(connection)
+        return AsyncPsycopgConnection(connection)
 
 
 def _now(setting: Any) -> Any:
@@ -235,7 +235,7 @@ def _now(setting: Any) -> Any:
     return setting() if callable(setting) else setting
 
 
-async def _now_awaited(setting: Any) -> Any:
+async def _now_async(setting: Any) -> Any:
     found = _now(setting)
     return await found if isawaitable(found) else found
 

@@ -18,11 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onefold._generators import Work, run, run_async
 from onefold._interrupts import closed_for_sure
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
 from onefold.stores.reserved import connecting
-from onefold.stores.sql.connection import AsyncLink, Lends, LendsAwaited, Link, Standing
-from onefold.stores.sql.pool.slots import Slots, Stay
+from onefold.stores.sql.connection import (
+    AsyncConnection,
+    AsyncConnectionSource,
+    Connection,
+    ConnectionSource,
+    TransactionStatus,
+)
+from onefold.stores.sql.pool.slots import Slots, Waiter
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,36 +45,36 @@ PATIENCE: Final = 30.0
 class Pool:
     """Connections for threads."""
 
-    def __init__(self, connect: Callable[[], Link], *, size: int = SIZE, patience: float = PATIENCE) -> None:
+    def __init__(self, connect: Callable[[], Connection], *, size: int = SIZE, patience: float = PATIENCE) -> None:
         self._connect = connect
         self._size = size
         self._patience = patience
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[Link] = []
+        self._idle: list[Connection] = []
         self._slots = Slots(self._size)
         self._pid = os.getpid()
         self._at_end = weakref.finalize(self, _close_all, self._idle, self._pid)
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
+    def acquire(self) -> Iterator[Connection]:
         """A connection outside any transaction. It is kept afterwards only if it is so again."""
         if self._pid != os.getpid():
             # A child must neither use nor close its parent's connections: it leaves them alone.
             _inherited.append(self._at_end.detach())
             self._reset()
-        slots, stay = self._slots, Stay()
+        slots, waiter = self._slots, Waiter()
         try:
-            if not slots.enter(stay, self._patience):
+            if not slots.enter(waiter, self._patience):
                 raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
-            link = self._taken()
+            conn = self._taken()
             try:
-                yield link
+                yield conn
             finally:
-                self._give_back(link)
+                self._give_back(conn)
         finally:
-            slots.leave(stay)
+            slots.leave(waiter)
 
     def drop_idle(self) -> None:
         """Close what nobody uses."""
@@ -78,24 +84,24 @@ class Pool:
         """Return a pool of one more connection, opened like these, which nobody else is lent."""
         return Reserve(self._connect)
 
-    def _taken(self) -> Link:
+    def _taken(self) -> Connection:
         try:
             return self._idle.pop()
         except IndexError:
             with connecting():
                 return self._connect()
 
-    def _give_back(self, link: Link) -> None:
-        if link.standing() is Standing.IDLE and self._pid == os.getpid():
-            self._idle.append(link)
+    def _give_back(self, conn: Connection) -> None:
+        if conn.transaction_status() is TransactionStatus.IDLE and self._pid == os.getpid():
+            self._idle.append(conn)
         else:
-            quietly(link.close)
+            quietly(conn.close)
 
 
 class Reserve(Pool):
     """The one connection on which a store renews its claims. No handler is ever lent it."""
 
-    def __init__(self, connect: Callable[[], Link]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         super().__init__(connect, size=1)
         self._opened_in = 0
 
@@ -105,10 +111,10 @@ class Reserve(Pool):
         return self._opened_in == os.getpid()
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
-        with super().lend() as link:
+    def acquire(self) -> Iterator[Connection]:
+        with super().acquire() as conn:
             self._opened_in = os.getpid()
-            yield link
+            yield conn
 
     def let_go(self) -> None:
         """Close it. The next claim opens another."""
@@ -123,9 +129,9 @@ class Share:
         import asyncio
 
         self.pid = os.getpid()
-        self.idle: list[AsyncLink] = []
+        self.idle: list[AsyncConnection] = []
         self.free = asyncio.Semaphore(size)
-        self.keeper = _keep(self.idle)
+        self.finalizer = _keep(self.idle)
         # Of a reserve: whether its connection was opened.
         self.opened = False
 
@@ -134,7 +140,7 @@ class AsyncPool:
     """Connections for tasks: each event loop has its own, as several may use one pool in turn, or at the same time."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[AsyncLink]], *, size: int = SIZE, patience: float = PATIENCE
+        self, connect: Callable[[], Awaitable[AsyncConnection]], *, size: int = SIZE, patience: float = PATIENCE
     ) -> None:
         self._connect = connect
         self._size = size
@@ -142,7 +148,7 @@ class AsyncPool:
         self._shares: dict[asyncio.AbstractEventLoop, Share] = {}
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncLink]:
+    async def acquire(self) -> AsyncIterator[AsyncConnection]:
         """A connection outside any transaction. It is kept afterwards only if it is so again."""
         import asyncio
 
@@ -154,18 +160,18 @@ class AsyncPool:
         except TimeoutError:
             raise StoreUnavailable.unreached(all_in_use(self._size, self._patience)) from None
         try:
-            link = idle.pop() if idle else await self._connected()
+            conn = idle.pop() if idle else await self._connected()
             try:
-                yield link
+                yield conn
             finally:
-                if link.standing() is Standing.IDLE:
-                    idle.append(link)
+                if conn.transaction_status() is TransactionStatus.IDLE:
+                    idle.append(conn)
                 else:
-                    await closed_for_sure(link.close, link.abandon)
+                    await closed_for_sure(conn.close, conn.abandon)
         finally:
             free.release()
 
-    async def _connected(self) -> AsyncLink:
+    async def _connected(self) -> AsyncConnection:
         with connecting():
             return await self._connect()
 
@@ -184,7 +190,7 @@ class AsyncPool:
             if share.pid != os.getpid() or loop.is_closed():
                 _inherited.append(self._shares.pop(loop, None))
         share = self._shares[asyncio.get_running_loop()] = Share(self._size)
-        await anext(share.keeper)
+        await anext(share.finalizer)
         return share
 
     def reserve(self) -> AsyncReserve:
@@ -195,13 +201,13 @@ class AsyncPool:
         """Close what nobody uses in this event loop."""
         share = self._known_share()
         while share is not None and share.idle:
-            await quietly_awaited(share.idle.pop().close)
+            await quietly_async(share.idle.pop().close)
 
 
 class AsyncReserve(AsyncPool):
-    """The same as `Reserve`, awaited: one connection for each event loop."""
+    """The same as `Reserve`, async: one connection for each event loop."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncLink]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         super().__init__(connect, size=1)
 
     @property
@@ -211,12 +217,12 @@ class AsyncReserve(AsyncPool):
         return share is not None and share.opened
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncLink]:
-        async with super().lend() as link:
+    async def acquire(self) -> AsyncIterator[AsyncConnection]:
+        async with super().acquire() as conn:
             share = self._known_share()
             if share is not None:
                 share.opened = True
-            yield link
+            yield conn
 
     async def let_go(self) -> None:
         """Close it. The next claim opens another."""
@@ -226,16 +232,16 @@ class AsyncReserve(AsyncPool):
         await self.drop_idle()
 
 
-async def _keep(idle: list[AsyncLink]) -> AsyncGenerator[None, None]:
+async def _keep(idle: list[AsyncConnection]) -> AsyncGenerator[None, None]:
     """Asyncio ends its asynchronous generators before it closes an event loop: then there is still time to close."""
     try:
         yield
     finally:
         while idle:
-            await quietly_awaited(idle.pop().close)
+            await quietly_async(idle.pop().close)
 
 
-def _close_all(idle: list[Link], pid: int) -> None:
+def _close_all(idle: list[Connection], pid: int) -> None:
     # A child leaves alone what its parent has opened; and other threads take from the list meanwhile.
     with suppress(IndexError):
         while pid == os.getpid():
@@ -248,7 +254,7 @@ _inherited: list[Any] = []
 
 def all_in_use(size: int, patience: float) -> str:
     return (
-        f"all {size} connections to the database have been in use for {in_words(patience)}. Nothing ran. Keep "
+        f"all {size} connections to the database have been in use for {as_text(patience)}. Nothing ran. Keep "
         "transactions short, or raise pool_size"
     )
 
@@ -259,7 +265,7 @@ def quietly(close: Callable[[], None]) -> None:
         close()
 
 
-async def quietly_awaited(close: Callable[[], Awaitable[None]]) -> None:
+async def quietly_async(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(Exception):
         await close()
 
@@ -267,47 +273,47 @@ async def quietly_awaited(close: Callable[[], Awaitable[None]]) -> None:
 class OneOff:
     """Lends a connection that is opened for it, and closed afterwards."""
 
-    def __init__(self, connect: Callable[[], Link]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
 
     @contextmanager
-    def lend(self) -> Iterator[Link]:
+    def acquire(self) -> Iterator[Connection]:
         with connecting():
-            link = self._connect()
+            conn = self._connect()
         try:
-            yield link
+            yield conn
         finally:
-            quietly(link.close)
+            quietly(conn.close)
 
     def drop_idle(self) -> None:
         """Nothing: none is kept."""
 
 
 class AsyncOneOff:
-    """The same, awaited."""
+    """The async counterpart."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncLink]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         self._connect = connect
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncLink]:
+    async def acquire(self) -> AsyncIterator[AsyncConnection]:
         with connecting():
-            link = await self._connect()
+            conn = await self._connect()
         try:
-            yield link
+            yield conn
         finally:
-            await quietly_awaited(link.close)
+            await quietly_async(conn.close)
 
     async def drop_idle(self) -> None:
         """Nothing: none is kept."""
 
 
-def run_on(pool: Lends, work: Callable[[Link], Work[T]]) -> T:
+def run_on(pool: ConnectionSource, work: Callable[[Connection], Work[T]]) -> T:
     """Run work on a connection that the pool lends for it."""
-    with pool.lend() as link:
-        return run(work(link), link)
+    with pool.acquire() as conn:
+        return run(work(conn), conn)
 
 
-async def run_on_async(pool: LendsAwaited, work: Callable[[AsyncLink], Work[T]]) -> T:
-    async with pool.lend() as link:
-        return await run_async(work(link), link)
+async def run_on_async(pool: AsyncConnectionSource, work: Callable[[AsyncConnection], Work[T]]) -> T:
+    async with pool.acquire() as conn:
+        return await run_async(work(conn), conn)

@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from onefold._model import Claim, Close, Ending
-from onefold.durations import in_words
+from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
-from onefold.stores.sql.connection import AsyncLink, LendsAwaited
-from onefold.stores.sql.dialect import Ask, Dialect, Reply, Talk
+from onefold.stores.sql.connection import AsyncConnection, AsyncConnectionSource
+from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.locked import RowHeld
 from onefold.stores.sql.records import of_claim, of_notes
 
@@ -27,7 +27,7 @@ MOMENTS_PER_LEASE: Final = 8
 class Soon:
     """A pool, for what ends these claims: it is waited for no longer than a moment."""
 
-    def __init__(self, pool: LendsAwaited, claims: Sequence[Claim], *, many: bool = False) -> None:
+    def __init__(self, pool: AsyncConnectionSource, claims: Sequence[Claim], *, many: bool = False) -> None:
         self._pool = pool
         self._claims = claims
         self._many = many
@@ -35,15 +35,15 @@ class Soon:
         self._seconds = min((claim.lease for claim in claims), default=1.0) / MOMENTS_PER_LEASE
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncLink]:
-        """Lend a link that has its connection already."""
+    async def acquire(self) -> AsyncIterator[AsyncConnection]:
+        """Lend a connection that has its connection already."""
         import asyncio
 
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._seconds) as bound:
-                    link = await held.enter_async_context(self._pool.lend())
-                    take = getattr(link, "take", None)
+                    conn = await held.enter_async_context(self._pool.acquire())
+                    take = getattr(conn, "take", None)
                     if take is not None:
                         # It would wait for it with its first statement.
                         await take(many=self._many)
@@ -51,7 +51,7 @@ class Soon:
                 if not bound.expired():
                     raise
                 raise StoreUnavailable.unreached(gave_none(self._seconds)) from error
-            yield link
+            yield conn
 
     def for_one(self) -> Soon:
         """Return the same for one statement at a time."""
@@ -63,18 +63,18 @@ class Soon:
 
 def gave_none(seconds: float) -> str:
     return (
-        f"the pool gave no connection within {in_words(round(seconds, 3))}, an eighth of the lease. Nothing ran. Keep "
+        f"the pool gave no connection within {as_text(round(seconds, 3))}, an eighth of the lease. Nothing ran. Keep "
         "transactions short, or make the pool larger"
     )
 
 
-def extended(sql: Dialect, claim: Claim, notes: bytes | None) -> Talk[bool]:
+def extended(sql: Dialect, claim: Claim, notes: bytes | None) -> SqlFlow[bool]:
     """Renew a claim, and keep its notes; wait for nobody's row."""
-    reply: Reply = yield from sql.at_once(Ask(sql.renew, of_claim(claim) | of_notes(notes)), claim)
+    reply: Reply = yield from sql.at_once(SqlRequest(sql.renew, of_claim(claim) | of_notes(notes)), claim)
     return reply.written == 1
 
 
-def closed(sql: Dialect, close: Close) -> Talk[bool]:
+def closed(sql: Dialect, close: Close) -> SqlFlow[bool]:
     """End a claim; wait for nobody's row."""
     reply: Reply = yield from sql.at_once(sql.closing(close.claim, close.by), close.claim)
     if reply.written == 1 or isinstance(close.by, Ending):
@@ -82,7 +82,7 @@ def closed(sql: Dialect, close: Close) -> Talk[bool]:
     return (yield from sql.read(close.claim.address)) is None
 
 
-def all_closed(sql: Dialect, closes: Sequence[Close]) -> Talk[list[bool]]:
+def all_closed(sql: Dialect, closes: Sequence[Close]) -> SqlFlow[list[bool]]:
     """End claims one by one, so that one whose row is held keeps no other from its end; then raise what was raised."""
     answers: list[bool] = []
     failure: RowHeld | None = None

@@ -18,7 +18,7 @@ from weakref import ref
 LOOK_AGAIN_SECONDS: Final = 0.2
 
 
-class Stay:
+class Waiter:
     """Somebody in the line, for as long as it lives and has not left."""
 
     __slots__ = ("__weakref__", "bell")
@@ -34,36 +34,36 @@ class Slots:
     def __init__(self, size: int) -> None:
         self._size = size
         # In the order in which they came. The references have no callbacks: what is raised in one of those is lost.
-        self._line: dict[ref[Stay], None] = {}
+        self._queue: dict[ref[Waiter], None] = {}
 
-    def enter(self, stay: Stay, patience: float) -> bool:
+    def enter(self, waiter: Waiter, patience: float) -> bool:
         """Wait until it is inside; False: it was not for so long. In either case it has to leave."""
-        self._line[ref(stay)] = None
+        self._queue[ref(waiter)] = None
         ends = monotonic() + patience
-        while not self._is_inside(stay):
+        while not self._is_inside(waiter):
             left = ends - monotonic()
             if left <= 0:
                 return False
             with suppress(Empty):
-                stay.bell.get(timeout=min(left, LOOK_AGAIN_SECONDS))
+                waiter.bell.get(timeout=min(left, LOOK_AGAIN_SECONDS))
         return True
 
-    def leave(self, stay: Stay) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Leave the line, if it stands there, and let the next one in."""
-        self._line.pop(ref(stay), None)
-        if len(self._line) >= self._size:
+        self._queue.pop(ref(waiter), None)
+        if len(self._queue) >= self._size:
             for one in self._first()[-1:]:
                 found = one()
                 if found is not None:
                     found.bell.put(None)
 
-    def _is_inside(self, stay: Stay) -> bool:
-        if len(self._line) <= self._size:
+    def _is_inside(self, waiter: Waiter) -> bool:
+        if len(self._queue) <= self._size:
             return True
-        for one in list(self._line):
+        for one in list(self._queue):
             if one() is None:
-                self._line.pop(one, None)
-        return ref(stay) in self._first()
+                self._queue.pop(one, None)
+        return ref(waiter) in self._first()
 
-    def _first(self) -> list[ref[Stay]]:
-        return list(self._line)[: self._size]
+    def _first(self) -> list[ref[Waiter]]:
+        return list(self._queue)[: self._size]

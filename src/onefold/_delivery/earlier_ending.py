@@ -23,7 +23,7 @@ class Earlier(msgspec.Struct, frozen=True, array_like=True):
     """The outcome that a bypass has found, without its result."""
 
     state: State
-    stay: float
+    ttl: float
     age: float
     attempt: int
     omitted: bool
@@ -35,12 +35,12 @@ def carrying(entry: Entry, found: Record) -> Entry:
     """Add to a bypass's entry what it found, and the steps that a failed bypass of the same number has finished."""
     ended = finished(found) or found
     earlier = Earlier(
-        ended.state, ended.stay_left, ended.age, ended.attempt, ended.omitted, ended.remark, ended.fingerprint
+        ended.state, ended.ttl_left, ended.age, ended.attempt, ended.omitted, ended.remark, ended.fingerprint
     )
     return msgspec.structs.replace(
         entry,
         bypasses=ended.bypasses + 1,
-        stay=max(entry.stay, ended.stay_left),
+        ttl=max(entry.ttl, ended.ttl_left),
         fingerprint=entry.fingerprint if ended.fingerprint is None else ended.fingerprint,
         result=ended.result,
         notes=_packed(_log(found.notes) | {EARLIER: msgspec.msgpack.encode(earlier)}),
@@ -60,7 +60,7 @@ def finished(found: Record) -> Record | None:
     if packed is None:
         return None
     earlier = msgspec.msgpack.decode(packed, type=Earlier)
-    if earlier.stay <= found.age:
+    if earlier.ttl <= found.age:
         return None
     return msgspec.structs.replace(
         found,
@@ -68,7 +68,7 @@ def finished(found: Record) -> Record | None:
         attempt=earlier.attempt,
         lease_left=0.0,
         # The bypass began at age zero.
-        stay_left=earlier.stay - found.age,
+        ttl_left=earlier.ttl - found.age,
         age=earlier.age + found.age,
         bypasses=found.bypasses - 1,
         fingerprint=earlier.fingerprint,

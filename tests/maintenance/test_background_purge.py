@@ -17,20 +17,20 @@ from urllib.parse import urlsplit
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, UsageError
-from onefold.stores import background_purge as _trickle
+from onefold.stores import background_purge
 from onefold.stores.postgres.dialect import Postgres
-from onefold.stores.sql.dialect import Ask
+from onefold.stores.sql.dialect import SqlRequest
 from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore
 from onefold.stores.sqlite.records import Records
 from onefold.testing import Clock, StoreContract
 from services import mariadb, postgres
 from tests.wallet import never_opened
 
-CHANCE = _trickle.chance
+CHANCE = background_purge.chance
 
 DELIVERIES = 20_000
 
-# Of a store whose records are past their stay after a moment. To be more, chance would have to say "not now" 5,000
+# Of a store whose records have expired after a moment. To be more, chance would have to say "not now" 5,000
 # times on end, which it does once in 10^10 runs.
 FEW = 6_000
 
@@ -46,13 +46,13 @@ BOUNDED = "options=-c%20lock_timeout%3D5s"
 @pytest.fixture
 def by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in production."""
-    monkeypatch.setattr(_trickle, "chance", CHANCE)
+    monkeypatch.setattr(background_purge, "chance", CHANCE)
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little is purged after every delivery."""
-    monkeypatch.setattr(_trickle, "chance", lambda: 0)
+    monkeypatch.setattr(background_purge, "chance", lambda: 0)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
@@ -73,7 +73,7 @@ def connected(url: str) -> Any:
 
 
 def rows(url: str) -> int:
-    """How many rows the table has, whatever their stay."""
+    """How many rows the table has, whatever their TTL."""
     with closing(connected(url)) as connection, closing(connection.cursor()) as cursor:
         cursor.execute("SELECT count(*) FROM onefold_records")
         return int(cursor.fetchone()[0])
@@ -86,23 +86,23 @@ def option(url: str, words: str) -> str:
 # When.
 
 
-def test_so_many_portions_as_outrun_the_growth(by_chance: None) -> None:
-    drawn = [_trickle.portions(ended) for ended in [1] * 40_000]
+def test_so_many_batches_as_outrun_the_growth(by_chance: None) -> None:
+    drawn = [background_purge.batches_due(ended) for ended in [1] * 40_000]
 
     assert 100 < sum(drawn) < 320
-    assert _trickle.PORTION > 2 * _trickle.ONE_IN
+    assert background_purge.BATCH > 2 * background_purge.ONE_IN
 
 
 def test_a_batch_purges_in_proportion(by_chance: None) -> None:
-    assert {_trickle.portions(5 * _trickle.ONE_IN + 100) for _ in range(200)} == {5, 6}
-    assert _trickle.portions(0) == 0
+    assert {background_purge.batches_due(5 * background_purge.ONE_IN + 100) for _ in range(200)} == {5, 6}
+    assert background_purge.batches_due(0) == 0
 
 
 def test_it_takes_no_numbers_from_a_generator_that_the_application_has_seeded(by_chance: None) -> None:
     random.seed(7)
     before = random.getstate()
 
-    _trickle.chance()
+    background_purge.chance()
 
     assert random.getstate() == before
 
@@ -149,7 +149,7 @@ def test_one_batch_after_the_other(server: str, switch: str, deliveries: int, re
 
 
 def leave(url: str, count: int = 3) -> None:
-    """Records that are past their stay, by a store that does not purge."""
+    """Records that have expired, by a store that does not purge."""
     with Guard(option(url, "purge=no"), policy=Policy(keep=0.001)) as guard:
         for number in range(count):
             guard.run("old", number, lambda: None)
@@ -224,7 +224,7 @@ async def deliver_awaited(url: str, way: str) -> None:
 @pytest.mark.parametrize(
     "driver", ["sqlite", "postgresql", "postgresql+asyncpg", "mysql"], ids=lambda driver: driver.replace("+", "-")
 )
-def test_so_do_the_awaited_stores(driver: str, way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_so_do_the_async_stores(driver: str, way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/records.db"
     if driver != "sqlite":
         url = str(request.getfixturevalue("mysql_url" if driver == "mysql" else "postgres_url"))
@@ -246,7 +246,7 @@ def test_so_does_a_store_on_an_engine_or_a_pool_of_yours(postgres_url: str) -> N
     engine = create_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
     with ConnectionPool(postgres_url, min_size=1, open=True) as pool:
         for switched_on, left in ((False, 5), (True, 2)):
-            for store in (SqlAlchemyStore(engine, purge=switched_on), adopt(pool, awaited=False, purge=switched_on)):
+            for store in (SqlAlchemyStore(engine, purge=switched_on), adopt(pool, is_async=False, purge=switched_on)):
                 with postgres.connected(postgres_url) as connection:
                     connection.execute("DROP TABLE IF EXISTS onefold_records, onefold_schema")
                 leave(postgres_url)
@@ -258,7 +258,7 @@ def test_so_does_a_store_on_an_engine_or_a_pool_of_yours(postgres_url: str) -> N
 
 
 @pytest.mark.usefixtures("always")
-def test_the_clock_of_the_store_says_what_is_past_its_stay(tmp_path: Path) -> None:
+def test_the_clock_of_the_store_says_what_has_expired(tmp_path: Path) -> None:
     clock = Clock(1_000.0)
     with closing(SqliteStore(tmp_path / "records.db", clock=clock)) as store:
         guard = Guard(store, policy=Policy(keep=60))
@@ -302,7 +302,7 @@ def test_a_purge_that_fails_fails_no_delivery(
     wrong = "SELECT no_such_column FROM onefold_records"
     for dialect in Postgres.__mro__[:-1]:
         if "trickle" in vars(dialect):
-            monkeypatch.setattr(dialect, "trickle", lambda _self, _limit: (yield Ask(wrong, {})))
+            monkeypatch.setattr(dialect, "background_purge", lambda _self, _limit: (yield SqlRequest(wrong, {})))
     monkeypatch.setattr(Records, "purge", lambda self, _limit: self.connection.execute(wrong))
 
     with caplog.at_level(logging.DEBUG, "onefold"), Guard(url) as guard:
@@ -322,11 +322,11 @@ def test_a_purge_waits_for_no_other_writer_of_the_file(tmp_path: Path) -> None:
     with closing(other), closing(SqliteStore(path, busy_timeout="2m")) as store:
         guard = Guard(store)
         guard.run("charge", "first", lambda: None)
-        due = store.portions()
+        due = store.batches_due()
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
 
-        store.purge_portions(due)
+        store.purge_batches(due)
 
         assert due == 1
         assert time.monotonic() - began < 60.0
@@ -393,7 +393,7 @@ def test_a_block_of_djangos_does_not_wait_for_a_purge_that_waits_for_it(
 
 @pytest.mark.usefixtures("always")
 def test_postgres_does_not_look_through_all_whose_end_is_near(postgres_url: str) -> None:
-    """The ten minutes that its index counts in may hold a million records whose stay is not over yet."""
+    """The ten minutes that its index counts in may hold a million records that have not expired yet."""
     with Guard(postgres_url) as guard:
         guard.run("charge", "k", lambda: None)
         with postgres.connected(postgres_url) as connection:
@@ -420,10 +420,10 @@ def test_the_option_is_yes_or_no(scheme: str) -> None:
         Guard(f"{scheme}?purge=maybe").store  # noqa: B018 - it is opened there
 
 
-def test_the_awaited_file_can_be_told_in_code(tmp_path: Path) -> None:
+def test_the_async_file_can_be_told_in_code(tmp_path: Path) -> None:
     store = AsyncSqliteStore(tmp_path / "records.db", purge=False)
 
-    assert store.sync.portions(10_000) == 0
+    assert store.sync.batches_due(10_000) == 0
 
 
 def test_memory_sweeps_as_it_works() -> None:

@@ -1,4 +1,4 @@
-"""`Guard(new, also_read=old)` while the old store does not answer: nothing runs, and nothing of it is held later."""
+"""`Guard(new, migrate_from=old)` while the old store does not answer: nothing runs, and nothing of it is held later."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, OnHold, Outcome, Policy, StoreUnavailable, keys
-from onefold._delivery import migration as moving
+from onefold._delivery import migration
 from onefold._delivery.claim import claim_of
 from onefold._delivery.steps import Claiming, Flow
-from onefold._model import Entry, Memory, State
+from onefold._model import Entry, Released, State
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import Scenario, search
 from tests.support import Clock, ProxyStore
@@ -49,7 +49,7 @@ def old(clock: Clock) -> Away:
 
 @pytest.fixture
 def guard(new: ProxyStore, old: Away) -> Guard:
-    return Guard(new, also_read=old, policy=HOLD)
+    return Guard(new, migrate_from=old, policy=HOLD)
 
 
 def charge() -> int:
@@ -87,7 +87,7 @@ def test_messages_of_a_batch_are_given_back_each(guard: Guard, new: ProxyStore, 
 def test_what_a_claim_took_the_place_of_is_put_back(guard: Guard, new: ProxyStore, old: Away) -> None:
     left = Entry(address=ADDRESS, token=b"t" * 16, lease=30.0)
     new.inner.claim(left)
-    new.inner.release(claim_of(left), Memory(attempt=2, notes=b"\x81\xa1a\xc0", stay=1000.0))
+    new.inner.release(claim_of(left), Released(attempt=2, notes=b"\x81\xa1a\xc0", ttl=1000.0))
 
     with pytest.raises(StoreUnavailable):
         guard.run("charge", "pay_7f3a", must_not_run)
@@ -163,10 +163,10 @@ def run_batch(guard: Guard, handler: Callable[[], int]) -> int:
 def test_with_servers_it_runs_as_soon_as_the_old_one_is_back(
     deliver: Callable[[Guard, Callable[[], int]], int], postgres_url: str, redis_url: str, nowhere: str
 ) -> None:
-    with Guard(postgres_url, also_read=nowhere, policy=HOLD) as guard, pytest.raises(StoreUnavailable):
+    with Guard(postgres_url, migrate_from=nowhere, policy=HOLD) as guard, pytest.raises(StoreUnavailable):
         deliver(guard, must_not_run)
 
-    with Guard(postgres_url, also_read=redis_url, policy=HOLD) as guard:
+    with Guard(postgres_url, migrate_from=redis_url, policy=HOLD) as guard:
         assert guard.read("charge", "pay_7f3a") is None
         assert deliver(guard, charge) == 4200
 
@@ -197,12 +197,12 @@ async def run_batch_async(guard: AsyncGuard, handler: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("deliver", [run_async, transact_async, run_batch_async])
-def test_with_servers_it_does_so_awaited_too(deliver: Any, postgres_url: str, redis_url: str, nowhere: str) -> None:
+def test_with_servers_it_does_so_async_too(deliver: Any, postgres_url: str, redis_url: str, nowhere: str) -> None:
     async def main() -> None:
-        async with AsyncGuard(postgres_url, also_read=nowhere, policy=HOLD) as guard:
+        async with AsyncGuard(postgres_url, migrate_from=nowhere, policy=HOLD) as guard:
             with pytest.raises(StoreUnavailable):
                 await deliver(guard, must_not_run)
-        async with AsyncGuard(postgres_url, also_read=redis_url, policy=HOLD) as guard:
+        async with AsyncGuard(postgres_url, migrate_from=redis_url, policy=HOLD) as guard:
             assert await guard.read("charge", "pay_7f3a") is None
             assert await deliver(guard, charge) == 4200
 
@@ -215,8 +215,8 @@ def test_the_simulator_finds_a_claim_that_is_left(monkeypatch: pytest.MonkeyPatc
         return
         yield
 
-    monkeypatch.setattr(moving, "_give_back_unread", left_behind)
+    monkeypatch.setattr(migration, "_give_back_unread", left_behind)
 
-    found = search(Scenario(beats=0, faults=1, after_crash="hold", moving=left)).story
+    found = search(Scenario(beats=0, faults=1, after_crash="hold", migrating=left)).story
     assert found is not None
     assert found.violation == "8: nobody is in doubt whether it ran, and a fresh delivery finds it on hold"

@@ -12,14 +12,14 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from onefold._delivery.steps import Ask, Claiming, Elsewhere, Finishing, LeaseLeft
-from onefold._model import Claim, Ending, Entry, Memory, State
+from onefold._delivery.steps import Claiming, Elsewhere, Finishing, LeaseLeft, StoreStep
+from onefold._model import Claim, Ending, Entry, Released, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, End, Fails, Moment, Node, Start, Watch
+from onefold.testing.simulate._worker import Choose, End, Fails, Moment, Node, Start, Watched
 from onefold.testing.simulate._world import NATURE, OVER, Action
 
 NEW: Final = 0
@@ -72,7 +72,7 @@ class Two(msgspec.Struct, frozen=True):
     faults: int
 
 
-class Moving:
+class Migrating:
     """The possible events with two stores, and the world after each."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -90,21 +90,21 @@ class Moving:
 
     def _left_behind(self) -> tuple[Row | None, Past]:
         """Return the initial content of the old store."""
-        store, left = self.store, self.scenario.moving
+        store, left = self.store, self.scenario.migrating
         claim = Claim(ADDRESS, BEFORE, LEASE, KEEP)
         store._rows.clear()
         if left == "nothing":
             return None, Past()
-        store.claim(Entry(address=ADDRESS, token=BEFORE, lease=LEASE, stay=KEEP))
+        store.claim(Entry(address=ADDRESS, token=BEFORE, lease=LEASE, ttl=KEEP))
         if left == "done":
             value = "what was done before"
-            store.finish(claim, Ending(state=State.DONE, stay=KEEP, result=MsgspecCodec().encode(value, str)))
+            store.finish(claim, Ending(state=State.DONE, ttl=KEEP, result=MsgspecCodec().encode(value, str)))
             return store._rows[ADDRESS], Past(starts=1, done=value)
         if left == "open":
-            store.release(claim, Memory(attempt=1, stay=KEEP))
+            store.release(claim, Released(attempt=1, ttl=KEEP))
             return store._rows[ADDRESS], Past(starts=1, raised=1)
         if left == "held":
-            store.finish(claim, Ending(state=State.HELD, stay=KEEP))
+            store.finish(claim, Ending(state=State.HELD, ttl=KEEP))
             return store._rows[ADDRESS], Past(starts=1, doubt=True)
         return replace(store._rows[ADDRESS], leased_until=OVER), Past(starts=1, lapses=1, doubt=True)
 
@@ -121,13 +121,13 @@ class Moving:
                 yield Action(who, "goes on")
             if world.faults:
                 yield Action(who, "dies", fault=True)
-                if isinstance(moment, Ask):
+                if isinstance(moment, StoreStep):
                     yield from (Action(who, way, fault=True) for way in ("no answer", "answer lost", "sent twice"))
-        for place, row in enumerate(world.rows):
+        for side, row in enumerate(world.rows):
             if row is not None and row.is_live(NOW):
                 alive = any(not one.ended and one.token == row.token for one in world.movers)
                 if not alive or world.faults:
-                    yield Action(NATURE, f"lease ends {place}", fault=alive)
+                    yield Action(NATURE, f"lease ends {side}", fault=alive)
 
     def apply(self, world: Two, action: Action) -> Two:
         if action.fault:
@@ -139,7 +139,7 @@ class Moving:
         if action.way == "dies":
             return _put(world, action.who, replace(mover, dead=True, inside=False))
         moment = mover.at
-        if isinstance(moment, Ask):
+        if isinstance(moment, StoreStep):
             return self._ask(world, action.who, mover, moment, action.way)
         return self._go_on(world, action.who, mover, moment, action.way)
 
@@ -149,21 +149,21 @@ class Moving:
             return True
         return action.way != "raises" and not isinstance(world.movers[action.who].at, Elsewhere)
 
-    def _lease_ends(self, world: Two, place: int) -> Two:
-        row = world.rows[place]
+    def _lease_ends(self, world: Two, side: int) -> Two:
+        row = world.rows[side]
         assert row is not None
         movers = tuple(replace(one, lapsed=True) if one.token == row.token else one for one in world.movers)
         past = replace(world.past, lapses=world.past.lapses + 1)
-        return replace(_with_row(world, place, replace(row, leased_until=OVER)), movers=movers, past=past)
+        return replace(_with_row(world, side, replace(row, leased_until=OVER)), movers=movers, past=past)
 
-    def _ask(self, world: Two, who: int, mover: Mover, moment: Ask, way: str) -> Two:
-        place = 1 - mover.home if isinstance(moment, Elsewhere) else mover.home
-        step = moment.ask if isinstance(moment, Elsewhere) else moment
+    def _ask(self, world: Two, who: int, mover: Mover, moment: StoreStep, way: str) -> Two:
+        side = 1 - mover.home if isinstance(moment, Elsewhere) else mover.home
+        step = moment.step if isinstance(moment, Elsewhere) else moment
         reply: Any = Fails()
         if way != "no answer":
-            world, reply = self._perform(world, place, step)
+            world, reply = self._perform(world, side, step)
             if way == "sent twice":
-                world, reply = self._perform(world, place, step)
+                world, reply = self._perform(world, side, step)
             if way == "answer lost":
                 reply = Fails()
         if isinstance(step, Claiming) and reply is None and step.entry.lease > 0:
@@ -172,15 +172,15 @@ class Moving:
             mover = replace(mover, inside=False)
         return self._after(world, who, mover, reply)
 
-    def _perform(self, world: Two, place: int, step: Ask) -> tuple[Two, Any]:
+    def _perform(self, world: Two, side: int, step: StoreStep) -> tuple[Two, Any]:
         rows = self.store._rows
         rows.clear()
-        before = world.rows[place]
+        before = world.rows[side]
         if before is not None:
             rows[ADDRESS] = before
         reply = step.send(self.store)
         row = rows.get(ADDRESS)
-        world = _with_row(world, place, None if row is None else replace(row, began=0.0))
+        world = _with_row(world, side, None if row is None else replace(row, began=0.0))
         if isinstance(step, Finishing) and reply is True and row is not None and row.state is State.DONE:
             world = replace(world, past=self._done(world.past, row))
         return world, reply
@@ -197,7 +197,7 @@ class Moving:
         if isinstance(moment, Start):
             past = self._started(world, mover)
             mover = replace(mover, inside=True)
-        elif isinstance(moment, (Watch, LeaseLeft)):
+        elif isinstance(moment, (Watched, LeaseLeft)):
             reply = 0.0 if mover.lapsed else LEASE
         elif isinstance(moment, Choose):
             reply = way
@@ -230,12 +230,12 @@ class Moving:
 
     def close(self, world: Two, lines: list[str]) -> None:
         """Check statement 8, from both sides: done is replayed, and anything unsettled runs or is on hold."""
-        for place in (NEW, OLD):
+        for side in (NEW, OLD):
             for number, row in enumerate(world.rows):
                 if row is not None and row.state is State.RUNNING:
                     world = self._lease_ends(world, number)
-            world = replace(world, movers=(Mover(self._last[place], place),), faults=0)
-            world = self._deliver_last(world, place, lines)
+            world = replace(world, movers=(Mover(self._last[side], side),), faults=0)
+            world = self._deliver_last(world, side, lines)
             end = world.movers[0].at
             assert isinstance(end, End)
             if end.kind not in ("outcome", "OnHold"):
@@ -243,14 +243,14 @@ class Moving:
             if end.kind == "OnHold" and not world.past.doubt:
                 raise Violation(8, "nobody is in doubt whether it ran, and a fresh delivery finds it on hold")
             if world.past.done is not None and end.kind != "outcome":
-                raise Violation(8, f"it was done, and a fresh delivery to the {NAMES[place]} store {end.story}")
+                raise Violation(8, f"it was done, and a fresh delivery to the {NAMES[side]} store {end.story}")
 
-    def _deliver_last(self, world: Two, place: int, lines: list[str]) -> Two:
+    def _deliver_last(self, world: Two, side: int, lines: list[str]) -> Two:
         while not world.movers[0].ended:
             moment = world.movers[0].at
             action = Action(0, moment.ways[0] if isinstance(moment, Choose) else "goes on")
             after = self.apply(world, action)
-            lines.append(self.tell(world, action, after, name=f"the last delivery to the {NAMES[place]} store"))
+            lines.append(self.tell(world, action, after, name=f"the last delivery to the {NAMES[side]} store"))
             world = after
         return world
 
@@ -258,17 +258,17 @@ class Moving:
         if action.who == NATURE:
             return f"the lease in the {NAMES[int(action.way[-1])]} store ends"
         mover = world.movers[action.who]
-        moment, place = mover.at, mover.home
+        moment, side = mover.at, mover.home
         if isinstance(moment, Elsewhere):
-            moment, place = moment.ask, 1 - place
+            moment, side = moment.step, 1 - side
         then = None if after is None else after.movers[action.who].at
-        changed = None if after is None else (world.rows[place], after.rows[place])
-        where = f" in the {NAMES[place]} store" if isinstance(moment, Ask) else ""
+        changed = None if after is None else (world.rows[side], after.rows[side])
+        where = f" in the {NAMES[side]} store" if isinstance(moment, StoreStep) else ""
         return told(name or self.plans[action.who].name, moment, action.way, then, changed) + where
 
 
-def _with_row(world: Two, place: int, row: Row | None) -> Two:
-    return replace(world, rows=(row, world.rows[OLD]) if place == NEW else (world.rows[NEW], row))
+def _with_row(world: Two, side: int, row: Row | None) -> Two:
+    return replace(world, rows=(row, world.rows[OLD]) if side == NEW else (world.rows[NEW], row))
 
 
 def _put(world: Two, who: int, mover: Mover) -> Two:

@@ -1,4 +1,4 @@
-"""`Guard(new, also_read=old)`: changing the store forgets nothing, and the simulator finds what would."""
+"""`Guard(new, migrate_from=old)`: changing the store forgets nothing, and the simulator finds what would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, Record, StoreUnavailable, UsageError, done, keys
-from onefold._delivery import migration as moving
+from onefold._delivery import migration
 from onefold._delivery.steps import Claiming, Elsewhere, Flow, Reading, Releasing
 from onefold._model import Claim, Entry, State
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -40,7 +40,7 @@ def new(clock: Clock) -> MemoryStore:
 
 @pytest.fixture
 def guard(new: MemoryStore, old: MemoryStore) -> Guard:
-    return Guard(new, also_read=old)
+    return Guard(new, migrate_from=old)
 
 
 def charge() -> int:
@@ -96,7 +96,7 @@ def test_what_runs_in_the_old_store_is_refused_and_leaves_nothing_in_the_new(
 def ending_done() -> Any:
     from onefold._model import Ending
 
-    return Ending(state=State.DONE, stay=100.0)
+    return Ending(state=State.DONE, ttl=100.0)
 
 
 def test_the_owner_of_what_was_taken_over_is_refused_in_the_old_store(
@@ -163,7 +163,7 @@ def test_without_the_old_store_nothing_runs(new: MemoryStore) -> None:
             raise StoreUnavailable("gone")
 
     with pytest.raises(StoreUnavailable):
-        Guard(new, also_read=Down()).run("charge", "pay_7f3a", must_not_run)
+        Guard(new, migrate_from=Down()).run("charge", "pay_7f3a", must_not_run)
 
     assert new.read(ADDRESS) is None
 
@@ -179,7 +179,7 @@ def test_an_async_guard_does_the_same() -> None:
             return must_not_run()
 
         await AsyncGuard(old).run("charge", "pay_7f3a", pay)
-        async with AsyncGuard(new, also_read=old) as guard:
+        async with AsyncGuard(new, migrate_from=old) as guard:
             assert (await guard.run("charge", "pay_7f3a", pay_twice)).value == 4200
             assert not (await guard.run("charge", "pay_7f3b", pay)).replayed
 
@@ -191,7 +191,7 @@ def test_from_one_file_to_another_and_both_are_closed(tmp_path: Path) -> None:
     with Guard(before) as guard:
         guard.run("charge", "pay_7f3a", charge)
 
-    with Guard(after, also_read=before) as guard:
+    with Guard(after, migrate_from=before) as guard:
         assert guard.run("charge", "pay_7f3a", must_not_run).value == 4200
 
     with Guard(after) as guard:
@@ -212,7 +212,7 @@ def test_use_reads_nothing_else(guard: Guard, old: MemoryStore) -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[tuple[Guard, Guard]]:
     before = Guard(f"sqlite:///{tmp_path}/before.db")
-    after = Guard(f"sqlite:///{tmp_path}/after.db?busy_timeout=100ms", also_read=f"sqlite:///{tmp_path}/before.db")
+    after = Guard(f"sqlite:///{tmp_path}/after.db?busy_timeout=100ms", migrate_from=f"sqlite:///{tmp_path}/before.db")
     with before, after:
         yield before, after
 
@@ -249,7 +249,7 @@ def test_fresh_leaves_out_what_the_old_store_knows_on_postgresql(postgres_url: s
 
     Guard(old).run("charge", "a", charge)
     old.claim(Entry(address=keys.address("charge", "c"), token=b"t", lease=30.0))
-    with Guard(postgres_url, also_read=old) as guard, psycopg.connect(postgres_url) as connection:
+    with Guard(postgres_url, migrate_from=old) as guard, psycopg.connect(postgres_url) as connection:
         assert guard.store is not None
         fresh = guard.within(connection).fresh("charge", ["a", "b", "c"], key=str)
 
@@ -267,9 +267,9 @@ def test_fresh_leaves_out_what_the_old_store_knows_on_postgresql(postgres_url: s
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Guard("memory:", also_read="memory:"),
-        lambda: Guard("memory:", also_read=3),
-        lambda: Guard("memory:", also_read="sqlite:///x.db").within(None, record=Column("t", "c", "k")),
+        lambda: Guard("memory:", migrate_from="memory:"),
+        lambda: Guard("memory:", migrate_from=3),
+        lambda: Guard("memory:", migrate_from="sqlite:///x.db").within(None, record=Column("t", "c", "k")),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any) -> None:
@@ -287,15 +287,15 @@ def story(**scenario: Any) -> str:
 
 
 def test_looking_before_claiming_runs_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = moving._claim
+    claim = migration._claim
 
     def look_first(step: Claiming, old: Any, moved: list[Record]) -> Flow[Any]:
         left = yield Elsewhere(old, Reading(step.entry.address))
-        return (yield from claim(step, old, moved)) if moving._counts(left) else (yield step)
+        return (yield from claim(step, old, moved)) if migration._counts(left) else (yield step)
 
-    monkeypatch.setattr(moving, "_claim", look_first)
+    monkeypatch.setattr(migration, "_claim", look_first)
 
-    assert story(after_crash="hold", moving="nothing").startswith(("2", "3"))
+    assert story(after_crash="hold", migrating="nothing").startswith(("2", "3"))
 
 
 def test_removing_before_writing_forgets_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,20 +303,20 @@ def test_removing_before_writing_forgets_what_was_done(monkeypatch: pytest.Monke
         yield Elsewhere(old, Releasing(Claim(left.address, left.token)))
         return (yield Claiming(left.as_moved(), ours)) is None
 
-    monkeypatch.setattr(moving, "_replace", removed_first)
+    monkeypatch.setattr(migration, "_replace", removed_first)
 
-    assert story(after_crash="hold", moving="done").startswith("4")
+    assert story(after_crash="hold", migrating="done").startswith("4")
 
 
 def test_giving_a_take_over_back_without_what_it_replaced_forgets_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    unless_known = moving._unless_known
+    unless_known = migration._unless_known
 
     def forgetful(step: Claiming, old: Any, moved: list[Record]) -> Flow[Any]:
         return unless_known(Claiming(step.entry), old, moved)
 
-    monkeypatch.setattr(moving, "_unless_known", forgetful)
+    monkeypatch.setattr(migration, "_unless_known", forgetful)
 
-    assert story(after_crash="probe", moving="abandoned").startswith("2")
+    assert story(after_crash="probe", migrating="abandoned").startswith("2")
 
 
 def test_an_abandoned_claim_hides_what_the_old_store_knows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,16 +324,16 @@ def test_an_abandoned_claim_hides_what_the_old_store_knows(monkeypatch: pytest.M
         return found
         yield
 
-    monkeypatch.setattr(moving, "_instead_of_abandoned", nothing)
+    monkeypatch.setattr(migration, "_instead_of_abandoned", nothing)
 
-    assert story(after_crash="hold", moving="done").startswith("8")
+    assert story(after_crash="hold", migrating="done").startswith("8")
 
 
 @pytest.mark.parametrize("server", ["postgres_url", "mysql_url", "redis_url", "dynamodb_url"])
 def test_it_comes_over_into_every_store(server: str, request: pytest.FixtureRequest, old: MemoryStore) -> None:
     Guard(old).run("charge", "done", charge)
     old.claim(Entry(address=keys.address("charge", "held"), token=b"t" * 16, state=State.HELD))
-    with Guard(request.getfixturevalue(server), also_read=old) as guard:
+    with Guard(request.getfixturevalue(server), migrate_from=old) as guard:
         assert guard.run("charge", "done", must_not_run).value == 4200
         with pytest.raises(OnHold):
             guard.run("charge", "held", must_not_run)
