@@ -250,7 +250,7 @@ def test_a_bound_task_gets_itself_first_as_celery_gives_it() -> None:
 
 
 def send(method: str, url: str, *bodies: dict[str, Any] | None) -> list[httpx.Response]:
-    """What an application with two guarded endpoints, one of each colour, answers to these bodies in turn."""
+    """What an application with two guarded endpoints, one sync and one async, answers to these bodies in turn."""
     app = FastAPI()
     app.post("/payments/{payment_id}")(post)
     app.put("/payments/{payment_id}")(put)

@@ -301,7 +301,7 @@ def test_a_purge_that_fails_fails_no_delivery(
 ) -> None:
     wrong = "SELECT no_such_column FROM onefold_records"
     for dialect in Postgres.__mro__[:-1]:
-        if "trickle" in vars(dialect):
+        if "background_purge" in vars(dialect):
             monkeypatch.setattr(dialect, "background_purge", lambda _self, _limit: (yield SqlRequest(wrong, {})))
     monkeypatch.setattr(Records, "purge", lambda self, _limit: self.connection.execute(wrong))
 

@@ -185,7 +185,7 @@ def mortal(request: pytest.FixtureRequest, house: House) -> Iterator[Server]:
 
 
 class Scene:
-    """A consumer of one colour whose handler waits while its broker goes."""
+    """A sync or async consumer whose handler waits while its broker goes."""
 
     def __init__(self, library: Library, server: Server, name: str, folder: Path, gate: threading.Event) -> None:
         self.library: Library = library

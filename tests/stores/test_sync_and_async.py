@@ -1,4 +1,4 @@
-"""A store, engine, pool or client of the other colour is refused when the guard is made, not by the first delivery."""
+"""A sync store, engine, pool or client is refused by an async guard, and the reverse, before the first delivery."""
 
 from __future__ import annotations
 

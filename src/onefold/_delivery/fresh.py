@@ -32,7 +32,7 @@ def sort_out_all(messages: Sequence[M], deliveries: Sequence[Delivery | Exceptio
             verdicts += yield from sort_out(deliveries[start : start + BATCH_MAX])
         except Exception:
             if verdicts:
-                # Earlier portions are recorded as done, and nobody learns which: they must not be committed.
+                # Earlier batches are recorded as done, and nobody learns which: they must not be committed.
                 yield Spoiling()
             raise
     return _by_verdict(messages, verdicts)

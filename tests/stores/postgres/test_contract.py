@@ -1,6 +1,6 @@
 """The PostgreSQL store: the whole contract on each driver, directly and behind PgBouncer in transaction mode.
 
-Every day on the usual driver of each colour; the rest is for `make test-all`.
+Every day on the usual sync and async driver; the rest is for `make test-all`.
 """
 
 from __future__ import annotations

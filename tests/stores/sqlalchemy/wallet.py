@@ -266,7 +266,7 @@ KINDS = {
 
 ALL = [(database, driver, kind) for database, ways in KINDS.items() for driver, kind in ways]
 
-# Each driver, and each kind on each database and in each colour; all of their combinations are for `make test-all`.
+# Each driver, and each kind on each database sync and async; all of their combinations are for `make test-all`.
 EVERYDAY = {
     ("sqlite", "connection"),
     ("async sqlite+aiosqlite", "session"),

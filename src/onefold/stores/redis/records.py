@@ -30,7 +30,7 @@ STATES: Final = (State.RUNNING, State.OPEN, State.DONE, State.FAILED, State.HELD
 NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 OMITTED, WIDE, USUAL, UNUSUAL, LATER = 8, 16, 32, 64, 128
 
-# Redis counts in milliseconds. A longer stay is forever: no number can overflow on the way.
+# Redis counts in milliseconds. A longer TTL is forever: no number can overflow on the way.
 YEARS_MAX: Final = 1_000
 MILLISECONDS_MAX: Final = YEARS_MAX * 366 * 24 * 3600 * 1000
 FOREVER: Final = b""
@@ -163,7 +163,7 @@ def read_reply(address: Address, reply: Any) -> Record | None:
 
 
 def record(address: Address, shown: bytes) -> Record:
-    """Decode a record as a script shows it: the time of reading, the remaining stay, and the string itself."""
+    """Decode a record as a script shows it: the time of reading, the remaining TTL, and the string itself."""
     now, ttl_left = NOW_AND_LEFT.unpack_from(shown)
     form = shown[32] if len(shown) >= RECORD_MIN else LATER
     if form & LATER or form % 8 >= len(STATES):

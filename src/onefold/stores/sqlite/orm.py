@@ -48,7 +48,7 @@ class SqliteOrm(Sqlite):
                 found = record(entry.address, looked.rows[0])
                 answers.append(None if is_own(found, entry) else found)
             else:
-                # Its stay ended between the two.
+                # It expired between the two.
                 answers.append((yield from self.claim(entry)))
         return answers
 

@@ -1,1 +1,1 @@
-"""Talk to MySQL and MariaDB through asyncmy."""
+"""Reach MySQL and MariaDB through asyncmy."""

@@ -1,1 +1,1 @@
-"""Talk to MySQL and MariaDB through PyMySQL."""
+"""Reach MySQL and MariaDB through PyMySQL."""

@@ -1,1 +1,1 @@
-"""Talk to PostgreSQL through asyncpg."""
+"""Reach PostgreSQL through asyncpg."""

@@ -1,1 +1,1 @@
-"""Talk to PostgreSQL through psycopg 3, sync and async."""
+"""Reach PostgreSQL through psycopg 3, sync and async."""
