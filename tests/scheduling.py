@@ -42,9 +42,10 @@ def file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
-def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:
     """Hear of every part of a test; only the process that started the others does."""
-    config.stash[MEASURED][report.nodeid.partition("::")[0]] += report.duration
+    if isinstance(report, pytest.TestReport):
+        config.stash[MEASURED][report.nodeid.partition("::")[0]] += report.duration
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -145,7 +145,7 @@ def test_the_question_says_how_many_and_what_it_means(
 
     said = shelf.run("erase", "--scope", "tenant-42", typed=answer)
 
-    assert "Erase 3 records of tenant-42 (charge 3)? What is delivered for it after that will run" in said.stderr
+    assert "Erase 3 records of tenant-42 (charge 3)? Anything delivered for it after that will run" in said.stderr
     assert said.exit_code == status
     assert len(shelf.store.browse(Query(), 99)) == left
 

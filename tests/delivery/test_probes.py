@@ -234,7 +234,7 @@ def test_a_message_comes_later_and_no_attempt_of_its_handler_is_counted(
 
     verdicts = [consuming.deliver(message()) for _ in range(5)]
 
-    why = f"ProbeFailed: charge [key {CHARGE.digest}]: the probe failed with ConnectionError, so that"
+    why = f"ProbeFailed: charge [key {CHARGE.digest}]: the probe failed with ConnectionError, so"
     assert [isinstance(one, Later) and one.reason.startswith(why) for one in verdicts] == [True] * 5
 
 

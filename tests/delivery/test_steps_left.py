@@ -84,7 +84,7 @@ async def let_go(go_on: asyncio.Event) -> None:
     """Let the steps that are under way come to their ends."""
     go_on.set()
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.wait({task for task in others if "_step_awaited" in repr(task)})
+    await asyncio.wait({task for task in others if "_step_async" in repr(task)})
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -189,9 +189,9 @@ def wrong_amount(wallet: Wallet, _: Desk) -> Handler:
     ("without", "guarded", "status", "said"),
     [
         (WITHOUT, TRANSACTIONAL, 0, "every effect happened once"),
-        (WITHOUT, Side("with", "test_demo:forgetful"), 1, "2 TIMES with the guard"),
-        (WITHOUT, Side("with", "test_demo:too_early"), 1, "LOST with the guard"),
-        (WITHOUT, Side("with", "test_demo:wrong_amount"), 1, "the balances with the guard are wrong"),
+        (WITHOUT, Side("with", "tests.demo.test_demo:forgetful"), 1, "2 TIMES with the guard"),
+        (WITHOUT, Side("with", "tests.demo.test_demo:too_early"), 1, "LOST with the guard"),
+        (WITHOUT, Side("with", "tests.demo.test_demo:wrong_amount"), 1, "the balances with the guard are wrong"),
         (TRANSACTIONAL._replace(name="without"), TRANSACTIONAL, 1, "shows nothing"),
     ],
     ids=["whole", "forgetful", "too early", "wrong amount", "no duplicate"],
@@ -265,4 +265,4 @@ def test_a_store_that_cannot_be_used_is_one_line(tmp_path: Path, options: list[s
 
 def test_a_process_that_fails_is_one_line() -> None:
     with pytest.raises(Refusal, match=r"the consumer ended before 'end': .*no_such_handler"):
-        perform(Side("with", "test_demo:no_such_handler"), "transactional", Format.TABLE, points=ONE_POINT)
+        perform(Side("with", "tests.demo.test_demo:no_such_handler"), "transactional", Format.TABLE, points=ONE_POINT)

@@ -65,8 +65,13 @@ def test_the_list_of_all_is_in_order() -> None:
     assert extras_in(listed) == sorted(set(extras_in(listed)))
 
 
+def sources(folder: Path) -> Iterator[Path]:
+    """Return what was written by hand below a folder."""
+    return (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
 def test_every_extra_that_is_named_exists() -> None:
-    files = [*PAGES, *PROJECT.glob("src/**/*.py"), *PROJECT.glob("examples/**/*"), PROJECT / "pyproject.toml"]
+    files = [*PAGES, *PROJECT.glob("src/**/*.py"), *sources(PROJECT / "examples"), PROJECT / "pyproject.toml"]
 
     named = {extra for file in files if file.is_file() for extra in extras_in(file.read_text(encoding="utf-8"))}
 

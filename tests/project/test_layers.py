@@ -208,7 +208,7 @@ REACHES_INTO_GUARDS = {
     # It puts another store into a guard and takes it out again: nothing that a user should do at work.
     "testing.swap": {"_put", "_swap"},
     # A guard of its own kind, whose record is one more item of a write that the caller sends.
-    "transactions.dynamodb": {"_asked", "_chosen", "_work"},
+    "transactions.dynamodb": {"_chosen", "_make_delivery", "_request"},
     # Its guard is its own class.
     "config.as_declared": {"_check"},
 }

@@ -305,7 +305,7 @@ class NeverShortensALease(MemoryStore):
         return super()._extend(replace(claim, lease=max(claim.lease, left)), notes, now)
 
 
-@noticed_by("extend_renews_lease_and_stay")
+@noticed_by("extend_renews_lease_and_ttl")
 class ExtendsOnlyTheLease(MemoryStore):
     def _extend(self, claim: Claim, notes: bytes | None, now: float) -> bool:
         row = self._rows.get(claim.address)
@@ -387,13 +387,13 @@ class ReleaseOfNothingFails(MemoryStore):
         return self._mine(claim, now) is not None and super()._release(claim, released, now)
 
 
-@noticed_by("release_with_a_memory_leaves_the_record_open")
+@noticed_by("release_with_notes_leaves_the_record_open")
 class ReleaseHasNoMemory(MemoryStore):
     def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         return super()._release(claim, None, now)
 
 
-@noticed_by("a_memory_without_notes_clears_them")
+@noticed_by("a_release_without_notes_clears_them")
 class ReleaseKeepsOldNotes(MemoryStore):
     def _release(self, claim: Claim, released: Released | None, now: float) -> bool:
         row = self._mine(claim, now)
@@ -548,7 +548,7 @@ def loses(field: str, nothing: Any, *promises: str) -> None:
 
 
 loses("attempt", 1)
-loses("age", 0.0, "lease_stay_and_age_are_counted_from_the_claim")
+loses("age", 0.0, "lease_ttl_and_age_are_counted_from_the_claim")
 loses("bypasses", 0)
 loses("fingerprint", None)
 loses("notes", None)
@@ -607,13 +607,13 @@ class CutsLargeBytes(Rewrites):
 # Clocks
 
 
-@noticed_by("lease_stay_and_age_are_counted_from_the_claim", "the_record_in_the_way_is_shown_with_what_is_left_now")
+@noticed_by("lease_ttl_and_age_are_counted_from_the_claim", "the_record_in_the_way_is_shown_with_what_is_left_now")
 class StandsStill(MemoryStore):
     def __init__(self, **options: Any) -> None:
         super().__init__(clock=lambda: 0.0)
 
 
-@noticed_by("lease_stay_and_age_are_counted_from_the_claim")
+@noticed_by("lease_ttl_and_age_are_counted_from_the_claim")
 class CountsMilliseconds(MemoryStore):
     def _claim(self, entry: Entry, replacing: Record | None, now: float) -> Answer:
         return super()._claim(replace(entry, lease=entry.lease / 1_000), replacing, now)
@@ -635,7 +635,7 @@ class ExtendBeginsAnew(MemoryStore):
         return ours
 
 
-@noticed_by("a_stay_is_counted_from_the_last_write", "the_stay_of_an_ending_and_of_a_memory_ends_too")
+@noticed_by("a_ttl_is_counted_from_the_last_write", "the_ttl_of_an_ending_and_of_a_release_ends_too")
 class FinishNeverShortensAStay(MemoryStore):
     def _finish(self, claim: Claim, ending: Ending, now: float) -> bool:
         row = self._mine(claim, now)
@@ -661,9 +661,9 @@ class RefusesLateOwners(MemoryStore):
 
 
 @noticed_by(
-    "a_record_past_its_stay_is_free",
-    "the_stay_of_an_ending_and_of_a_memory_ends_too",
-    "taking_over_a_record_past_its_stay_writes_it_or_finds_it_gone",
+    "an_expired_record_is_free",
+    "the_ttl_of_an_ending_and_of_a_release_ends_too",
+    "taking_over_an_expired_record_writes_it_or_finds_it_gone",
 )
 class NeverForgets(MemoryStore):
     def _alive(self, address: Address, now: float) -> Row | None:
@@ -673,7 +673,7 @@ class NeverForgets(MemoryStore):
         return super()._is_still(row, replacing) and row.expires > self._clock()
 
 
-@noticed_by("purge_removes_only_what_is_past_its_stay", "forever_stays", "racing_purges_remove_each_record_once")
+@noticed_by("purge_removes_only_what_has_expired", "forever_stays", "racing_purges_remove_each_record_once")
 class PurgesWhatIsNeeded(MemoryStore):
     def purge(self, limit: int) -> int:
         removed = super().purge(limit)
@@ -683,7 +683,7 @@ class PurgesWhatIsNeeded(MemoryStore):
         return removed
 
 
-@noticed_by("purge_removes_only_what_is_past_its_stay")
+@noticed_by("purge_removes_only_what_has_expired")
 class PurgesByTheLease(MemoryStore):
     def purge(self, limit: int) -> int:
         now = self._clock()
@@ -704,7 +704,7 @@ class PurgeCountsOneMore(MemoryStore):
         return super().purge(limit) + 1
 
 
-@noticed_by("purge_removes_only_what_is_past_its_stay", "racing_purges_remove_each_record_once")
+@noticed_by("purge_removes_only_what_has_expired", "racing_purges_remove_each_record_once")
 class PurgeOnlyCounts(MemoryStore):
     def purge(self, limit: int) -> int:
         with self._mutex:

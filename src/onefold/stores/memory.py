@@ -74,7 +74,7 @@ class MemoryStore:
 
     def facts(self) -> dict[str, object]:
         """Return the facts for `onefold doctor`; there is no server to report more."""
-        return {"kind": "released", "records": len(self._rows), "limit": self._limit}
+        return {"kind": "memory", "records": len(self._rows), "limit": self._limit}
 
     def __repr__(self) -> str:
         return f"MemoryStore({len(self._rows)} records)"

@@ -160,7 +160,7 @@ def test_a_key_is_minted_for_each_call_in_the_form_of_the_draft(server: Scripted
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [
         CUT,
         Say(500),

@@ -41,7 +41,7 @@ PROBLEMS: Final = {
     sqlite3.SQLITE_NOTADB: "this file is not an SQLite database. Name another one",
     sqlite3.SQLITE_CORRUPT: "the database is damaged. Restore it from a back-up, or see `sqlite3 FILE .recover`",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write. Look at the system's log",
-    sqlite3.SQLITE_NOMEM: "there is no released left",
+    sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
 
 # What only a look at the file and its directories can tell, where the path is known.
