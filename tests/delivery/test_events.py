@@ -91,11 +91,13 @@ def zombie(stage: Stage) -> Callable[[], None]:
     return handler
 
 
-def unanswered(stage: Stage) -> Callable[[], str]:
+def unanswered(stage: Stage, error: Exception | None = None) -> Callable[[], str]:
     def handler() -> str:
         stage.proxy.die()
         # Finishing is tried again as long as the lease lasts.
         stage.proxy.before["finish"] = lambda: stage.stall(31)
+        if error is not None:
+            raise error
         return "paid"
 
     return handler
@@ -151,6 +153,10 @@ STORIES: dict[str, tuple[Callable[[Stage], Any], list[str]]] = {
     "the store is down, run": (lambda stage: stage.down().run(policy=UNGUARDED), ["store_failed", "unprotected"]),
     "the store fails at the end": (
         lambda stage: stage.run(unanswered(stage)),
+        ["started", "store_failed", "not_remembered"],
+    ),
+    "it fails for good, and the store at the end": (
+        lambda stage: stage.run(unanswered(stage, ValueError()), FINAL),
         ["started", "store_failed", "not_remembered"],
     ),
     "it is resolved": (
