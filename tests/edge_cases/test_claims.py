@@ -276,6 +276,7 @@ def test_a_worker_with_a_wrong_clock_neither_steals_nor_waits_longer(
     with monkeypatch.context() as worker:
         worker.setattr(time, "time", lambda: honest() + error)
         worker.setattr(time, "monotonic", lambda: steady() + error)
+        worker.setattr("onefold._heartbeat.clock.monotonic", time.monotonic)
         with pytest.raises(InProgress) as refusal:
             charge(guard)
         clock.advance(30)
