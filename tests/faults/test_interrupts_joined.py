@@ -242,6 +242,8 @@ EVERYDAY_KINDS = {
     (("sqlalchemy, psycopg", "within, commits all the same"), "soft limit"),
     (("django, sqlite", "within, commits all the same"), "soft limit"),
     (("psycopg", "fresh, commits all the same"), "alarm"),
+    (("sqlalchemy, psycopg", "within, commits all the same"), "alarm"),
+    (("django, psycopg", "fresh, commits all the same"), "alarm"),
     (("sqlite", "fresh, commits all the same"), "soft limit"),
     (("pymysql", "transactional"), "alarm"),
 }

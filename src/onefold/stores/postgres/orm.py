@@ -21,11 +21,10 @@ IN_ERROR: Final = 3
 
 
 def classify(error: BaseException) -> ErrorInfo | None:
-    """What an error of a driver means: by its code, and where the server has sent none, by its class."""
+    """Classify an error of a driver: by its code, and where the server has sent none, by its class."""
     kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in DRIVERS}
     if not kinds:
-        # asyncpg leaves what happens on the way to the server as it is.
-        return ErrorInfo(ErrorClass.DOWN, f"the server is not reached: {error}") if isinstance(error, OSError) else None
+        return None
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is not None:
         return meaning(code, str(error))
@@ -33,6 +32,16 @@ def classify(error: BaseException) -> ErrorInfo | None:
         # The server could not say anything any more; or a pooler before it has said more than was asked.
         return ErrorInfo(ErrorClass.LOST, f"the connection was lost, or did not come about: {one_line(str(error))}")
     return ErrorInfo(ErrorClass.MISTAKE, f"the driver says: {one_line(str(error))}")
+
+
+def asyncpg_classify(error: BaseException) -> ErrorInfo | None:
+    """Classify an error of asyncpg, which leaves what happens on the way to the server as it is.
+
+    psycopg does not: there an OSError, a TimeoutError among them, was raised by a signal handler.
+    """
+    if isinstance(error, OSError):
+        return ErrorInfo(ErrorClass.DOWN, f"the server is not reached: {error}")
+    return classify(error)
 
 
 def plain(reply: Reply) -> Reply:

@@ -218,6 +218,7 @@ PSYCOPG: Final = Driver(
 ASYNCPG: Final = PSYCOPG._replace(
     send=_send_numbers,
     transaction_status=postgres.asyncpg_transaction_status,
+    classify=postgres.asyncpg_classify,
     gives_up=postgres.asyncpg_gives_up,
     is_torn=None,
     may_be_torn=None,
