@@ -52,6 +52,7 @@ ENDINGS: dict[str, list[str]] = {
     "the store is down": ["store_unavailable"],
     "the store is down, run": ["unprotected"],
     "the store fails at the end": ["not_remembered"],
+    "it fails for good, and the store at the end": ["not_remembered"],
     "it is resolved": ["held"],
     "it is forgotten": ["done"],
 }
