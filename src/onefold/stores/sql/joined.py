@@ -32,6 +32,7 @@ from onefold.stores.sql.joined_rules import (
     ENDED,
     SqlFlows,
     check_committable,
+    is_known,
     is_to_spoil,
     is_torn,
     tell_if_ended,
@@ -132,6 +133,13 @@ class TransactionRules(SqlFlows):
     @property
     def tx(self) -> Any:
         return self.conn.connection if self._begun else None
+
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is the database's or ours; an OSError on the way to the server is.
+
+        No caller can commit what such an error has left behind: the transaction is ours, and is rolled back.
+        """
+        return is_known(error, self.database)
 
     def let_go(self) -> Any:
         """Give the connection back."""

@@ -81,8 +81,12 @@ class SqlFlows:
         return self.conn.connection
 
     def knows(self, error: BaseException) -> bool:
-        """Whether an error is the database's or ours. Any other came from outside, as from a signal's handler."""
-        return is_known(error, self.database)
+        """Return whether an error is the database's or ours. Any other came from outside, as from a signal's handler.
+
+        An OSError is none of theirs on a connection that is open: it says that somebody did not wait for the answer
+        (asyncpg's `command_timeout`, an alarm). What was sent may have been executed, and must not be committed.
+        """
+        return not isinstance(error, OSError) and is_known(error, self.database)
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         """Say something to the database; whoever knows more of its errors than the driver adds that here."""
