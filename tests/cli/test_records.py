@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1082,6 +1083,9 @@ def _environment(shelf: Shelf) -> dict[str, str]:
     return inherited | {"ONEFOLD_STORE": shelf.url}
 
 
+CTRL_C = b"\x03"
+# After so many seconds without an answer a person presses Ctrl-C again.
+SILENCE = 2.0
 # Makes its terminal the one whose Ctrl-C reaches it.
 AT_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 
@@ -1108,14 +1112,20 @@ def on_a_terminal(shelf: Shelf, *words: str, answer: bytes = b"", **env: str) ->
 
 def _watched(person: int, answer: bytes) -> bytes:
     """Everything that comes until the other side closes the terminal."""
-    seen = b""
+    seen, typed, until = b"", False, time.monotonic() + PATIENCE
     # Linux says with an error that nobody is left at the other side, others with an empty answer.
     with contextlib.suppress(OSError):
-        while select.select([person], [], [], PATIENCE)[0] and (more := os.read(person, 65_536)):
-            seen += more
-            if answer and b"[y/N] " in seen:
+        while time.monotonic() < until:
+            if select.select([person], [], [], SILENCE)[0]:
+                if not (more := os.read(person, 65_536)):
+                    break
+                seen += more
+            elif answer == CTRL_C:
+                # Python sees a signal that comes just before its `read(2)` only after it: a person presses again.
+                typed = False
+            if answer and not typed and b"[y/N] " in seen:
                 os.write(person, answer)
-                answer = b""
+                typed = True
     return seen
 
 
@@ -1215,7 +1225,7 @@ def test_looking_for_a_digest_shows_its_progress_on_a_terminal(shelf: Shelf) -> 
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "state"), [(b"y\n", 0, State.DONE), (b"\x03", 130, State.HELD)], ids=["yes", "ctrl-c"]
+    ("answer", "status", "state"), [(b"y\n", 0, State.DONE), (CTRL_C, 130, State.HELD)], ids=["yes", "ctrl-c"]
 )
 def test_resolve_shows_the_record_and_asks(shelf: Shelf, answer: bytes, status: int, state: State) -> None:
     address = shelf.hold("pay_1")
