@@ -25,9 +25,9 @@ from onefold import (
     current,
     done,
 )
+from onefold._concurrency.interrupts import leave, read
 from onefold._heartbeat.beats import BEATS_PER_LEASE, Beat, Beats, patience
 from onefold._heartbeat.loops import AsyncHeartbeat
-from onefold._interrupts import leave, read
 from onefold._model import Claim, downstream
 from onefold.events import Teller
 from onefold.keys import address

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from onefold import _interrupts
+from onefold._concurrency import interrupts as _interrupts
 from services.proxy import Proxy
 from tests.faults.cancel_tools import DRIVERS, prepare, transactional
 from tests.faults.test_cancellation_claims import run

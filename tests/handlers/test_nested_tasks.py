@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from onefold import Guard, UsageError, _interrupts
+from onefold import Guard, UsageError
+from onefold._concurrency import interrupts as _interrupts
 from tests.faults.cancel_tools import DRIVERS, Environment, prepare
 from tests.support import PATIENCE, in_time
 

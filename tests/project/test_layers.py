@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_forks", "_generators", "_interrupts", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_concurrency", "_model"}
 RULES = BOTTOM | {"_fingerprint", "codecs", "events", "keys"}
 CORE = RULES | {"_handlers", "_heartbeat", "_delivery", "current", "stores.base"}
 # What everybody may use: what a user imports, too, and how a wrong argument is refused, in the same words everywhere.
@@ -27,15 +27,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
     "_driver_connections": set(),
-    "_forks": set(),
-    "_generators": set(),
-    "_interrupts": {"errors"},
+    "_concurrency": {"errors"},
     "_model": {"_checks", "durations", "errors"},
     "_fingerprint": set(),
     "codecs": {"errors"},
     "events": {"_model"},
     "keys": {"_fingerprint", "_model", "errors"},
-    "_handlers": {"_checks", "_fingerprint", "_interrupts", "_model", "errors", "keys"},
+    "_handlers": {"_checks", "_fingerprint", "_concurrency", "_model", "errors", "keys"},
     "_heartbeat": {"_model", "durations", "errors", "events", "stores.base"},
     "_delivery": RULES | {"_handlers", "_delivery.handler_steps"},
     "_delivery.handler_steps": RULES | {"_delivery"},
@@ -47,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"_load", "_model", "current", "durations", "errors", "events", "guard", "guard_async", "transactions"},
     # Stores know nothing of deliveries.
     "stores": BOTTOM,
-    "stores.base": {"_interrupts", "_model", "errors"},
+    "stores.base": {"_concurrency", "_model", "errors"},
     "stores.sql": SQL,
     "stores.postgres*": SQL,
     "stores.mysql*": SQL,
@@ -66,17 +64,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http._requests": PUBLIC | {"http._shared"},
     "http._answers": PUBLIC | {"http._requests", "http._shared"},
     # Scopes, and the blocking call, are in modules that users import too.
-    "http._exchange": PUBLIC | {"_generators", "http", "http._answers", "http._requests", "http._shared"},
+    "http._exchange": PUBLIC | {"_concurrency", "http", "http._answers", "http._requests", "http._shared"},
     "http._asgi": PUBLIC | {"http._answers", "http._exchange", "http._requests", "http._shared"},
     "http._django": PUBLIC | {"http._asgi", "http._exchange"},
-    "http.client": PUBLIC | {"_generators", "http._shared"},
-    "queues": PUBLIC | {"_generators", "queues._kafka", "queues._rabbitmq", "queues._shared"},
+    "http.client": PUBLIC | {"_concurrency", "http._shared"},
+    "queues": PUBLIC | {"_concurrency", "queues._kafka", "queues._rabbitmq", "queues._shared"},
     "queues.keys": PUBLIC,
-    "queues.kafka_offsets": PUBLIC | {"_generators", "queues._kafka"},
+    "queues.kafka_offsets": PUBLIC | {"_concurrency", "queues._kafka"},
     # A batch is committed with the offsets of its messages, in one transaction.
-    "queues._shared": PUBLIC | {"_generators", "queues.keys", "stores", "transactions"},
-    "queues._kafka": PUBLIC | {"_generators", "queues._shared", "queues.keys", "queues.kafka_offsets"},
-    "queues._rabbitmq": PUBLIC | {"_generators", "queues._shared", "queues.keys"},
+    "queues._shared": PUBLIC | {"_concurrency", "queues.keys", "stores", "transactions"},
+    "queues._kafka": PUBLIC | {"_concurrency", "queues._shared", "queues.keys", "queues.kafka_offsets"},
+    "queues._rabbitmq": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
     "queues.celery": PUBLIC | {"queues._rabbitmq", "queues._shared", "queues.keys"},
     "config": PUBLIC | {"queues.keys"},
     "lint": PUBLIC | {"config", "stores"},
@@ -257,7 +255,7 @@ MODULES_MAX = 15
 def test_no_folder_is_crowded() -> None:
     crowded = {
         str(folder.relative_to(ROOT)): number
-        for folder in ROOT.rglob("*")
+        for folder in [ROOT, *ROOT.rglob("*")]
         if folder.is_dir() and (number := len(list(folder.glob("*.py")))) > MODULES_MAX
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 
 
 class Sender:

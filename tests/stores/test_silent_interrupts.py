@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from onefold import Guard, Policy, State, _interrupts
-from onefold._interrupts import SENT_AGAIN_MAX
+from onefold import Guard, Policy, State
+from onefold._concurrency import interrupts as _interrupts
+from onefold._concurrency.interrupts import SENT_AGAIN_MAX
 from onefold._model import Claim, Ending
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from onefold import AsyncGuard, Guard, OutcomeUnknown, Policy, _interrupts, current
+from onefold import AsyncGuard, Guard, OutcomeUnknown, Policy, current
+from onefold._concurrency import interrupts as _interrupts
 from onefold.stores.base import Claim, Ending, Released
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from services.proxy import Proxy

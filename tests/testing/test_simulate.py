@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from onefold import Policy, Record, State, StoreUnavailable, _interrupts
+from onefold import Policy, Record, State, StoreUnavailable
+from onefold._concurrency import interrupts as _interrupts
 from onefold._delivery import earlier_ending
 from onefold._delivery.handler_steps import flow as step_flow
 from onefold._delivery.steps import Flow

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final, cast
 
+from onefold._concurrency.interrupts import NotAnswered
 from onefold._delivery import decide as _decide
 from onefold._delivery import earlier_ending
 from onefold._delivery.bypass import alone, put_back
@@ -41,7 +42,6 @@ from onefold._delivery.work import (
     tell_not_remembered,
     tell_steps_left,
 )
-from onefold._interrupts import NotAnswered
 from onefold._model import Answer, Claim, Done, Ending, Entry, Gone, NotDone, Outcome, Record, State
 from onefold.errors import ClaimLost, InProgress, KeyReused, OnHold, StoreUnavailable
 from onefold.events import Kind, Teller

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from onefold._concurrency.interrupts import cancellations, perform, perform_async, spoil, spoil_async, struck, unmasked
 from onefold._delivery.steps import (
     Ended,
     Flow,
@@ -32,7 +33,6 @@ from onefold._delivery.steps import (
     Watching,
 )
 from onefold._handlers.returned import SUSPENDED, mistake, mistaken_probe
-from onefold._interrupts import cancellations, perform, perform_async, spoil, spoil_async, struck, unmasked
 from onefold._model import Claim, Record
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from onefold._concurrency.interrupts import When
 from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
-from onefold._interrupts import When
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, Released
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ class StoreStep(Step, frozen=True):
 
     # Whether a lease may be counted from the moment at which it was sent.
     counts: ClassVar[bool] = True
-    # What an interrupt means for it (`_interrupts`): whether it must not be sent twice, whether it is outside of the
-    # transaction in which a store works, and whether it ends what was begun, so that an interrupt waits for it.
+    # What an interrupt means for it (`_concurrency.interrupts`): whether it must not be sent twice, whether it is
+    # outside the transaction in which a store works, and whether it ends what was begun, so that an interrupt waits.
     once: ClassVar[bool] = False
     outside: ClassVar[bool] = False
     cleans_up: ClassVar[bool] = False

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from onefold._concurrency.forks import set_lock
 from onefold._delivery.batch import BATCH_MAX, deliver_all
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import join, transact
@@ -14,7 +15,6 @@ from onefold._delivery.migration import read_through, read_through_first, read_t
 from onefold._delivery.seen import look
 from onefold._delivery.steps import Flow
 from onefold._delivery.work import Delivery
-from onefold._forks import set_lock
 from onefold._guard.context import DeliveryContext, Opened, StoreSlot
 from onefold._guard.options import Options
 from onefold._handlers.arguments import named_scope

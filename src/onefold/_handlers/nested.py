@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from onefold import _interrupts
+from onefold._concurrency import interrupts
 from onefold.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class Nest:
         self._over, self._failed = True, error is not None
         if self._turn is None or not self._under_way:
             return error
-        before = _interrupts.cancellations()
+        before = interrupts.cancellations()
         waiting = asyncio.ensure_future(self._turn.acquire())
-        if not await _interrupts.ended(waiting):
-            _interrupts.leave(waiting)
+        if not await interrupts.ended(waiting):
+            interrupts.leave(waiting)
             self._given_up = True
             await _close(store)
-        return _interrupts.unmasked(self._outcome(error), before)
+        return interrupts.unmasked(self._outcome(error), before)
 
     def _outcome(self, error: BaseException | None) -> BaseException | None:
         if error is not None and not isinstance(error, Exception):
@@ -122,7 +122,7 @@ class Nest:
     def _too_late(self) -> UsageError:
         return UsageError(
             f"{self._named()}: a delivery that its handler had started was still running "
-            f"{_interrupts.CLEAN_UP_SECONDS:g} s after the handler had ended. The connection was closed, and nothing "
+            f"{interrupts.CLEAN_UP_SECONDS:g} s after the handler had ended. The connection was closed, and nothing "
             f"was committed, of neither. {AWAIT_IT}"
         )
 
@@ -134,9 +134,9 @@ async def _close(store: Any) -> None:
     """Close the connection under what still runs on it; first in a way that a library in between notices."""
     import asyncio
 
-    spoiling = asyncio.ensure_future(store.spoil(_interrupts.When.AFTER))
-    if await _interrupts.ended(spoiling):
-        _interrupts.read(spoiling)
+    spoiling = asyncio.ensure_future(store.spoil(interrupts.When.AFTER))
+    if await interrupts.ended(spoiling):
+        interrupts.read(spoiling)
     else:
-        _interrupts.leave(spoiling)
+        interrupts.leave(spoiling)
     store.abandon()

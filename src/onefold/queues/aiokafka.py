@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 from onefold import AsyncGuard, Policy, UsageError
-from onefold._generators import run_async
+from onefold._concurrency.generators import run_async
 from onefold.durations import Duration
 from onefold.queues._kafka.aiokafka_messages import (
     AIOKafkaConsumer,

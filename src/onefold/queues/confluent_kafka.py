@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 from onefold import Guard, Policy, UsageError
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.durations import Duration
 from onefold.queues._kafka.confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
 from onefold.queues._kafka.confluent_partitions import Partitions

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from onefold._interrupts import When
+from onefold._concurrency.interrupts import When
 from onefold._model import GONE, Address, Claim, Close, Commit, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
 

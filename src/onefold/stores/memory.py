@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from onefold._forks import set_lock
+from onefold._concurrency.forks import set_lock
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable, UsageError
 from onefold.stores.base import Query

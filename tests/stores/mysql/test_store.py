@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onefold import StoreUnavailable, UsageError
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold._model import Address, Claim, Close, Ending, Entry, State
 from onefold.stores import mysql
 from onefold.stores.base import Query

@@ -11,8 +11,8 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from onefold._concurrency.interrupts import NotAnswered
 from onefold._delivery.steps import StoreStep
-from onefold._interrupts import NotAnswered
 from onefold._model import Claim
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from onefold import AsyncGuard, Guard, Outcome, Policy, ResultUnreadable
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.http._answers.rules import NotFinal
 from onefold.http._exchange.rules import GuardRequest
 from onefold.http._requests.tenants import joined

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.http.client._answers import BODYLESS, Answer
 from onefold.http.client._handler_keys import Keyed, Request, following, keyed
 from onefold.http.client._intent import current_intent

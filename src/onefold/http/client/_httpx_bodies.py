@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, Self
 
 import httpx
 
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.http.client._answers import BODYLESS, Answer, watching
 from onefold.http.client._resuming import Another, HandedOut, Rest
 from onefold.http.client._retrying import ANSWER_MAX, PROBLEM_MAX, ClientCall, is_problem

@@ -23,7 +23,7 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.durations import Duration, as_text, seconds
 from onefold.http._shared.intents import OPERATION
 from onefold.http.client._handler_keys import Keyed, Request

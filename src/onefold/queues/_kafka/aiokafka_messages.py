@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onefold import UsageError
-from onefold._generators import run_async
+from onefold._concurrency.generators import run_async
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.messages import (
     WITHIN,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onefold import UsageError
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.queues._kafka.aiokafka_messages import (
     AIOKafkaConsumer,
     ConsumerRebalanceListener,

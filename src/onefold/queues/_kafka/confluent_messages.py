@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.messages import (
     WITHIN,

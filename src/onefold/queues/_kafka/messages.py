@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from onefold import MissingKey, UsageError
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.notices import log
 from onefold.queues._kafka.offsets import Spot

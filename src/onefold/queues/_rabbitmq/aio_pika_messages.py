@@ -12,7 +12,7 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS, PublishError
 from aiormq.abc import AbstractConnection, DeliveredMessage
 
 from onefold import UsageError
-from onefold._generators import run_async
+from onefold._concurrency.generators import run_async
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key

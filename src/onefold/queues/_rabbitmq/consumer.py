@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from onefold import UsageError
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import Waits, buried, found_at
 from onefold.queues._shared.options import whole

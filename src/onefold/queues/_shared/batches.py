@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from onefold import AsyncGuard, Fresh, Guard, MissingKey, Policy
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.queues._shared.consumer import NO_KEY, MissingKeyRule, finished, nothing
 from onefold.queues._shared.verdict import ACK, SOON, Later, Never, Verdict, of_error
 from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, usable

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, UsageError
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import check, check_arguments, takes_tx

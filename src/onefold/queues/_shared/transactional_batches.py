@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from onefold import AsyncGuard, Guard, NotInTransaction, OnefoldError, Policy, StoreUnavailable, UsageError
-from onefold._generators import Work, run, run_async
+from onefold._concurrency.generators import Work, run, run_async
 from onefold.current import NotOneDelivery, in_batch
 from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
 from onefold.queues._shared.consumer import MissingKeyRule, finished, nothing

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from onefold._checks import did_you_mean, yes_or_no
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold._model import Claim
 from onefold.errors import UsageError
 from onefold.stores.base import Query

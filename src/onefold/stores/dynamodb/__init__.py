@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from onefold._checks import finite, positive, yes_or_no
-from onefold._generators import run, run_async
+from onefold._concurrency.generators import run, run_async
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration
 from onefold.errors import OnefoldError, UsageError

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple, Protocol
 
-from onefold._forks import set_lock
+from onefold._concurrency.forks import set_lock
 
 # A `Date` omits the fraction of the second.
 RESOLUTION: Final = 1.0

@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from onefold._generators import Work, run
+from onefold._concurrency.generators import Work, run
 from onefold.errors import UsageError
 from onefold.stores.mysql.dialect import LOCK, MYSQL, UNLOCK, Mysql, dialect_of
 from onefold.stores.mysql.kind import KIND as KIND

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
 from onefold.stores.mysql.statements.literals import PACKET_SURE, filled, in_one, quoted
 from onefold.stores.mysql.transaction_state import TransactionMonitor

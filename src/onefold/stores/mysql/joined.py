@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold._model import Claim, Entry, Gone, Record
 from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION

@@ -6,7 +6,7 @@ has ended that transaction, a statement, a procedure, DDL or an error, has taken
 
 from __future__ import annotations
 
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold._model import Claim, Ending, Entry, Gone, Record
 from onefold.stores.sql.connection import TransactionStatus, cause_of
 from onefold.stores.sql.dialect import SqlFlow

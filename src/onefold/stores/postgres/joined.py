@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
 from onefold.stores.reserved import came_to_nothing
 from onefold.stores.sql.connection import Database, ErrorClass, cause_of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from onefold._checks import at_least, finite, positive
-from onefold._generators import run, run_async
+from onefold._concurrency.generators import run, run_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError

@@ -1,6 +1,7 @@
 """Route calls to the servers: which are sent where, and which are sent again.
 
-Written once, as generators of steps (`_generators`); `sender` and `async_sender` perform the steps. No I/O, no clock.
+Written once, as generators of steps (`_concurrency.generators`); `sender` and `async_sender` perform them. No I/O, no
+clock.
 
 Every call may be sent twice, because every operation is idempotent by its token. So a call whose connection was lost is
 sent again, at once and then after a pause. One that timed out is not: it has had all the time that it may take.

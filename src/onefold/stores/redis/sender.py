@@ -12,7 +12,7 @@ import time
 from functools import cache
 from typing import Any
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.stores.redis.records import ScriptCall, packed
 from onefold.stores.redis.routing import Exchange, NodeBatch, Pause, Step, dispatch
 from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of

@@ -1,8 +1,8 @@
-"""A database's statements, and the operations of a store as flows with it: each yields statements and gets replies.
+"""Compose a database's statements, and the operations of a store as flows: each yields statements and gets replies.
 
-Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_generators`) bring a flow to its
-end over whatever connection sends statements. A flow begins and ends no transaction. A driver's error is raised inside
-the talk, and goes right through it, unless the dialect knows it for an answer.
+Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_concurrency.generators`) bring a
+flow to its end over whatever connection sends statements. A flow begins and ends no transaction. A driver's error is
+raised inside the flow, and goes right through it, unless the dialect knows it for an answer.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values

@@ -1,7 +1,7 @@
 """Records inside a transaction on a database server: the caller's, or one of our own, over any driver.
 
 Nothing here begins or ends a transaction of the caller's, and nothing here makes a table in it. The rules are
-generators of requests (`_generators`), written once for sync and async.
+generators of requests (`_concurrency.generators`), written once for sync and async.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._generators import Work, run, run_async
-from onefold._interrupts import When, brought_to_its_end
+from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores.sql.connection import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from onefold._generators import Work
-from onefold._interrupts import When
+from onefold._concurrency.generators import Work
+from onefold._concurrency.interrupts import When
 from onefold._model import Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores.sql.connection import AsyncConnection, Connection, Database, ErrorClass, TransactionStatus, cause_of

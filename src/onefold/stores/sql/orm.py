@@ -10,7 +10,7 @@ from collections.abc import Callable, MutableSet
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.sql.connection import Connection, Database, ErrorClass, cause_of
 from onefold.stores.sql.dialect import Reply, Sends, SqlRequest

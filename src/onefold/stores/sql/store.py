@@ -3,7 +3,7 @@
 It looks at the tables on first use, and makes them where it may. Every operation may be sent twice, so that one whose
 connection turns out dead is sent again on a new one; a second loss is `StoreUnavailable`.
 
-The rules are generators of requests (`_generators`), written once; `SqlStore` and `AsyncSqlStore` run them.
+The rules are generators of requests (`_concurrency.generators`), written once; `SqlStore` and `AsyncSqlStore` run them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._generators import Work, run, run_async
-from onefold._interrupts import heard
+from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.interrupts import heard
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import background_purge

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onefold._generators import Work
+from onefold._concurrency.generators import Work
 from onefold.stores.sql.connection import Database, no_tables
 from onefold.stores.sql.dialect import SqlRequest
 from onefold.stores.sql.records import VERSION

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from onefold._generators import Work
-from onefold._interrupts import brought_to_its_end
+from onefold._concurrency.generators import Work
+from onefold._concurrency.interrupts import brought_to_its_end
 from onefold.errors import UsageError
 
 try:

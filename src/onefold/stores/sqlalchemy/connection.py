@@ -19,7 +19,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
-from onefold._interrupts import brought_to_its_end
+from onefold._concurrency.interrupts import brought_to_its_end
 from onefold.errors import NotInTransaction
 from onefold.stores.reserved import connecting
 from onefold.stores.sql.connection import Database, ErrorClass, ErrorInfo, TransactionStatus

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.errors import StoreUnavailable
 from onefold.stores.base import Untold
 from onefold.stores.sql import facts as sql_facts

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._interrupts import When
+from onefold._concurrency.interrupts import When
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.sql.joined_rules import INTERRUPTED, WHAT_STAYS

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold._model import Entry, Gone, Record
 from onefold.errors import NotInTransaction
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus

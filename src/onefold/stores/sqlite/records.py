@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold.stores.base import Query
 from onefold.stores.sql.dialect import Reply, SqlRequest

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold._model import Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import NotInTransaction, UsageError
 from onefold.stores.sql.dialect import Reply, SqlRequest

@@ -15,8 +15,8 @@ from asyncmy.converters import conversions
 from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError, OperationalError
 
-from onefold._generators import run_async
-from onefold._interrupts import heard
+from onefold._concurrency.generators import run_async
+from onefold._concurrency.interrupts import heard
 from onefold.stores.mysql import connection as mysql
 from onefold.stores.mysql.errors import meaning, not_connected
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION

@@ -14,7 +14,7 @@ from pymysql.converters import conversions
 from pymysql.cursors import Cursor
 from pymysql.err import MySQLError, OperationalError
 
-from onefold._generators import run
+from onefold._concurrency.generators import run
 from onefold.stores.mysql import connection as mysql
 from onefold.stores.mysql.errors import meaning, not_connected
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION, is_torn

@@ -12,7 +12,7 @@ from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from onefold._interrupts import brought_to_its_end
+from onefold._concurrency.interrupts import brought_to_its_end
 from onefold.errors import StoreUnavailable
 from onefold.stores.postgres.errors import one_line
 from onefold.stores.postgres.psycopg.connection import (

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from onefold._generators import Work, run, run_async
-from onefold._interrupts import closed_for_sure
+from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.interrupts import closed_for_sure
 from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
 from onefold.stores.reserved import connecting
