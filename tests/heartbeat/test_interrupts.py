@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -90,15 +90,22 @@ def watch_due(heartbeat: Heartbeat, token: bytes) -> None:
     heartbeat.watch([claim(token)], time.monotonic() - 15.0)
 
 
-def struck(heartbeat: Heartbeat, at: int) -> str:
-    """Interrupt a `watch` at its n-th line; return where, or nothing if it has fewer."""
+def struck(call: Callable[[], None], at: int) -> str:
+    """Interrupt a call at its n-th line; return where, or nothing if it has fewer.
+
+    In a thread of its own: where a tracer strikes inside an `except`, Python goes on handling that exception for ever.
+    """
     strike = Strike(at)
-    try:
-        with strike.armed():
-            watch_due(heartbeat, b"interrupted")
-    # `threading` itself makes a RuntimeError of one that strikes as a Condition is left.
-    except (KeyboardInterrupt, RuntimeError):
-        assert strike.where
+
+    def interrupted() -> None:
+        try:
+            with strike.armed():
+                call()
+        # `threading` itself makes a RuntimeError of one that strikes as a Condition is left.
+        except (KeyboardInterrupt, RuntimeError):
+            assert strike.where
+
+    Elsewhere(interrupted).result()
     return strike.where
 
 
@@ -107,7 +114,7 @@ def test_wherever_an_interrupt_strikes_the_start_of_a_heartbeat_the_next_claim_i
         assert at < LINES_MAX
         store = Renewing()
         beating = Heartbeat(lambda store=store: store, Teller())  # type: ignore[misc]
-        where = struck(beating, at)
+        where = struck(partial(watch_due, beating, b"interrupted"), at)
 
         # In another thread, so that a heartbeat which stays locked fails, and does not hang.
         Elsewhere(partial(watch_due, beating, b"next")).result()
@@ -124,7 +131,7 @@ def test_wherever_an_interrupt_strikes_while_a_heartbeat_waits_the_next_claim_is
     for at in count(1):
         assert at < LINES_MAX
         # It waits for a later moment, so that each of these has to wake it.
-        where = struck(beating, at)
+        where = struck(partial(watch_due, beating, b"interrupted"), at)
         token = b"next %d" % at
         watch_due(beating, token)
 
@@ -144,15 +151,11 @@ def test_a_heartbeat_whose_close_was_interrupted_is_closed_by_the_next() -> None
         watch_due(beating, b"before")
         thread = beating._thread
         assert thread is not None
-        strike = Strike(at)
-        try:
-            with strike.armed():
-                beating.close()
-        except (KeyboardInterrupt, RuntimeError):
-            beating.close()
+        where = struck(beating.close, at)
+        beating.close()
 
         thread.join(PATIENCE)
-        assert not thread.is_alive(), strike.where
-        if not strike.where:
+        assert not thread.is_alive(), where
+        if not where:
             break
     assert at > 5
