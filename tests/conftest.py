@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{named}: a test is not named by an address; give its parameters ids")
 
 
+def pytest_collection_finish() -> None:
+    """Take what was imported and collected out of what is collected as garbage: it is most, and stays to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_purge_by_chance() -> Iterator[None]:
     """After which delivery a store purges a little is chance: whoever counts statements would fail now and then."""
