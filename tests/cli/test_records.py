@@ -133,12 +133,12 @@ def scheme(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[str], An
     """Registers a URL scheme for one test, as an entry point would."""
 
     def register(name: str, open_store: Callable[[str], Any]) -> None:
-        installed = kinds._points
+        installed = kinds.installed
         module = types.ModuleType(f"store_of_{name}")
         module.open_store = open_store  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        ours = {kinds.SCHEMES: {name: module.__name__}}
-        monkeypatch.setattr(kinds, "_points", lambda group: installed(group) | ours.get(group, {}))
+        ours = {kinds.STORES: {name: module.__name__}}
+        monkeypatch.setattr(kinds, "installed", lambda group: installed(group) | ours.get(group, {}))
 
     return register
 

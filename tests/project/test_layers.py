@@ -12,7 +12,7 @@ import onefold
 
 ROOT = Path(onefold.__file__).parent
 
-BOTTOM = {"errors", "durations", "_checks", "_driver_connections", "_concurrency", "_model"}
+BOTTOM = {"errors", "durations", "_checks", "_entry_points", "_driver_connections", "_concurrency", "_model"}
 RULES = BOTTOM | {"_fingerprint", "codecs", "events", "keys"}
 CORE = RULES | {"_handlers", "_heartbeat", "_delivery", "current", "stores.base"}
 # What everybody may use: what a user imports, too, and how a wrong argument is refused, in the same words everywhere.
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
     "_checks": {"errors", "durations"},
+    "_entry_points": set(),
     "_driver_connections": set(),
     "_concurrency": {"errors"},
     "_model": {"_checks", "durations", "errors"},
@@ -76,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queues._kafka": PUBLIC | {"_concurrency", "queues._shared", "queues.keys", "queues.kafka_offsets"},
     "queues._rabbitmq": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
     "queues.celery": PUBLIC | {"queues._rabbitmq", "queues._shared", "queues.keys"},
-    "config": PUBLIC | {"queues.keys"},
+    "config": PUBLIC | {"_entry_points", "queues.keys"},
     "lint": PUBLIC | {"config", "stores"},
     "maintenance": PUBLIC | {"stores"},
     "health": PUBLIC | {"stores"},

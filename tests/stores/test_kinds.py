@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import onefold
 from onefold import Guard, UsageError
+from onefold._entry_points import installed
 from onefold.health.examine import clock, judge_of
 from onefold.lint.store_identity import identity_of
 from onefold.queues._shared.options import check_transactions
@@ -46,9 +48,9 @@ class Toys(types.ModuleType):
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = kinds._points
+    installed = kinds.installed
     monkeypatch.setitem(sys.modules, "toys", Toys("toys"))
-    monkeypatch.setattr(kinds, "_points", lambda group: installed(group) | {"toy": "toys"})
+    monkeypatch.setattr(kinds, "installed", lambda group: installed(group) | {"toy": "toys"})
 
 
 @pytest.mark.parametrize("scheme", sorted(schemes()))
@@ -107,3 +109,22 @@ def test_nothing_else_names_kinds_of_stores(path: Path) -> None:
     words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
     assert {word for word in words if word.removesuffix(":") in KNOWN} <= EXAMPLES
+
+
+def test_entry_points_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them takes longer than many deliveries: every package of the environment is looked into."""
+    installed.cache_clear()
+    read: list[str] = []
+    entry_points = importlib.metadata.entry_points
+
+    def watched(group: str) -> importlib.metadata.EntryPoints:
+        read.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", watched)
+
+    for _ in range(3):
+        with Guard("memory:") as guard:
+            guard.run("charge", "pay_1", lambda: None)
+
+    assert read == ["onefold.stores"]

@@ -6,11 +6,11 @@ It opens no store, reads no file and imports none of your code.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from typing import Any, Final
 
 from onefold import Policy, UsageError
 from onefold._checks import did_you_mean
+from onefold._entry_points import STORES, installed
 from onefold.config import fields as _fields
 from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.config.environment import NotSet, fill
@@ -133,7 +133,7 @@ class Reading:
         A kind that is unknown here may belong to a package that is installed where it runs, and not next to a lint. A
         kind that is only a letter or two away from a known one is a mistake anywhere.
         """
-        known = sorted(point.name for point in entry_points(group="onefold.stores"))
+        known = sorted(installed(STORES))
         if kind in known:
             return
         near = did_you_mean(kind, known)

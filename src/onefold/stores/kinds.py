@@ -8,19 +8,17 @@ of a store that is not open yet asks for it here; a client library is not import
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from onefold._entry_points import CLIENTS, STORES, installed
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
     from onefold.stores.identity import Identity
-
-SCHEMES: Final = "onefold.stores"
-CLIENTS: Final = "onefold.clients"
 
 
 class StoreKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,23 +52,16 @@ class StoreKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schemes() -> dict[str, str]:
-    """The URL schemes that are installed, and the module of each."""
-    return _points(SCHEMES)
+    """Return the URL schemes that are installed, and the module of each."""
+    return installed(STORES)
 
 
-@cache
 def clients() -> dict[str, str]:
-    """The packages whose pools, engines and clients are taken over, and the module that does it.
+    """Return the packages whose pools, engines and clients are taken over, and the module that does it.
 
     It does so by `adopt(client, is_async=...)`. What the caller brought is the caller's to close.
     """
-    return _points(CLIENTS)
-
-
-def _points(group: str) -> dict[str, str]:
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group=group)}
+    return installed(CLIENTS)
 
 
 def scheme_of(url: str) -> str:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
+from onefold._entry_points import CONNECTIONS, installed
 from onefold.errors import UsageError
-
-# The packages of connections and sessions, and the module that knows each of them: entry points, as those of stores.
-GROUP: Final = "onefold.connections"
 
 # The default of a handler's argument `tx`, for type checkers: the guard passes the transaction, callers do not.
 TX: Any = None
@@ -61,12 +58,9 @@ def _check_no_cursor(connection: Any) -> None:
     raise UsageError(f"within({type(connection).__qualname__}): this is a cursor. Pass {instead}. Nothing ran")
 
 
-@cache
 def drivers() -> dict[str, str]:
-    """The root of the module in which the class of a connection lives, and the module of its `join`."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group=GROUP)}
+    """Return the root of the module in which the class of a connection lives, and the module of its `join`."""
+    return installed(CONNECTIONS)
 
 
 def _join_of(kind: type) -> Callable[..., Any]:
