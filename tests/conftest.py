@@ -15,9 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import botocore.loaders
 import pytest
 import typer.testing
+from pymysql.connections import Connection as Pymysql
 
 from onefold.stores import background_purge
 from onefold.stores.sqlite.joined import SqliteTransaction
@@ -42,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what was imported and collected out of what is collected as garbage: it is most, and stays to the end."""
+    """Keep what was imported and collected out of the search for garbage: it stays to the end, and there is a lot."""
     gc.collect()
     gc.freeze()
 
@@ -65,11 +68,27 @@ def no_round_trip_is_slow() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def a_command_is_built_once() -> Iterator[None]:
-    """Keep what typer makes of our command line: it makes it anew for each call, which takes longer than most calls."""
+def what_libraries_make_anew_each_time_is_made_once() -> Iterator[None]:
+    """Keep typer's form of our command line, PyMySQL's certificates and botocore's models: most of a short test."""
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        patching.setattr(botocore.loaders, "create_loader", functools.cache(botocore.loaders.create_loader))
+        patching.setattr(Pymysql, "_create_ssl_ctx", trusting_once(Pymysql._create_ssl_ctx))  # type: ignore[attr-defined]
         yield
+
+
+def trusting_once(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes one TLS context for all who have no wish: the system's certificates take 40 ms to read."""
+    usual: list[Any] = []
+
+    def created(connection: Any, wishes: Any) -> Any:
+        if wishes:
+            return create(connection, wishes)
+        if not usual:
+            usual.append(create(connection, {}))
+        return usual[0]
+
+    return created
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,9 +101,13 @@ def logging_is_left_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def leaks_are_found_where_they_are_made() -> Iterator[None]:
-    """Collect at the end of a file: a connection that it left open in a cycle would fail another file's test."""
+    """Collect at the end of a file: a connection that it left open in a cycle would fail another file's test.
+
+    What is left stays, such as modules: nobody has to look through it again.
+    """
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from onefold import (
     done,
     failed,
 )
+from onefold._entry_points import STORES, installed
 from onefold.cli._common import find as _search
 from onefold.cli._common import output as _shared
 from onefold.cli.app import app
@@ -133,11 +134,11 @@ def scheme(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[str], An
     """Registers a URL scheme for one test, as an entry point would."""
 
     def register(name: str, open_store: Callable[[str], Any]) -> None:
-        installed = kinds.installed
+
         module = types.ModuleType(f"store_of_{name}")
         module.open_store = open_store  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        ours = {kinds.STORES: {name: module.__name__}}
+        ours = {STORES: {name: module.__name__}}
         monkeypatch.setattr(kinds, "installed", lambda group: installed(group) | ours.get(group, {}))
 
     return register

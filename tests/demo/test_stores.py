@@ -17,6 +17,7 @@ FURTHER = [pytest.param(store, marks=pytest.mark.more) for store in ("redis_url"
 
 
 @pytest.mark.parametrize("store", ["postgres_url", *FURTHER])
+@pytest.mark.more
 def test_with_the_guard_every_effect_happens_once(store: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(store)
 

@@ -21,6 +21,7 @@ def measured(capsys: pytest.CaptureFixture[str], *stores: str) -> list[dict[str,
     return rows
 
 
+@pytest.mark.more
 def test_one_round_on_the_stores_without_a_server_gives_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     rows = measured(capsys, "memory", "memory, run", "sqlite")
 

@@ -81,6 +81,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 @pytest.mark.parametrize(
     ("old", "verdict"), [("return size + 1 <= LIMIT", Verdict.NOTICED), ("raise ValueError(size)", Verdict.SURVIVED)]
 )
+@pytest.mark.more
 def test_what_no_test_notices_survives_and_the_source_is_whole_afterwards(
     copy: Copy, old: str, verdict: Verdict
 ) -> None:
@@ -92,6 +93,7 @@ def test_what_no_test_notices_survives_and_the_source_is_whole_afterwards(
     assert (copy.folder / "src" / "admission.py").read_text() == SOURCE
 
 
+@pytest.mark.more
 def test_tests_that_wait_for_ever_have_noticed_it(copy: Copy) -> None:
     hasty = Copy(copy.folder, seconds_max=1)
     endless = SOURCE.replace("return size", "while True: pass\n    return size")
@@ -99,6 +101,7 @@ def test_tests_that_wait_for_ever_have_noticed_it(copy: Copy) -> None:
     assert hasty.judge(Path("src/admission.py"), endless, ("test_some.py",)) is Verdict.TIMED_OUT
 
 
+@pytest.mark.more
 def test_tests_that_are_red_before_anything_is_broken_judge_nothing(copy: Copy) -> None:
     (copy.folder / "test_some.py").write_text("def test_it():\n    assert False\n")
 

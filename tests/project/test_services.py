@@ -47,6 +47,7 @@ def test_a_server_runs_on_the_loopback_and_says_what_it_is(request: pytest.Fixtu
     assert server.version or server.origin.startswith("ONEFOLD_")
 
 
+@pytest.mark.more
 class TestCrashes:
     """What a server has confirmed is there after a crash."""
 
@@ -92,8 +93,6 @@ class TestCrashes:
         with redis_servers.named_client(server.url) as client:
             assert client.get("kept") == b"1"
 
-    # It takes a broker of its own ten seconds to start; those of the queues' tests are killed, and keep it, every day.
-    @pytest.mark.more
     def test_rabbitmq_keeps_what_it_has_confirmed(self, own_rabbitmq: Server) -> None:
         place, durable = pika.URLParameters(own_rabbitmq.url), pika.BasicProperties(delivery_mode=2)
         with pika.BlockingConnection(place) as connection:
@@ -274,6 +273,7 @@ def command(environment: dict[str, str], *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.more
 def test_what_is_up_is_used_by_one_session_at_a_time(
     elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,9 +330,10 @@ def session(
         ("valkey", signal.SIGINT),
         ("valkey", signal.SIGKILL),
         # It has a second process, which would outlive it.
-        pytest.param("rabbitmq", signal.SIGKILL, marks=pytest.mark.more),
+        ("rabbitmq", signal.SIGKILL),
     ],
 )
+@pytest.mark.more
 def test_a_session_that_is_interrupted_or_killed_leaves_no_server(
     tmp_path: Path, elsewhere: dict[str, str], server: str, number: signal.Signals
 ) -> None:
@@ -359,6 +360,7 @@ ASKS_IN_EACH_PROCESS = """
 @pytest.mark.parametrize(
     "then", ["pass", "worker_id == 'gw0' and os.kill(os.getppid(), signal.SIGKILL)"], ids=["ends", "is killed"]
 )
+@pytest.mark.more
 def test_the_processes_of_a_run_share_a_server_that_ends_with_it(
     tmp_path: Path, elsewhere: dict[str, str], then: str
 ) -> None:

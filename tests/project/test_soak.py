@@ -54,6 +54,7 @@ def row(name: str, ran: subprocess.CompletedProcess[str]) -> list[str]:
     return found[1].split()
 
 
+@pytest.mark.more
 class TestRuns:
     """Real ones, in processes of their own."""
 
@@ -68,8 +69,6 @@ class TestRuns:
         assert row("effects downstream, by key", ran)[1] == "1,400"
         assert not list(tmp_path.iterdir()), "what holds leaves no files"
 
-    # This one, and that of a server that is killed, run in `make soak SHORT=1` on every store too.
-    @pytest.mark.more
     def test_under_random_cancellations_beside_kills_every_effect_is_there_once(self, tmp_path: Path) -> None:
         ran = soak("--cancel", "--store", "sqlite", place=tmp_path)
 
@@ -88,7 +87,6 @@ class TestRuns:
         assert re.search(r"m-\d{5}: a start that nothing explains \(effects 2, ", ran.stdout)
         assert re.search(r"m-\d{5}: it ran twice under hold \(effects 2, ", ran.stdout)
 
-    @pytest.mark.more
     def test_a_server_that_is_killed_in_the_middle_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
         ran = soak("--store", "postgres", "--mode", "transactional", "--strike-server", place=tmp_path)
 
@@ -97,7 +95,6 @@ class TestRuns:
         assert row("effects", ran) == ["1,400"]
         assert row("messages done", ran) == ["1,400"]
 
-    @pytest.mark.more
     def test_a_server_that_forgets_is_found_out(self, tmp_path: Path) -> None:
         options = ("--store", "redis", "--mode", "hold", "--strike-server")
         ran = soak(*options, place=tmp_path, program=("-c", FORGETFUL))

@@ -202,6 +202,7 @@ class Scene:
         assert self._gate.wait(6 * PATIENCE)
 
 
+@pytest.mark.more
 class TestBrokersThatGo:
     def test_a_handler_outlives_its_broker_and_the_message_that_comes_again_finds_it_done(
         self, mortal: Server, rabbitmq_name: str, tmp_path: Path

@@ -48,7 +48,6 @@ class Toys(types.ModuleType):
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = kinds.installed
     monkeypatch.setitem(sys.modules, "toys", Toys("toys"))
     monkeypatch.setattr(kinds, "installed", lambda group: installed(group) | {"toy": "toys"})
 

@@ -10,7 +10,7 @@ import pytest
 
 from onefold import Column, UsageError
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import WORKER_TYPES, Call, Ledger, Worker, Working
+from tests.stores.mysql.wallet import DAILY_TYPES, Call, Ledger, Worker, Working
 from tests.support import Handler
 from tests.wallet import never_opened
 
@@ -23,7 +23,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=WORKER_TYPES)
+@pytest.fixture(params=DAILY_TYPES)
 def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
     worker = request.param(never_opened)
     yield worker

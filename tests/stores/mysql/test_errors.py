@@ -23,7 +23,7 @@ from onefold.stores.mysql.urls import settings_of
 from onefold.stores.sql.connection import ErrorClass
 from services.house import House
 from services.servers import Server
-from tests.stores.mysql.wallet import WORKER_TYPES, Blocking, Ledger, Worker, connected
+from tests.stores.mysql.wallet import DAILY_TYPES, Blocking, Ledger, Worker, connected
 from tests.support import Handler, eventually
 
 PASSWORD = "hunter2"
@@ -34,7 +34,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=WORKER_TYPES)
+@pytest.fixture(params=DAILY_TYPES)
 def worker_type(request: pytest.FixtureRequest) -> type[Worker]:
     found: type[Worker] = request.param
     return found

@@ -16,7 +16,7 @@ from onefold.stores.mysql.asyncmy import joined as asyncmy
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from onefold.stores.mysql.pymysql import joined as pymysql
 from tests.stores.mysql.wallet import (
-    WORKER_TYPES,
+    DAILY_TYPES,
     Blocking,
     Call,
     Ledger,
@@ -48,7 +48,7 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
-@pytest.fixture(params=WORKER_TYPES)
+@pytest.fixture(params=DAILY_TYPES)
 def worker_type(request: pytest.FixtureRequest) -> type[Worker]:
     found: type[Worker] = request.param
     return found

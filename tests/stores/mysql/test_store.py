@@ -24,7 +24,7 @@ from onefold.stores.mysql.statements.literals import filled
 from onefold.stores.sql.dialect import SqlRequest
 from onefold.testing import AsyncStoreContract, StoreContract
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import WORKER_TYPES, Ledger, Worker, connected
+from tests.stores.mysql.wallet import DAILY_TYPES, Ledger, Worker, connected
 from tests.support import PATIENCE, Handler
 
 
@@ -89,6 +89,7 @@ class TestContractWithoutReturning(StoreContract):
         return MysqlStore(self.url, dialect=MYSQL)
 
 
+@pytest.mark.more
 class TestAsyncContractWithoutReturning(AsyncStoreContract):
     """MySQL's way, async."""
 
@@ -118,7 +119,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_new_key_is_two_round_trips_and_a_duplicate_is_one(
     ledger: Ledger, worker_type: type[Worker], dialect: Mysql
 ) -> None:
@@ -135,7 +136,7 @@ def test_a_new_key_is_two_round_trips_and_a_duplicate_is_one(
     assert duplicate.trips == (1 if dialect.answers else 2)
 
 
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_batch_of_500_asks_once_and_ends_with_one_message(
     ledger: Ledger, worker_type: type[Worker], dialect: Mysql
 ) -> None:
@@ -249,7 +250,7 @@ def test_a_schema_that_was_left_half_made_is_completed(ledger: Ledger) -> None:
         assert ledger.rows("SELECT version FROM onefold_schema") == [(2,)]
 
 
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_without_auto_schema_missing_tables_are_not_made(ledger: Ledger, worker_type: type[Worker]) -> None:
     worker, handler = worker_type(f"{ledger.url}?auto_schema=no"), Handler()
 

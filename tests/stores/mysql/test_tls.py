@@ -15,7 +15,7 @@ from onefold import StoreUnavailable
 from services.house import House
 from services.processes import give_to_nobody
 from services.programs import in_ci
-from tests.stores.mysql.wallet import WORKER_TYPES, Worker, Working, connected
+from tests.stores.mysql.wallet import DAILY_TYPES, Worker, Working, connected
 from tests.support import Handler
 
 
@@ -82,7 +82,7 @@ def cipher(worker: Worker, key: str) -> str:
         ("?ssl_mode=verify-identity&ssl_ca={folder}/server.pem", True),
     ],
 )
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_each_mode_encrypts_what_it_says(
     worker_type: type[Worker], url: str, certificates: Path, options: str, encrypted: bool
 ) -> None:
@@ -102,7 +102,7 @@ def test_each_mode_encrypts_what_it_says(
         "?ssl_mode=verify-identity",
     ],
 )
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_server_that_cannot_prove_who_it_is_is_refused(
     worker_type: type[Worker], url: str, certificates: Path, options: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_server_that_cannot_prove_who_it_is_is_refused(
     assert handler.starts == 0
 
 
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_server_without_tls_is_refused_where_tls_is_required(worker_type: type[Worker], mysql_url: str) -> None:
     worker, handler = worker_type(f"{mysql_url}?ssl_mode=required"), Handler()
 

@@ -12,7 +12,7 @@ from onefold import Policy, RememberedFailure, StoreUnavailable, UsageError
 from onefold.stores import mysql
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from services.proxy import Proxy
-from tests.stores.mysql.wallet import WORKER_TYPES, Awaiting, Blocking, Call, Ledger, Worker, Working, add, one_by_one
+from tests.stores.mysql.wallet import DAILY_TYPES, Awaiting, Blocking, Call, Ledger, Worker, Working, add, one_by_one
 from tests.support import Died, Handler
 
 
@@ -21,7 +21,7 @@ def ledger(mysql_url: str) -> Ledger:
     return Ledger(mysql_url)
 
 
-@pytest.fixture(params=WORKER_TYPES)
+@pytest.fixture(params=DAILY_TYPES)
 def worker(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Worker]:
     worker = request.param(ledger.url)
     yield worker
@@ -79,7 +79,7 @@ class Declined(Exception):
     """A final answer."""
 
 
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
     worker_type: type[Worker], ledger: Ledger
 ) -> None:
@@ -149,7 +149,7 @@ WAYS_TO_END_IT: dict[str, str | Call] = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_END_IT)
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_handler_that_ends_the_transaction_by_itself_is_told_whatever_it_does_then(
     worker_type: type[Worker], ledger: Ledger, way: str
 ) -> None:
@@ -228,7 +228,7 @@ WORD = re.compile(rb"INSERT|RELEASE|SAVEPOINT|SELECT|UPDATE|COMMIT")
     ],
 )
 @pytest.mark.parametrize("dialect", [MARIADB, MYSQL], ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("worker_type", WORKER_TYPES)
+@pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_a_delivery_costs_one_message_and_a_result_one_more_and_the_commit(
     worker_type: type[Worker],
     dialect: Mysql,

@@ -13,7 +13,7 @@ import pytest
 from onefold import Column, UsageError
 from services.proxy import Proxy
 from tests.stores.postgres.tools import (
-    DRIVERS,
+    DAILY_DRIVERS,
     SCHEMA,
     Asyncpg,
     Caller,
@@ -39,7 +39,7 @@ def url(postgres_url: str) -> str:
     return postgres_url
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=DAILY_DRIVERS)
 def worker(request: pytest.FixtureRequest, url: str) -> Iterator[Worker]:
     worker = request.param(url, source=never_opened)
     yield worker

@@ -24,6 +24,7 @@ from services.proxy import Proxy
 from services.servers import Server
 from tests.processes import Stage, child, exit_code
 from tests.stores.postgres.tools import (
+    DAILY_DRIVERS,
     DRIVERS,
     SCHEMA,
     Hand,
@@ -52,7 +53,7 @@ def proxy(url: str) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=DAILY_DRIVERS)
 def worker(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Worker]:
     """It has delivered before, so that its next message is no greeting."""
     worker = request.param(proxy.url())

@@ -23,7 +23,7 @@ from onefold._model import Address, Entry, State
 from onefold.stores.postgres import joined as postgres_joined
 from onefold.stores.postgres import open_store
 from tests.stores.postgres.tools import (
-    DRIVERS,
+    DAILY_DRIVERS,
     SCHEMA,
     Caller,
     Hand,
@@ -54,7 +54,7 @@ def url(postgres_url: str) -> str:
     return postgres_url
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=DAILY_DRIVERS)
 def driver(request: pytest.FixtureRequest) -> type[Worker]:
     return request.param  # type: ignore[no-any-return]
 

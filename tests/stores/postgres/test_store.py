@@ -33,7 +33,7 @@ from onefold.stores.postgres.dialect import POSTGRES
 from services.proxy import Proxy
 from services.servers import Server
 from tests.stores.postgres.tools import (
-    DRIVERS,
+    DAILY_DRIVERS,
     SCHEMA,
     Worker,
     add,
@@ -512,7 +512,7 @@ def test_a_pool_that_is_closed_or_used_up_is_one_clear_line(url: str) -> None:
 # Behind PgBouncer.
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", DAILY_DRIVERS)
 def test_transactions_work_behind_pgbouncer_by_default(driver: type[Worker], url: str, pgbouncer_url: str) -> None:
     with another(url) as connection:
         connection.execute(SCHEMA)
@@ -531,7 +531,7 @@ def test_transactions_work_behind_pgbouncer_by_default(driver: type[Worker], url
     assert (balance(url), len(records(url))) == (120, 12)
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", DAILY_DRIVERS)
 def test_a_caller_behind_pgbouncer_can_be_the_first_to_use_a_database(
     driver: type[Worker], url: str, pgbouncer_url: str
 ) -> None:
@@ -718,7 +718,7 @@ def test_a_record_that_stays_for_ever_or_for_a_million_years_is_no_problem(store
 
 # How large it gets.
 
-RECORDS = 20_000
+RECORDS = 5_000
 BYTES_MAX = 270
 
 

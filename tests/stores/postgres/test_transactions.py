@@ -13,7 +13,7 @@ import pytest
 from onefold import TX, Guard, InsideItself, KeyReused, Policy, RememberedFailure, StoreUnavailable, UsageError
 from services.proxy import Proxy
 from tests.stores.postgres.tools import (
-    DRIVERS,
+    DAILY_DRIVERS,
     SCHEMA,
     Asyncpg,
     Hand,
@@ -36,7 +36,7 @@ def url(postgres_url: str) -> str:
     return postgres_url
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=DAILY_DRIVERS)
 def driver(request: pytest.FixtureRequest) -> type[Worker]:
     return request.param  # type: ignore[no-any-return]
 

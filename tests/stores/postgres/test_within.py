@@ -16,7 +16,7 @@ from onefold import AsyncGuard, Guard, InsideItself, KeyReused, NotInTransaction
 from onefold.stores.postgres import joined as postgres_joined
 from services.proxy import Proxy
 from tests.stores.postgres.tools import (
-    DRIVERS,
+    DAILY_DRIVERS,
     SCHEMA,
     Asyncpg,
     AsyncPsycopg,
@@ -46,7 +46,7 @@ def url(postgres_url: str) -> str:
     return postgres_url
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=DAILY_DRIVERS)
 def worker(request: pytest.FixtureRequest, url: str) -> Iterator[Worker]:
     worker = request.param(url, source=never_opened)
     yield worker

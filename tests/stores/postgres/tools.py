@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import asyncpg
 import psycopg
+import pytest
 from psycopg.rows import tuple_row
 
 from onefold import AsyncGuard, Column, Guard, Outcome, Policy
@@ -214,6 +215,8 @@ class Asyncpg(Awaiting):
 
 
 DRIVERS: Sequence[type[Worker]] = (Psycopg, AsyncPsycopg, Asyncpg)
+# psycopg's async connections differ from its others in the word `await`: they are for `make test-all`.
+DAILY_DRIVERS = (Psycopg, pytest.param(AsyncPsycopg, marks=pytest.mark.more), Asyncpg)
 
 
 async def _awaited(work: Awaitable[T]) -> T:

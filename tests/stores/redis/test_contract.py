@@ -71,5 +71,6 @@ class TestValkeyCluster(Blocking):
     server = "valkey_cluster"
 
 
+@pytest.mark.more
 class TestValkeyClusterAsync(Async):
     server = "valkey_cluster"
