@@ -7,8 +7,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CLI    := $(VENV)/.cli
 READY  := $(VENV)/.ready
-# They share their servers, and wait for them half of the time. More than a few only wait for each other.
-PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# They share their servers, and wait for them half of the time.
+PARALLEL ?= --numprocesses 6 --dist loadfile --no-loadscope-reorder
 # The tests start hundreds of Pythons. Each of them would compile the package anew, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 

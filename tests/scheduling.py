@@ -1,17 +1,23 @@
 """Slow files first, where several processes share the work: a slow one that came last would keep them waiting.
 
-How long each file takes is what the run before has measured; it is in pytest's cache. Without one, the more tests a
-file has, the earlier it comes.
+How long each file takes is what the run before has measured; it is in pytest's cache. On a new machine it is what
+`seconds.json` says, and `python -m tests.scheduling` writes that from the cache. The more tests a file has that is not
+there, the earlier it comes.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 CACHED = "onefold/seconds"
+WRITTEN = Path(__file__).with_name("seconds.json")
+# Of what takes less, the order does not matter.
+WRITTEN_MIN = 2.0
 MEASURED = pytest.StashKey[dict[str, float]]()
 
 # Of a test about whose file nothing is known.
@@ -56,6 +62,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def known(config: pytest.Config) -> dict[str, float]:
-    """How long each file took; nothing where pytest has no cache."""
-    found: dict[str, float] = config.cache.get(CACHED, {}) if hasattr(config, "cache") else {}
-    return found
+    """Return how long each file took, here or where it was written."""
+    written: dict[str, float] = json.loads(WRITTEN.read_text(encoding="utf-8"))
+    return written | (config.cache.get(CACHED, {}) if hasattr(config, "cache") else {})
+
+
+def write() -> None:
+    """Write what this machine has measured, for others."""
+    measured = json.loads((WRITTEN.parents[1] / ".pytest_cache" / "v" / CACHED).read_text(encoding="utf-8"))
+    slow = {file: round(seconds, 1) for file, seconds in sorted(measured.items()) if seconds >= WRITTEN_MIN}
+    WRITTEN.write_text(json.dumps(slow, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

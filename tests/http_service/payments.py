@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from onefold import AsyncGuard, Policy, current
 from onefold.http.asgi import IdempotencyMiddleware, by_header
-from tests.http_service.process import KEEPS_SECONDS, PATIENCE, Service, started
+from tests.http_service.process import KEEPS_SECONDS, Service, started
 from tests.support import PROJECT
 
 EXAMPLES: Final = PROJECT / "examples"
@@ -23,14 +23,17 @@ EXAMPLES: Final = PROJECT / "examples"
 # A crash is over when its lease is; short, so that a test is.
 LEASE: Final = 1.0
 
+HEALTH_SECONDS: Final = 20
+
 
 @contextlib.contextmanager
 def serving(folder: Path, app: str = "create_app", *options: str) -> Iterator[Service]:
     """One of the applications below."""
     environment = {"PAYMENTS_DB": str(folder / "payments.db"), "PAYMENTS_FOLDER": str(folder)}
     command = [sys.executable, "-m", "uvicorn", "--factory", f"tests.http_service.payments:{app}", *options]
-    # A worker that is slow to start, or that waits for its processor, is not taken for one that hangs.
-    patient = [f"--timeout-keep-alive={KEEPS_SECONDS}", f"--timeout-worker-healthcheck={PATIENCE:.0f}"]
+    # A worker that is slow to start, or that waits for its processor, is not taken for one that hangs. But for as long
+    # nobody replaces one that was killed just as it was asked for its health.
+    patient = [f"--timeout-keep-alive={KEEPS_SECONDS}", f"--timeout-worker-healthcheck={HEALTH_SECONDS}"]
     (folder / "effects").touch()
     with started(
         command,
