@@ -111,7 +111,9 @@ def test_it_takes_no_numbers_from_a_generator_that_the_application_has_seeded(by
 
 
 @pytest.mark.usefixtures("by_chance")
-@pytest.mark.parametrize(("purge", "deliveries"), [(True, DELIVERIES), (False, FEW + 1_000)])
+@pytest.mark.parametrize(
+    ("purge", "deliveries"), [pytest.param(True, DELIVERIES, marks=pytest.mark.more), (False, FEW + 1_000)]
+)
 def test_one_delivery_after_the_other(tmp_path: Path, *, purge: bool, deliveries: int) -> None:
     clock, path = Clock(1_000_000.0), tmp_path / "records.db"
     with closing(SqliteStore(path, sync="normal", purge=purge, clock=clock)) as store:
@@ -128,7 +130,8 @@ def test_one_delivery_after_the_other(tmp_path: Path, *, purge: bool, deliveries
 @pytest.mark.parametrize(
     ("server", "switch", "deliveries"),
     [
-        ("postgres", "yes", DELIVERIES),
+        pytest.param("postgres", "yes", DELIVERIES, marks=pytest.mark.more),
+        ("postgres", "yes", 2 * FEW_AFTER_BATCHES),
         ("postgres", "no", 2 * FEW_AFTER_BATCHES),
         ("mysql", "yes", 2 * FEW_AFTER_BATCHES),
         ("mysql", "no", 2 * FEW_AFTER_BATCHES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -101,7 +102,9 @@ def test_a_client_of_the_callers_own_is_used_and_not_closed(kind: str, redis_url
 @pytest.mark.parametrize("kind", CLUSTERS)
 def test_a_cluster_client_of_the_callers_own_is_used(kind: str, redis_cluster_url: str) -> None:
     with CLUSTERS[kind](port_of(redis_cluster_url)) as client:
-        works(adopt(client, is_async=False))
+        store: Any = adopt(client, is_async=False)
+        with closing(store):
+            works(store)
 
 
 @pytest.mark.parametrize("kind", ASYNC)
@@ -334,8 +337,10 @@ def test_sentinel_names_the_primary(sentinel_url: str) -> None:
 
 def test_a_sentinels_client_of_the_callers_own_is_used(sentinel_url: str) -> None:
     sentinel = made.Sentinel([("127.0.0.1", port_of(sentinel_url))])
-    with sentinel.master_for("mymaster") as client:
-        works(RedisStore(client, prefix="brought:"))
+    with sentinel.master_for("mymaster") as client, closing(RedisStore(client, prefix="brought:")) as store:
+        works(store)
+    for asked in sentinel.sentinels:
+        asked.close()
 
 
 def test_a_service_that_no_sentinel_knows_is_told(sentinel_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
@@ -312,6 +313,20 @@ def test_one_server_is_no_cluster_and_a_cluster_is_not_one_server(
     one, told = redis_cluster_url.replace("redis+cluster://", "redis://"), "the server belongs to a cluster"
     with opened(mode, one) as store, pytest.raises(UsageError, match=told):
         store.claim_all([entry(f"key-{number}") for number in range(20)])
+
+
+def test_what_is_no_cluster_is_asked_over_a_connection_that_is_closed(own_redis: Server) -> None:
+    alone = own_redis.url.replace("redis://", "redis+cluster://").removesuffix("/0")
+    # Whatever is forgotten is closed when it is found by chance.
+    gc.disable()
+    try:
+        with opened("blocking", alone) as store, pytest.raises(UsageError, match="the server is in no cluster"):
+            store.claim(entry())
+
+        with redis.Redis.from_url(own_redis.url) as client:
+            assert eventually(lambda: len(client.client_list()) == 1)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

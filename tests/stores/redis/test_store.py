@@ -23,6 +23,7 @@ from onefold.stores.redis import AsyncRedisStore, RedisStore
 from onefold.stores.redis import browse as redis_browse
 from onefold.stores.redis.keys import Keys
 from services.proxy import Proxy
+from services.redis import named_client, primaries
 from tests.stores.redis.tools import DONE, MODES, claim_of, entry, opened
 from tests.support import PATIENCE, eventually
 
@@ -150,13 +151,9 @@ def _known(store: Any) -> None:
 
 
 def _forget_scripts(store_url: str) -> None:
-    client: Any = (
-        redis.RedisCluster.from_url(store_url.replace("valkey", "redis").replace("+cluster", ""))
-        if "+cluster" in store_url
-        else redis.Redis.from_url(store_url.replace("valkey", "redis"))
-    )
-    with client:
-        client.script_flush()
+    for url in primaries(store_url):
+        with named_client(url) as client:
+            client.script_flush()
 
 
 def test_each_script_is_sent_again_where_the_server_has_forgotten_it(mode: str, url: str) -> None:

@@ -49,7 +49,11 @@ def opened(settings: Settings, *, is_async: bool) -> Opened:
     if settings.kind == "cluster":
         node = import_module("redis.asyncio.cluster" if is_async else "redis.cluster").ClusterNode
         nodes = [node(host, port) for host, port in settings.hosts]
-        return Opened(namespace.RedisCluster(startup_nodes=nodes, **options))
+        try:
+            return Opened(namespace.RedisCluster(startup_nodes=nodes, **options))
+        except BaseException:
+            _close_asked(nodes)
+            raise
     options["db"] = settings.database
     if settings.kind == "alone":
         ((host, port),) = settings.hosts
@@ -58,6 +62,14 @@ def opened(settings: Settings, *, is_async: bool) -> Opened:
     sentinel_class = import_module("redis.asyncio.sentinel" if is_async else "redis.sentinel").Sentinel
     sentinel = sentinel_class(settings.hosts, sentinel_kwargs=asked | settings.sentinel_login, **options)
     return Opened(sentinel.master_for(settings.service), sentinel.sentinels)
+
+
+def _close_asked(nodes: list[Any]) -> None:
+    """Close the connections over which a client has asked these nodes: one that fails to open leaves them open."""
+    for node in nodes:
+        asked = getattr(node, "redis_connection", None)
+        if asked is not None:
+            asked.close()
 
 
 def _library() -> Any:
