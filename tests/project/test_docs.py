@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy import Engine
 
 from onefold import Guard
+from services.kafka import bootstrap
 from tests.stores.django.project import put_back
 from tests.support import PROJECT
 
@@ -39,8 +40,9 @@ STAND_INS = {
 def on_our_servers(block: str, request: pytest.FixtureRequest) -> str:
     """The block with the servers of the tests in the place of those that it names."""
     if "localhost:9092" in block:
-        # Clients of Kafka take a list of servers, and no URL.
-        block = block.replace("localhost:9092", request.getfixturevalue("kafka_url"))
+        # Clients of Kafka take a list of servers, and no URL. One of its own: whoever else runs the page in another
+        # process, another test of it say, has the same topics and the same group.
+        block = block.replace("localhost:9092", bootstrap(request.getfixturevalue("own_kafka").url))
     for scheme, fixture in STAND_INS.items():
         if not re.search(scheme, block):
             continue
