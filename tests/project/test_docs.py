@@ -16,6 +16,8 @@ import celery._state
 import pika
 import psycopg
 import pytest
+import redis
+from botocore.client import BaseClient
 from sqlalchemy import Engine
 
 from onefold import Guard
@@ -108,7 +110,7 @@ def tidied(module: types.ModuleType) -> Iterator[None]:
         shared.intersection_update(before)
         for value in vars(module).values():
             opened = isinstance(value, pika.BlockingConnection) and value.is_open
-            if opened or isinstance(value, (sqlite3.Connection, psycopg.Connection, Guard)):
+            if opened or isinstance(value, (sqlite3.Connection, psycopg.Connection, redis.Redis, BaseClient, Guard)):
                 value.close()
             elif isinstance(value, Engine):
                 value.dispose()
