@@ -139,7 +139,7 @@ def scheme(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[str], An
         module.open_store = open_store  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         ours = {STORES: {name: module.__name__}}
-        monkeypatch.setattr(kinds, "installed", lambda group: installed(group) | ours.get(group, {}))
+        monkeypatch.setattr(kinds, "installed", lambda group: {**installed(group), **ours.get(group, {})})
 
     return register
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.scheduling import WRITTEN, known
 from tests.scheduling import pytest_collection_modifyitems as put_in_order
+from tests.support import PROJECT
 
 COLLECTED = ["fast.py::a", "fast.py::b", "slow.py::a", "slow.py::b", "new.py::a"]
 
@@ -32,3 +35,16 @@ def test_the_slow_files_come_first(seconds: dict[str, float], first: list[str]) 
 
 def test_a_run_in_one_process_keeps_the_order_of_the_files() -> None:
     assert ordered() == COLLECTED
+
+
+def test_a_first_run_knows_what_was_measured_elsewhere_and_a_later_one_what_was_measured_here() -> None:
+    written = json.loads(WRITTEN.read_text(encoding="utf-8"))
+    slowest = max(written, key=written.get)
+    cache = SimpleNamespace(get=lambda _key, _default: {slowest: 0.5})
+
+    assert known(SimpleNamespace()) == written  # type: ignore[arg-type]
+    assert known(SimpleNamespace(cache=cache)) == written | {slowest: 0.5}  # type: ignore[arg-type]
+
+
+def test_every_file_that_was_measured_is_still_there() -> None:
+    assert [file for file in json.loads(WRITTEN.read_text(encoding="utf-8")) if not (PROJECT / file).is_file()] == []

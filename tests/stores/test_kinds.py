@@ -49,7 +49,7 @@ class Toys(types.ModuleType):
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "toys", Toys("toys"))
-    monkeypatch.setattr(kinds, "installed", lambda group: installed(group) | {"toy": "toys"})
+    monkeypatch.setattr(kinds, "installed", lambda group: {**installed(group), "toy": "toys"})
 
 
 @pytest.mark.parametrize("scheme", sorted(schemes()))

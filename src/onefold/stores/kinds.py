@@ -1,4 +1,4 @@
-"""The kinds of stores: what each says of itself. Nothing else in the package names one.
+"""Ask each kind of store what it says of itself. Nothing else in the package names one.
 
 A store is a module with an entry point in `onefold.stores` for each scheme of its URLs, and one in `onefold.clients`
 for each package whose pools, engines or clients it takes over. Its `KIND` says the rest. Whoever has to know something
@@ -7,7 +7,7 @@ of a store that is not open yet asks for it here; a client library is not import
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StoreKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true of all stores of one kind."""
+    """Say what is true of all stores of one kind."""
 
     # For people.
     name: str
@@ -51,12 +51,12 @@ class StoreKind(msgspec.Struct, frozen=True, kw_only=True):
     identity: Callable[[str, SplitResult, dict[str, str]], Identity] | None = None
 
 
-def schemes() -> dict[str, str]:
+def schemes() -> Mapping[str, str]:
     """Return the URL schemes that are installed, and the module of each."""
     return installed(STORES)
 
 
-def clients() -> dict[str, str]:
+def clients() -> Mapping[str, str]:
     """Return the packages whose pools, engines and clients are taken over, and the module that does it.
 
     It does so by `adopt(client, is_async=...)`. What the caller brought is the caller's to close.
@@ -65,19 +65,19 @@ def clients() -> dict[str, str]:
 
 
 def scheme_of(url: str) -> str:
-    """The scheme, without what follows a plus: that is the store's own affair, as in `postgresql+asyncpg://`."""
+    """Return the scheme, without what follows a plus: that is the store's own affair, as in `postgresql+asyncpg://`."""
     return url.partition(":")[0].lower().partition("+")[0]
 
 
 def kind_of(url: str) -> StoreKind:
-    """The kind of the store behind this URL, or behind a scheme alone; one that says nothing has a name."""
+    """Return the kind of the store behind this URL, or behind a scheme alone; one that says nothing has a name."""
     scheme = scheme_of(url)
     module = schemes().get(scheme)
     return StoreKind(name=scheme) if module is None else kind_in(module)
 
 
 def kind_in(module: str) -> StoreKind:
-    """The kind of the stores in this module."""
+    """Return the kind of the stores in this module."""
     try:
         found: StoreKind | None = getattr(import_module(module), "KIND", None)
     except ImportError:
@@ -87,13 +87,13 @@ def kind_in(module: str) -> StoreKind:
 
 
 def blocking(url: str) -> str:
-    """The same database, by its blocking driver: a tool is not in a hurry."""
+    """Return the URL of the same database by its blocking driver: a tool is not in a hurry."""
     scheme, _, rest = url.partition(":")
     base, plus, driver = scheme.partition("+")
     return f"{base}:{rest}" if plus and driver.lower() in kind_of(base).async_drivers else url
 
 
 def named(path: str) -> Any:
-    """What a kind names as "module:name"."""
+    """Import what a kind names as "module:name"."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -58,7 +58,7 @@ def _check_no_cursor(connection: Any) -> None:
     raise UsageError(f"within({type(connection).__qualname__}): this is a cursor. Pass {instead}. Nothing ran")
 
 
-def drivers() -> dict[str, str]:
+def drivers() -> Mapping[str, str]:
     """Return the root of the module in which the class of a connection lives, and the module of its `join`."""
     return installed(CONNECTIONS)
 

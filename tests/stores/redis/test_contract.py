@@ -1,6 +1,6 @@
 """The whole contract on Redis 7, on Valkey 9, and on a cluster of each, sync and async.
 
-Every day sync and async, one server and one cluster; all of their combinations are for `make test-all`.
+Every day on one server, sync; the rest is for `make test-all`.
 """
 
 from __future__ import annotations
